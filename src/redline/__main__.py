@@ -1,0 +1,6 @@
+"""`python -m redline`."""
+
+from redline.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Benchmarks: workloads × plans, saved as raw samples, and compared with an earlier run of the same machine."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import redline
+from redline.climb import Settings, ask_machine, make_references
+from redline.errors import MachineError, MeasurementError
+from redline.files import write_text
+from redline.machine import Machine
+from redline.measurement import Measurement
+from redline.plan import Plan
+from redline.statistics import CONFIDENCE, Interval
+from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
+from redline.workers import WorkerFailed, WorkerPool
+
+SCHEMA = 1
+# Two runs at different times differ by more than turns of one run do; below this it is the machine's mood.
+TOLERANCE = 0.05
+PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One workload under one plan, now against then."""
+
+    workload: str
+    plan: str
+    shape: str
+    then_s: float
+    now_s: float
+    ratio: Interval  # then / now: above one is faster
+    then_bytes: int
+    now_bytes: int
+    verdict: str  # "faster", "slower", "same", "larger" or "missing"
+
+
+def bench(
+    workloads: Sequence[str],
+    plans: Sequence[Plan],
+    shapes: Mapping[str, Mapping[str, Any]],
+    device: str = "auto",
+    objective: str = "latency",
+    timeout_s: float = 300.0,
+    sampling_s: float = 6.0,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[Measurement]:
+    """Every workload under every plan, the plans of one workload interleaved with each other."""
+    with WorkerPool() as pool:
+        machine = ask_machine(pool, device)
+        rows: list[Measurement] = []
+        for workload in workloads:
+            say(f"{workload}: running the untouched model for reference")
+            settings = Settings(workload, Path("."), shapes, device, objective=objective, timeout_s=timeout_s)
+            references, facts = make_references(pool, settings, machine.device)
+            course = Course(workload, shapes, machine.device, references, objective, timeout_s, sampling_s)
+            rows += _bench_one(pool, course, plans, machine, facts, say)
+        return rows
+
+
+def _bench_one(
+    pool: WorkerPool,
+    course: Course,
+    plans: Sequence[Plan],
+    machine: Machine,
+    facts: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> list[Measurement]:
+    rows: list[Measurement] = []
+    arms: list[Arm] = []
+
+    def row(plan: Plan, verdict: str, reason: str, **values: Any) -> Measurement:
+        return Measurement(
+            workload=course.address,
+            plan=str(plan),
+            role="bench",
+            verdict=verdict,
+            reason=reason,
+            machine=machine.as_dict(),
+            flops=facts["flops"],
+            items=facts["items"],
+            unit=facts["unit"],
+            training=facts["training"],
+            objective=course.objective,
+            options={label: dict(options) for label, options in course.shapes.items()},
+            command=" ".join(["redline", *sys.argv[1:]]),
+            redline=redline.__version__,
+            **values,
+        )
+
+    try:
+        for plan in plans:
+            say(f"{course.address}: setting up {plan}")
+            reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
+            if reason:
+                rows.append(row(plan, "unavailable", reason))
+                continue
+            try:
+                arm = open_arm(pool, course, plan, FRESH_SEEDS)
+                if not arm.passed:
+                    red = next(score for score in arm.scores if not score.passed)
+                    rows.append(row(plan, "refused", f"outside the gate: {red}", scores=arm.scores, proof=arm.proof))
+                    close(arm)
+                    continue
+                measure_peak(arm, course)
+                arms.append(arm)
+            except WorkerFailed as failure:
+                verdict = "unavailable" if failure.kind == "unavailable" else "failed"
+                rows.append(row(plan, verdict, str(failure)))
+        if arms:
+            say(f"{course.address}: timing {len(arms)} plan(s) in turn")
+            taken = take_turns(arms, course)
+            for arm, samples in zip(arms, taken, strict=True):
+                rows.append(
+                    row(
+                        arm.plan,
+                        "baseline",
+                        "measured",
+                        samples={k: tuple(v) for k, v in samples.items()},
+                        setup_s=arm.setup_s,
+                        setup_cached=arm.cached,
+                        warmups=arm.warmups,
+                        peak_bytes=arm.peak_bytes,
+                        weight_bytes=arm.weight_bytes,
+                        least_bytes=arm.least_bytes,
+                        precision=arm.precision,
+                        scores=arm.scores,
+                        proof=arm.proof,
+                        notes=arm.notes,
+                    )
+                )
+    finally:
+        close(*arms)
+    return rows
+
+
+def save(path: Path, rows: Sequence[Measurement]) -> None:
+    write_text(path, json.dumps({"schema": SCHEMA, "measurements": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def load(path: Path) -> list[Measurement]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MeasurementError(f"cannot read the benchmark {str(path)!r}: {getattr(error, 'strerror', None) or error}.") from error
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        raise MeasurementError(f"{str(path)!r} is not a saved benchmark.")
+    if document["schema"] > SCHEMA:
+        raise MeasurementError(f"{str(path)!r} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA}).")
+    return [Measurement.from_dict(row, f"{str(path)!r}") for row in document.get("measurements", [])]
+
+
+def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_machine: bool = False) -> list[Change]:
+    """What changed beyond the noise; refuses to compare different machines unless told."""
+    fingerprints = {row.machine.get("fingerprint") for row in (*then, *now)}
+    if len(fingerprints) > 1 and not any_machine:
+        names = sorted({f"{row.machine.get('name')} (torch {row.machine.get('versions', {}).get('torch')})" for row in (*then, *now)})
+        raise MachineError(
+            f"the two runs come from different machines ({' and '.join(names)}); --any-machine compares them all the same."
+        )
+    earlier = {(row.workload, row.plan, shape): row for row in then for shape in row.shapes}
+    changes = []
+    for row in now:
+        for shape in row.shapes:
+            old = earlier.pop((row.workload, row.plan, shape), None)
+            if old is not None:
+                changes.append(_change(old, row, shape))
+    for (workload, plan, shape), old in earlier.items():
+        nothing = Interval(float("nan"), float("nan"), float("nan"))
+        changes.append(Change(workload, plan, shape, old.median_s(shape), float("nan"), nothing, old.peak_bytes, 0, "missing"))
+    return changes
+
+
+def _change(old: Measurement, new: Measurement, shape: str) -> Change:
+    ratio = unpaired_ratio(old.samples[shape], new.samples[shape])
+    verdict = "same"
+    if ratio.below(1.0) and ratio.middle < 1 - TOLERANCE:
+        verdict = "slower"
+    elif old.peak_bytes and new.peak_bytes > (1 + TOLERANCE) * old.peak_bytes:
+        verdict = "larger"
+    elif ratio.above(1.0) and ratio.middle > 1 + TOLERANCE:
+        verdict = "faster"
+    return Change(
+        new.workload, new.plan, shape, old.median_s(shape), new.median_s(shape), ratio, old.peak_bytes, new.peak_bytes, verdict
+    )
+
+
+def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
+    """Old over new for samples taken at different times: both medians are resampled on their own."""
+    rng = np.random.default_rng(0)
+    a, b = np.asarray(old), np.asarray(new)
+    ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(
+        b[rng.integers(0, len(b), (2000, len(b)))], axis=1
+    )
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(ratios, (tail, 1 - tail))
+    return Interval(float(np.median(a) / np.median(b)), float(low), float(high))

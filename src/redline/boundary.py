@@ -1,0 +1,52 @@
+"""A module around a model that converts what goes in and gives back what the caller expects."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+class Boundary(nn.Module):
+    """Floating-point inputs go in as `dtype` (and `memory_format`); floating-point outputs come back as fp32."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self.memory_format = memory_format
+
+    def _enter(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if self.dtype is not None and leaf.is_floating_point():
+                leaf = leaf.to(self.dtype)
+            if self.memory_format is not None and leaf.ndim == 4:
+                leaf = leaf.contiguous(memory_format=self.memory_format)
+        return leaf
+
+    def _leave(self, leaf: Any) -> Any:
+        if self.dtype is not None and isinstance(leaf, Tensor) and leaf.dtype == self.dtype:
+            return leaf.to(torch.float32)
+        return leaf
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or not all(isinstance(a, Tensor) for a in args):
+            args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
+        else:
+            args = tuple(self._enter(a) for a in args)
+        output = self.model(*args, **kwargs)
+        if isinstance(output, Tensor):
+            return self._leave(output)
+        return pytree.tree_map(self._leave, output)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module whose names are the user's own, under whatever boundaries rungs have put around it."""
+    while isinstance(model, Boundary):
+        model = model.model
+    return model

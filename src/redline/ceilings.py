@@ -1,0 +1,111 @@
+"""Measures the two ceilings of a device: the bytes/s of a copy, and the FLOP/s of products in each dtype."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redline.files import write_text
+from redline.machine import Ceilings, Machine
+
+_FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def with_ceilings(machine: Machine, again: bool = False) -> Machine:
+    """The machine with its ceilings, measured now unless the cache has them."""
+    if machine.ceilings is not None and not again:
+        return machine
+    machine = replace(machine, ceilings=measure_ceilings(machine))
+    assert machine.ceilings is not None
+    write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
+    return machine
+
+
+def measure_ceilings(machine: Machine) -> Ceilings:
+    """A few seconds. Random data: zeros run faster than real numbers do."""
+    device = torch.device(machine.device)
+    size = (2**30 if machine.is_cuda else 2**27) // 4
+    source = torch.randn(size, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device)
+    del source, target
+    matmul, convolution = {}, {}
+    for name, dtype in _FLOATS.items():
+        matmul[name] = _matmul_rate(device, dtype)
+        convolution[name] = _convolution_rate(device, dtype)
+    if "tf32" in machine.hardware_dtypes:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            matmul["tf32"] = _matmul_rate(device, torch.float32)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+    matmul["int8"] = _matmul_rate(device, torch.int8)
+    if "fp8" in machine.hardware_dtypes:
+        matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
+    return Ceilings(copied, matmul, convolution)
+
+
+def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:
+    """The fastest of several runs: a ceiling is what the device can do, not what it usually does."""
+
+    def once() -> float:
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        return time.perf_counter() - start
+
+    spent = best = once()  # the first call also starts libraries; if it alone outlasts the budget, it is the answer
+    repeats = 0
+    while spent < budget_s or repeats < 3:
+        if repeats and spent > 4 * budget_s:
+            break
+        seconds = once()
+        best, spent, repeats = min(best, seconds), spent + seconds, repeats + 1
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    # Small on a CPU, because an emulated dtype takes seconds for what fp32 does in milliseconds.
+    sizes = (8192,) if device.type == "cuda" else (128, 1024)
+    rate = 0.0
+    for n in sizes:
+        a, b = _operand(n, dtype, device), _operand(n, dtype, device)
+        seconds = _best_seconds(lambda a=a, b=b: _product(a, b), device)
+        rate = max(rate, 2 * n**3 / seconds)
+        if seconds > 0.005 and n == 128:
+            break
+    return rate
+
+
+def _operand(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, (n, n), dtype=dtype, device=device)
+    return torch.randn(n, n, device=device).to(dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b.t())
+    if a.dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=a.device)
+        return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return a @ b
+
+
+def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
+    batch, channels, side = (64, 512, 56) if device.type == "cuda" else (1, 64, 32)
+    picture = torch.randn(batch, channels, side, side, device=device).to(dtype)
+    weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype)
+    seconds = _best_seconds(lambda: F.conv2d(picture, weight, padding=1), device)
+    return 2 * batch * side * side * channels * channels * 9 / seconds

@@ -1,0 +1,101 @@
+"""`redline bench`: workloads × plans, saved and compared."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from redline.bench import PRECISIONS, Change, compare_runs, load, save
+from redline.bench import bench as run_bench
+from redline.cli.console import print_json, progress, results
+from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.measurement import Measurement
+from redline.plan import Plan
+from redline.quantities import format_bytes, format_seconds, parse_seconds
+
+
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")] = None,
+    plan: Annotated[list[str] | None, typer.Option("--plan", help="A plan file or a plan in one line; repeat it. Default: eager.")] = None,
+    matrix: Annotated[bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(PRECISIONS)}.")] = False,
+    save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
+    compare_path: Annotated[Path | None, typer.Option("--compare", help="Compare with this earlier run.")] = None,
+    any_machine: Annotated[bool, typer.Option("--any-machine", help="Compare even when the machines differ.")] = False,
+    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8; repeat it.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
+    objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
+    timeout: Annotated[str, typer.Option(help="Time limit of one set-up.")] = "5m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.
+
+    Examples: redline bench resnet --save baseline.json; redline bench resnet --compare baseline.json;
+    redline bench unet_100m unet_390m unet_880m --matrix
+    """
+    texts = list(PRECISIONS) if matrix else (plan or ["eager"])
+    plans = [Plan.load(t) if t.endswith(".toml") else Plan.parse(t) for t in texts]
+    then = load(compare_path) if compare_path else []
+    with progress.status("starting …") as status:
+        rows = run_bench(
+            workloads or ["resnet", "vit", "gpt"],
+            plans,
+            parse_shapes(shapes or []),
+            device,
+            objective,
+            parse_seconds(timeout),
+            say=lambda text: status.update(f"{text} …"),
+        )
+    changes = compare_runs(then, rows, any_machine) if compare_path else []
+    if save_path:
+        save(save_path, rows)
+    if as_json:
+        print_json({"measurements": [asdict(row) for row in rows], "changes": [asdict(c) for c in changes]})
+    else:
+        _print_rows(rows)
+        if compare_path:
+            _print_changes(changes)
+        if save_path:
+            progress.print(f"saved {save_path}")
+    broken = [row for row in rows if row.verdict in ("refused", "failed")] if not matrix else []
+    worse = [c for c in changes if c.verdict in ("slower", "larger", "missing")]
+    raise typer.Exit(1 if worse or broken else 0)
+
+
+def _print_rows(rows: list[Measurement]) -> None:
+    eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
+    table = Table("workload", "plan", "median", "99% interval", "× eager", "items/s", "peak", "quality", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        if not row.samples:
+            table.add_row(row.workload, row.plan, f"[dim]{row.verdict}[/]", f"[dim]{row.reason}[/]", "", "", "", "")
+        for shape in row.shapes:
+            interval = row.interval_s(shape)
+            base = eager.get((row.workload, shape))
+            table.add_row(
+                f"{row.workload} {shape}".strip(),
+                row.plan,
+                format_seconds(interval.middle),
+                f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
+                f"{base / interval.middle:.2f}" if base else "",
+                f"{row.throughput(shape):.4g} {row.unit}/s",
+                format_bytes(row.peak_bytes),
+                str(row.scores[0]) if row.scores else "",
+            )
+    results.print(table)
+
+
+def _print_changes(changes: list[Change]) -> None:
+    colours = {"faster": "green", "slower": "red", "larger": "red", "missing": "yellow", "same": "dim"}
+    table = Table("workload", "plan", "then", "now", "× (interval)", "peak then → now", "verdict", box=None, header_style="bold", pad_edge=False)
+    for c in changes:
+        table.add_row(
+            f"{c.workload} {c.shape}".strip(),
+            c.plan,
+            format_seconds(c.then_s),
+            format_seconds(c.now_s),
+            f"{c.ratio.middle:.2f} ({c.ratio.low:.2f}–{c.ratio.high:.2f})",
+            f"{format_bytes(c.then_bytes)} → {format_bytes(c.now_bytes)}",
+            f"[{colours[c.verdict]}]{c.verdict}[/]",
+        )
+    results.print(table)

@@ -1,0 +1,156 @@
+"""`redline climb`: try each optimization, measure it, judge it, keep it or drop it."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.spinner import Spinner
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.ladder_table import ladder_table
+from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.climb import Climbed, Settings
+from redline.climb import climb as run_climb
+from redline.errors import RedlineError
+from redline.measurement import Measurement
+from redline.quantities import parse_bytes, parse_seconds
+from redline.report import write_report
+
+
+def climb(
+    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
+    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
+    target: Annotated[str | None, typer.Option(help="Stop when reached: a time (16ms) or a size (8GiB).")] = None,
+    budget: Annotated[str | None, typer.Option(help="Time for the whole climb, 10m; the final race is kept in it.")] = None,
+    rungs: Annotated[str | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'.")] = None,
+    without: Annotated[str | None, typer.Option(help="Not these: 'int8, onnxruntime'.")] = None,
+    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it to plan for several.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
+    reference: Annotated[str, typer.Option(help="Precision of the reference that gates compare with: fp32 or fp64.")] = "fp32",
+    timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
+    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
+    ablation: Annotated[bool, typer.Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")] = True,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the climb in the output folder.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+) -> None:
+    """Make a model faster, one measured and proven rung at a time.
+
+    Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
+    redline climb resnet --shapes batch=1 --shapes batch=8
+    """
+    target_s, target_bytes = _parse_target(target)
+    settings = Settings(
+        workload=workload,
+        folder=out or Path("redline-out") / _folder_name(workload),
+        shapes=parse_shapes(shapes or []),
+        device=device,
+        objective="memory" if target_bytes else objective,
+        target_s=target_s,
+        target_bytes=target_bytes,
+        budget_s=parse_seconds(budget) if budget else None,
+        only=split_rungs(rungs),
+        without=split_rungs(without),
+        reference=reference,
+        timeout_s=parse_seconds(timeout),
+        sampling_s=parse_seconds(sampling),
+        ablate=ablation,
+        resume=resume,
+    )
+    with _shown(workload) as listen:
+        climbed = run_climb(settings, listen)
+    files = _write(settings, climbed)
+    if as_json:
+        final = climbed.measurements[-1]
+        print_json(
+            {
+                "plan": str(climbed.plan),
+                "machine": climbed.machine.as_dict(),
+                "final": asdict(next((m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"), final)),
+                "measurements": [asdict(m) for m in climbed.measurements],
+                "files": {name: str(path) for name, path in files.items()},
+            }
+        )
+        return
+    results.print(ladder_table(climbed.measurements))
+    results.print(f"\n[bold]plan[/]  {climbed.plan}", highlight=False)
+    for name, path in files.items():
+        results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
+
+
+def split_rungs(text: str | None) -> tuple[str, ...]:
+    """`bf16, compile(mode=default, fullgraph=true)` -> its two rungs; plus signs separate too."""
+    parts, depth, current = [], 0, ""
+    for char in text or "":
+        depth += (char == "(") - (char == ")")
+        if char in ",+" and depth == 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += char
+    return tuple(part.strip() for part in [*parts, current] if part.strip())
+
+
+def _parse_target(text: str | None) -> tuple[float | None, int | None]:
+    if text is None:
+        return None, None
+    with contextlib.suppress(RedlineError):
+        return parse_seconds(text), None
+    with contextlib.suppress(RedlineError):
+        return None, parse_bytes(text)
+    raise RedlineError(f"{text!r} is neither a time (16ms) nor a size (8GiB).")
+
+
+def _folder_name(workload: str) -> str:
+    return workload.replace("/", "-").replace(":", "-").replace(".py", "").strip("-.")
+
+
+@contextlib.contextmanager
+def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]:
+    """Live progress on stderr: a table that grows on a terminal, a line per event elsewhere."""
+    rows: list[Measurement] = []
+    if not sys.stderr.isatty():
+
+        def tell(text: str, row: Measurement | None) -> None:
+            progress.print(f"{text}{f' ({row.reason})' if row else ' …'}", highlight=False, markup=False, soft_wrap=True)
+
+        yield tell
+        return
+    spinner = Spinner("dots", text="starting …")
+    with Live(spinner, console=progress, refresh_per_second=8, transient=True) as live:
+
+        def show(text: str, row: Measurement | None) -> None:
+            if row is not None:
+                rows.append(row)
+            else:
+                spinner.update(text=f"{text} …")
+            shown = [r for r in rows if r.verdict not in ("unavailable", "unmeasured")]
+            live.update(Group(ladder_table(shown, workload), spinner) if shown else spinner)
+
+        yield show
+
+
+def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
+    plan = settings.folder / "plan.toml"
+    final = [m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"]
+    climbed.plan.save(
+        plan,
+        {
+            "workload": settings.workload,
+            "machine": climbed.machine.name,
+            "torch": climbed.machine.versions["torch"],
+            "made": datetime.now(UTC).strftime("%Y-%m-%d"),
+            "result": final[-1].reason if final else "the climb ended before its final race",
+        },
+    )
+    report = settings.folder / "report.html"
+    markdown = settings.folder / "report.md"
+    write_report(list(climbed.measurements), report, markdown)
+    return {"plan file": plan, "measurements": settings.measurements_path, "report": report, "Markdown": markdown}

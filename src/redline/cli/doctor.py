@@ -1,0 +1,80 @@
+"""`redline doctor`: what this machine is and can do, and which rungs it can climb."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.climb import ask_machine
+from redline.machine import Machine
+from redline.quantities import format_bytes, format_rate
+from redline.rungs import RUNGS
+from redline.workers import WorkerPool
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Measure the ceilings again instead of using the cache.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what this machine can do: dtypes, kernels, measured ceilings, and every rung: available, or why not.
+
+    Example: redline doctor --json | jq .ceilings
+    """
+    with WorkerPool() as pool, progress.status("measuring the ceilings (a few seconds, once per machine) …"):
+        machine = ask_machine(pool, device, again=again)
+    precision, why = machine.recommended_precision()
+    reasons = {name: _why_not(rung, machine) for name, rung in RUNGS.items()}
+    if as_json:
+        print_json(
+            {
+                **machine.as_dict(),
+                "recommended_precision": {"precision": precision, "why": why},
+                "rungs": {name: {"available": not reason, "why_not": reason} for name, reason in reasons.items()},
+            }
+        )
+        return
+    _print_machine(machine)
+    results.print(f"\n[bold]precision[/]  start from [bold]{precision}[/]: {why}")
+    table = Table("rung", "here", "why not", box=None, header_style="bold", pad_edge=False)
+    for name, reason in reasons.items():
+        table.add_row(name, "[green]available[/]" if not reason else "[dim]no[/]", reason)
+    results.print()
+    results.print(table)
+    results.print("\nNext: [bold]redline climb resnet[/], or your own model: redline climb file.py:function")
+
+
+def _why_not(rung: type, machine: Machine) -> str:
+    """Available when any variant is; otherwise the first variant's sentence."""
+    variants = rung.variants(machine) or (rung(),)
+    reasons = [variant.why_not(machine) for variant in variants]
+    return "" if "" in reasons else reasons[0]
+
+
+def _print_machine(machine: Machine) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    count = f" (1 of {machine.device_count})" if machine.device_count > 1 else ""
+    table.add_row("device", f"{machine.name}, {machine.device}{count}")
+    if machine.is_cuda:
+        major, minor = machine.capability
+        table.add_row("", f"compute capability {major}.{minor}, driver {machine.driver}, CUDA {machine.cuda}")
+        table.add_row("memory", f"{format_bytes(machine.device_bytes)} on the device, {format_bytes(machine.host_bytes)} host")
+    else:
+        table.add_row("memory", format_bytes(machine.host_bytes))
+    table.add_row("cores", str(machine.cores))
+    table.add_row("system", f"{machine.system}, Python {machine.python}")
+    table.add_row("libraries", ", ".join(f"{k} {v}" for k, v in machine.versions.items()))
+    table.add_row("features", ", ".join(machine.features) or "none known")
+    table.add_row("hardware dtypes", ", ".join(machine.hardware_dtypes))
+    table.add_row("attention kernels", ", ".join(machine.attention_kernels))
+    if machine.ceilings is not None:
+        table.add_row("copy", f"{format_rate(machine.ceilings.bytes_per_s, 'B/s')} (read + write)")
+        for kind, rates in (
+            ("matmul", machine.ceilings.matmul_flops_per_s),
+            ("convolution", machine.ceilings.convolution_flops_per_s),
+        ):
+            table.add_row(kind, ", ".join(f"{d} {format_rate(r, 'FLOP/s')}" for d, r in rates.items()))
+    results.print(table)

@@ -1,0 +1,82 @@
+"""`redline rungs`: every rung, what it does, and its options."""
+
+import inspect
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from redline.cli.console import print_json, results
+from redline.rungs import RUNGS, find_rung
+from redline.workloads import BUNDLED
+
+
+def rungs(
+    name: Annotated[str | None, typer.Argument(help="One rung, to see its options.")] = None,
+    workloads: Annotated[bool, typer.Option("--workloads", help="List the bundled workloads instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the rungs of the ladder in their order, or the options of one.
+
+    Example: redline rungs compile
+    """
+    if workloads:
+        _workloads(as_json)
+        return
+    chosen = [find_rung(name)] if name else list(RUNGS.values())
+    data = [
+        {
+            "name": rung.name,
+            "stage": rung.stage.name.lower(),
+            "for": [kind for kind in ("inference", "training") if getattr(rung, kind)],
+            "summary": rung.summary,
+            "excludes": sorted(rung.excludes),
+            "options": [
+                {"name": o.name, "default": o.default, "choices": o.metadata["choices"], "help": o.metadata["help"]}
+                for o in rung.options()
+            ],
+        }
+        for rung in chosen
+    ]
+    if as_json:
+        print_json(data)
+        return
+    if name:
+        _print_one(data[0], find_rung(name).__module__)
+        return
+    table = Table("rung", "stage", "for", "what it does", box=None, header_style="bold", pad_edge=False)
+    for row in data:
+        table.add_row(row["name"], row["stage"], "/".join(row["for"]), row["summary"])
+    results.print(table)
+
+
+def _print_one(row: dict, module: str) -> None:
+    results.print(f"[bold]{row['name']}[/]  {row['stage']}, for {' and '.join(row['for'])}")
+    results.print(row["summary"])
+    doc = inspect.getdoc(__import__(module, fromlist=["_"])) or ""
+    results.print(doc, highlight=False, markup=False)
+    if row["excludes"]:
+        results.print(f"excludes: {', '.join(row['excludes'])}")
+    if row["options"]:
+        table = Table("option", "default", "choices", "meaning", box=None, header_style="bold", pad_edge=False)
+        for o in row["options"]:
+            table.add_row(o["name"], str(o["default"]), ", ".join(map(str, o["choices"])), o["help"])
+        results.print(table)
+
+
+def _workloads(as_json: bool) -> None:
+    data = [
+        {
+            "name": name,
+            "summary": (inspect.getdoc(function) or "").partition("\n")[0],
+            "options": {p.name: p.default for p in inspect.signature(function).parameters.values()},
+        }
+        for name, function in BUNDLED.items()
+    ]
+    if as_json:
+        print_json(data)
+        return
+    table = Table("workload", "what it is", "options", box=None, header_style="bold", pad_edge=False)
+    for row in data:
+        table.add_row(row["name"], row["summary"], ", ".join(f"{k}={v}" for k, v in row["options"].items()))
+    results.print(table)

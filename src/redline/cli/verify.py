@@ -1,0 +1,59 @@
+"""`redline verify`: does a plan still hold on this machine?"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.climb import Settings
+from redline.plan import Plan
+from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.verify import verify as verify_plan
+
+
+def verify(
+    plan: Annotated[str, typer.Argument(help="A plan file, or a plan in one line: 'bf16 + compile'.")],
+    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
+    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
+    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
+    timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Re-measure a plan here; exit code 1 when a rung no longer holds.
+
+    Example: redline verify redline-out/resnet/plan.toml resnet
+    """
+    loaded = Plan.load(plan) if plan.endswith(".toml") or Path(plan).is_file() else Plan.parse(plan)
+    settings = Settings(
+        workload,
+        Path("."),
+        parse_shapes(shapes or []),
+        device,
+        objective=objective,
+        timeout_s=parse_seconds(timeout),
+    )
+    with progress.status("starting …") as status:
+        seen = verify_plan(loaded, settings, lambda text: status.update(f"{text} …"))
+    if as_json:
+        print_json({**asdict(seen), "machine": seen.machine.as_dict()})
+    else:
+        table = Table("rung", "holds", "reason", box=None, header_style="bold", pad_edge=False)
+        for row in seen.rungs:
+            table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", row.reason)
+        results.print(f"[bold]{seen.plan}[/] on {seen.machine.name}")
+        results.print(table)
+        if seen.speedup is not None:
+            results.print(
+                f"{seen.speedup.middle:.2f}× ({seen.speedup.low:.2f}–{seen.speedup.high:.2f}) over eager, "
+                f"{format_seconds(seen.median_s)} a step, {format_bytes(seen.peak_bytes)} at the peak "
+                f"(eager {format_bytes(seen.eager_peak_bytes)})"
+            )
+        for score in seen.scores:
+            results.print(score)
+        results.print(f"[bold {'green' if seen.holds else 'red'}]{'holds' if seen.holds else 'does not hold'}[/]: {seen.reason}")
+    raise typer.Exit(0 if seen.holds else 1)

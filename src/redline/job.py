@@ -1,0 +1,174 @@
+"""A job: what a plan works on. A private copy of the model, how it is called, and for training its loss and optimizer.
+
+Rungs are functions from one job to the next. The user's own model is copied once, when the job is made; from then on
+a rung may change `job.model` freely, because nobody else holds it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.gate import INFERENCE_GATES, TRAINING_GATES, Gate
+from redline.workload import Inputs, LossFunction, OptimizerFactory, call
+
+Context = Callable[[], AbstractContextManager[Any]]
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Use `Job.of(model, …)`; rungs return `dataclasses.replace(job, …)`."""
+
+    model: nn.Module
+    # Real inputs, for calibration, for finding shapes, and for checking that nothing overflows.
+    samples: tuple[Inputs, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    loss: LossFunction | None = None
+    optimizer: OptimizerFactory | None = None
+    # Given a fresh optimizer, returns the object that scales the loss (see the rung grad_scaler).
+    scaler: Callable[[torch.optim.Optimizer], Any] | None = None
+    # Entered around every call, so that flags are set and restored and never leak.
+    contexts: tuple[Context, ...] = ()
+    # Wrap the finished callable (the model's call, or the training step), innermost first.
+    wrappers: tuple[Wrapper, ...] = ()
+    # What most of the arithmetic runs in, to choose the ceiling that a measurement is held against.
+    precision: str = "fp32"
+    host_inputs: bool = False
+    # The trainable parameters under the user's own names, however deep rungs bury them.
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    # What rungs leave for their own proof, by rung name.
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        samples: tuple[Inputs, ...] = (),
+        gates: tuple[Gate, ...] = (),
+        loss: LossFunction | None = None,
+        optimizer: OptimizerFactory | None = None,
+        host_inputs: bool = False,
+        share: bool = False,
+    ) -> "Job":
+        """Copies the model (its weights too) unless `share` says that nobody else needs it."""
+        own = model if share else copy.deepcopy(model)
+        gates = gates or (TRAINING_GATES if loss is not None else INFERENCE_GATES)
+        return cls(
+            own,
+            samples=samples,
+            gates=gates,
+            loss=loss,
+            optimizer=optimizer,
+            host_inputs=host_inputs,
+            parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
+        )
+
+    @property
+    def training(self) -> bool:
+        return self.loss is not None
+
+    @property
+    def device(self) -> torch.device:
+        tensor = next(self.model.parameters(), None)
+        if tensor is None:
+            tensor = next(self.model.buffers(), None)
+        return tensor.device if tensor is not None else torch.device("cpu")
+
+    def with_evidence(self, rung: str, evidence: Any) -> "Job":
+        from dataclasses import replace
+
+        return replace(self, evidence={**self.evidence, rung: evidence})
+
+    def finish(self) -> "Applied | TrainingStep":
+        """The callable that the user gets."""
+        return TrainingStep(self) if self.training else Applied(self)
+
+
+@contextmanager
+def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
+    if not contexts:
+        yield
+        return
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield
+
+
+class Applied(nn.Module):
+    """The fast model: called exactly like the user's own, without gradients."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.model = job.model
+        self.job = job
+        function: Callable[..., Any] = job.model
+        if job.host_inputs:
+            function = _through_the_device(function, job.device)
+        for wrapper in job.wrappers:
+            function = wrapper(function)
+        # A list keeps nn.Module from registering a wrapped module a second time.
+        self._function = [function]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        contexts = self.job.contexts
+        with torch.no_grad():
+            if not contexts:
+                return self._function[0](*args, **kwargs)
+            with entered(contexts):
+                return self._function[0](*args, **kwargs)
+
+
+def _through_the_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Plain copies in and out, the baseline that overlapped copies have to beat."""
+    from torch.utils import _pytree as pytree
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        def move(leaf: Any, to: torch.device) -> Any:
+            return leaf.to(to) if isinstance(leaf, Tensor) else leaf
+
+        args, kwargs = pytree.tree_map(lambda leaf: move(leaf, device), (args, kwargs))
+        return pytree.tree_map(lambda leaf: move(leaf, torch.device("cpu")), function(*args, **kwargs))
+
+    return run
+
+
+class TrainingStep:
+    """One call is one step: forward, backward, optimizer. Returns the loss, detached."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.loss is not None and job.optimizer is not None
+        self.job = job
+        self.model = job.model
+        self.optimizer = job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+        self.scaler = job.scaler(self.optimizer) if job.scaler is not None else None
+        function: Callable[..., Any] = self._step
+        for wrapper in job.wrappers:
+            function = wrapper(function)
+        self._function = function
+
+    def __call__(self, batch: Inputs) -> Tensor:
+        with entered(self.job.contexts):
+            return self._function(batch)
+
+    def _step(self, batch: Inputs) -> Tensor:
+        assert self.job.loss is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.job.loss(call(self.model, batch), batch)
+        if self.scaler is None:
+            loss.backward()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return loss.detach()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What the last step's backward pass left, under the user's own names."""
+        return {name: p.grad for name, p in self.job.parameters.items() if p.grad is not None}

@@ -1,0 +1,232 @@
+"""A machine: what this computer can do, and its ceilings, measured once and cached."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redline.errors import MachineError
+
+LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "onnxruntime-gpu", "onnx", "torch-tensorrt", "apex", "numpy")
+# A dtype slower than this share of fp32 is emulated, and no rung should bet on it.
+_EMULATED = 0.25
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device really reaches: bytes/s of a copy (read + write), FLOP/s of products, per dtype."""
+
+    bytes_per_s: float
+    matmul_flops_per_s: Mapping[str, float]
+    convolution_flops_per_s: Mapping[str, float]
+
+    def flops_per_s(self, dtype: str) -> float:
+        """The best rate seen in that dtype; fp32's where it was not measured."""
+        rates = [r[dtype] for r in (self.matmul_flops_per_s, self.convolution_flops_per_s) if dtype in r]
+        return max(rates) if rates else self.matmul_flops_per_s["fp32"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    device: str
+    name: str
+    cores: int
+    host_bytes: int
+    device_bytes: int
+    features: tuple[str, ...]
+    hardware_dtypes: tuple[str, ...]
+    attention_kernels: tuple[str, ...]
+    versions: Mapping[str, str]
+    driver: str = ""
+    cuda: str = ""
+    capability: tuple[int, int] = (0, 0)
+    python: str = platform.python_version()
+    system: str = f"{platform.system()} {platform.machine()}"
+    device_count: int = 1
+    ceilings: Ceilings | None = field(default=None, compare=False)
+
+    @classmethod
+    def detect(cls, device: str = "auto") -> "Machine":
+        """Reads the machine; the ceilings come from the cache when they were measured before."""
+        found = _detect(resolve_device(device))
+        path = found.cache_path
+        if path.is_file():
+            try:
+                saved = json.loads(path.read_text(encoding="utf-8"))
+                return cls(**{**found.__dict__, "ceilings": Ceilings(**saved)})
+            except (ValueError, TypeError):
+                path.unlink(missing_ok=True)  # a damaged cache is measured again
+        return found
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for measurements that may be compared with each other."""
+        parts = (self.name, self.device.partition(":")[0], self.cores, self.versions.get("torch"), self.driver)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    @property
+    def cache_path(self) -> Path:
+        root = os.environ.get("REDLINE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
+        return Path(root) / f"ceilings-{self.fingerprint}.json"
+
+    def has(self, library: str) -> bool:
+        return library in self.versions
+
+    def why_slow(self, dtype: str) -> str:
+        """A sentence when this dtype is emulated here; the measured rate decides, the hardware list if there is none."""
+        if self.ceilings is not None:
+            rate, fp32 = self.ceilings.flops_per_s(dtype), self.ceilings.flops_per_s("fp32")
+            measured = dtype in self.ceilings.matmul_flops_per_s
+            if measured and rate < _EMULATED * fp32:
+                return f"{self.name} emulates {dtype}: measured at {rate / fp32:.1%} of the fp32 rate"
+            if measured:
+                return ""
+        return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
+
+    def recommended_precision(self) -> tuple[str, str]:
+        """The dtype to start from, and why."""
+        if self.ceilings is None:
+            best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
+            return best, "by hardware support; run `redline doctor` for measured rates"
+        rates = {d: self.ceilings.flops_per_s(d) for d in ("fp32", "bf16", "fp16") if not self.why_slow(d)}
+        fp32 = rates["fp32"]
+        gains = ", ".join(f"{d} {r / fp32:.2g}×" for d, r in rates.items() if d != "fp32")
+        if "bf16" in rates and rates["bf16"] > 1.2 * fp32 and rates["bf16"] >= 0.8 * max(rates.values()):
+            return "bf16", f"measured over fp32: {gains}; bf16 keeps fp32's range, so nothing overflows"
+        if "fp16" in rates and rates["fp16"] > 1.2 * fp32:
+            return "fp16", f"measured over fp32: {gains}; fp16 needs the overflow check, which the rung does"
+        return "fp32", f"no smaller float is faster here{f' ({gains} over fp32)' if gains else ''}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "fingerprint": self.fingerprint}
+
+
+def resolve_device(device: str) -> str:
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = "cuda:0"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise MachineError(f"unknown device {device!r}: write cpu, cuda or cuda:0.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError("device cuda was asked for, but torch sees no CUDA GPU (a CPU build, or no driver).")
+    if kind == "cuda" and int(index) >= torch.cuda.device_count():
+        raise MachineError(f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s).")
+    return device
+
+
+@cache
+def _detect(device: str) -> Machine:
+    common: dict[str, Any] = {
+        "device": device,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "host_bytes": _host_bytes(),
+        "versions": _versions(),
+    }
+    if device == "cpu":
+        flags = cpu_flags()
+        return Machine(
+            name=_cpu_name(),
+            device_bytes=common["host_bytes"],
+            features=tuple(sorted(flags & set(_CPU_FEATURES))),
+            hardware_dtypes=("fp32", *_cpu_dtypes(flags)),
+            attention_kernels=("flash", "math"),
+            **common,
+        )
+    properties = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    dtypes = ["fp32"]
+    for need, names in (((7, 0), ["fp16"]), ((7, 5), ["int8"]), ((8, 0), ["tf32", "bf16"]), ((8, 9), ["fp8"])):
+        if capability >= need:
+            dtypes += names
+    kernels = ["math", "efficient"] + (["flash"] if capability >= (8, 0) else []) + (["cudnn"] if capability >= (9, 0) else [])
+    return Machine(
+        name=properties.name,
+        device_bytes=properties.total_memory,
+        features=("tensor cores",) if capability >= (7, 0) else (),
+        hardware_dtypes=tuple(dtypes),
+        attention_kernels=tuple(kernels),
+        driver=_driver(),
+        cuda=torch.version.cuda or "",
+        capability=capability,
+        device_count=torch.cuda.device_count(),
+        **common,
+    )
+
+
+_CPU_FEATURES = {
+    "avx2": "", "avx512f": "", "avx512_vnni": "int8", "avx_vnni": "int8", "avx512_bf16": "bf16", "avx512_fp16": "fp16",
+    "amx_bf16": "bf16", "amx_int8": "int8", "amx_fp16": "fp16", "asimd": "", "asimdhp": "fp16", "asimddp": "int8",
+    "bf16": "bf16", "i8mm": "int8", "sve": "", "sve2": "",
+}  # fmt: skip
+
+
+def _cpu_dtypes(flags: set[str]) -> list[str]:
+    return sorted({_CPU_FEATURES[f] for f in flags & set(_CPU_FEATURES)} - {""})
+
+
+def cpu_flags() -> set[str]:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return set(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return set()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        seen = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5).stdout
+        for line in seen.splitlines():
+            if line.startswith("Model name:"):
+                return line.partition(":")[2].strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _driver() -> str:
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            # Carried folders have no metadata; what counts is whether it imports.
+            module = name.replace("-", "_")
+            if name in ("triton", "torchao", "apex", "onnxruntime") and importlib.util.find_spec(module):
+                found[name] = "unknown"
+    if "onnxruntime-gpu" in found:
+        found.setdefault("onnxruntime", found["onnxruntime-gpu"])
+    found["torch"] = torch.__version__
+    return found

@@ -1,0 +1,137 @@
+"""The numbers that a gate can limit: each compares an output with its reference, both lists of tensors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.errors import GateError
+
+Tensors = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How far an output is from its reference, and which direction is good."""
+
+    name: str
+    measure: Callable[[Tensors, Tensors], float]
+    better: str  # "lower" or "higher"
+    unit: str = ""
+
+
+def _floats(tensors: Tensors) -> list[Tensor]:
+    floats = [t.detach().to(torch.float64).flatten() for t in tensors if t.is_floating_point()]
+    if not floats:
+        raise GateError("this metric compares floating-point outputs, and the workload has none.")
+    return floats
+
+
+def _flat(reference: Tensors, output: Tensors) -> tuple[Tensor, Tensor]:
+    return torch.cat(_floats(reference)), torch.cat(_floats(output))
+
+
+def relative_error(reference: Tensors, output: Tensors) -> float:
+    """‖output − reference‖ / ‖reference‖."""
+    expected, seen = _flat(reference, output)
+    return float((seen - expected).norm() / expected.norm().clamp_min(1e-300))
+
+
+def max_error(reference: Tensors, output: Tensors) -> float:
+    expected, seen = _flat(reference, output)
+    return float((seen - expected).abs().max())
+
+
+def cosine(reference: Tensors, output: Tensors) -> float:
+    expected, seen = _flat(reference, output)
+    return float(torch.dot(expected, seen) / (expected.norm() * seen.norm()).clamp_min(1e-300))
+
+
+def psnr(reference: Tensors, output: Tensors) -> float:
+    """In dB, with the reference's own span as the peak (at least 1, so that pictures in 0…1 read as usual)."""
+    expected, seen = _flat(reference, output)
+    peak = max(float(expected.max() - expected.min()), 1.0)
+    error = float(((seen - expected) ** 2).mean())
+    # A perfect match is capped so that the figure stays finite and can be written as JSON.
+    return 200.0 if error == 0 else min(200.0, 10 * float(torch.log10(torch.tensor(peak**2 / error))))
+
+
+def ssim(reference: Tensors, output: Tensors) -> float:
+    """Mean structural similarity over 4-D outputs, 11×11 Gaussian window, σ = 1.5."""
+    scores = []
+    for expected, seen in zip(reference, output, strict=True):
+        if expected.ndim == 4 and expected.is_floating_point():
+            scores.append(_ssim_of_pictures(expected.double(), seen.double()))
+    if not scores:
+        raise GateError("ssim compares pictures (4-D floating-point outputs), and the workload has none.")
+    return min(scores)
+
+
+def _ssim_of_pictures(expected: Tensor, seen: Tensor) -> float:
+    size = min(11, *expected.shape[-2:])
+    ticks = torch.arange(size, dtype=torch.float64, device=expected.device) - (size - 1) / 2
+    line = torch.exp(-(ticks**2) / (2 * 1.5**2))
+    window = torch.outer(line, line)
+    window = (window / window.sum())[None, None]
+    peak = max(float(expected.max() - expected.min()), 1.0)
+    c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
+
+    def blur(x: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(x.flatten(0, 1)[:, None], window)
+
+    mean_x, mean_y = blur(expected), blur(seen)
+    var_x = blur(expected**2) - mean_x**2
+    var_y = blur(seen**2) - mean_y**2
+    covariance = blur(expected * seen) - mean_x * mean_y
+    similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
+    similarity /= (mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2)
+    return float(similarity.mean())
+
+
+def _logits(tensors: Tensors) -> list[Tensor]:
+    rows = [t.detach() for t in tensors if t.ndim >= 2]
+    if not rows:
+        raise GateError("this metric compares rows of logits (outputs of two dimensions or more).")
+    return rows[:1]
+
+
+def top1(reference: Tensors, output: Tensors) -> float:
+    """Share of rows of the first output whose largest entry is the same; integer outputs are compared as tokens."""
+    if not reference[0].is_floating_point():
+        return float((reference[0] == output[0]).double().mean())
+    expected, seen = _logits(reference)[0], _logits(output)[0]
+    return float((expected.argmax(-1) == seen.argmax(-1)).double().mean())
+
+
+def kl_divergence(reference: Tensors, output: Tensors) -> float:
+    """Mean KL(reference ‖ output) of the softmax of the first output, in nats."""
+    expected, seen = (x[0].double().log_softmax(-1) for x in (_logits(reference), _logits(output)))
+    return float((expected.exp() * (expected - seen)).sum(-1).mean())
+
+
+def loss_difference(reference: Tensors, output: Tensors) -> float:
+    """Largest relative difference of the losses of the judged training steps (the first tensor)."""
+    expected, seen = reference[0].double(), output[0].double()
+    return float(((seen - expected).abs() / expected.abs().clamp_min(1e-12)).max())
+
+
+def gradient_difference(reference: Tensors, output: Tensors) -> float:
+    """Relative error of the first step's gradients (every tensor after the first)."""
+    return relative_error(reference[1:], output[1:])
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("relative_error", relative_error, "lower"),
+        Metric("max_error", max_error, "lower"),
+        Metric("cosine", cosine, "higher"),
+        Metric("psnr", psnr, "higher", "dB"),
+        Metric("ssim", ssim, "higher"),
+        Metric("top1", top1, "higher"),
+        Metric("kl_divergence", kl_divergence, "lower", "nat"),
+        Metric("loss_difference", loss_difference, "lower"),
+        Metric("gradient_difference", gradient_difference, "lower"),
+    )
+}

@@ -1,0 +1,55 @@
+"""Durations and sizes as people write them: `16ms`, `10m`, `8GiB`."""
+
+import re
+
+from redline.errors import RedlineError
+
+_SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-zµ]+)\s*")
+
+
+def _parse(text: str, units: dict[str, float] | dict[str, int], kind: str) -> float:
+    match = _QUANTITY.fullmatch(text)
+    lowered = {unit.lower(): size for unit, size in units.items()}
+    if match is None or match[2].lower() not in lowered:
+        raise RedlineError(f"{text!r} is not {kind}: write a number and one of {', '.join(units)}.")
+    value = float(match[1]) * lowered[match[2].lower()]
+    if value <= 0:
+        raise RedlineError(f"{text!r} is not {kind} above zero.")
+    return value
+
+
+def parse_seconds(text: str) -> float:
+    """`16ms` -> 0.016."""
+    return _parse(text, _SECONDS, "a duration")
+
+
+def parse_bytes(text: str) -> int:
+    """`8GiB` -> 8589934592."""
+    return int(_parse(text, _BYTES, "a size"))
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits in the unit that reads best."""
+    if seconds != seconds:
+        return "n/a"
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
+        if abs(seconds) < limit:
+            return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:.0f} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def format_bytes(size: float) -> str:
+    for limit, scale, unit in ((2**10, 1, "B"), (2**20, 2**10, "KiB"), (2**30, 2**20, "MiB"), (2**40, 2**30, "GiB")):
+        if abs(size) < limit:
+            return f"{size / scale:.3g} {unit}" if size / scale < 1000 else f"{size / scale:.0f} {unit}"
+    return f"{size / 2**40:.3g} TiB"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """`7.84e14, 'FLOP/s'` -> `784 TFLOP/s`."""
+    for limit, scale, prefix in ((1e6, 1e3, "K"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T")):
+        if per_second < limit:
+            return f"{per_second / scale:.3g} {prefix}{unit}"
+    return f"{per_second / 1e15:.3g} P{unit}"

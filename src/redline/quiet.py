@@ -1,0 +1,27 @@
+"""Keeps a library's chatter (warnings, log lines, prints) out of the user's terminal.
+
+Exporters and quantizers print progress, warn about packages nobody asked for, and configure the root logger
+when they are imported. None of it belongs in a climb's table or in a pipe that expects JSON.
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silences Python-level output inside; levels, handlers and warning filters are as before afterwards."""
+    root = logging.getLogger()
+    handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        root.handlers[:] = handlers
+        root.setLevel(level)

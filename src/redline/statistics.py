@@ -1,0 +1,64 @@
+"""Medians, intervals and the one decision that everything rests on: is this faster, or is it noise?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# 99% intervals: a climb makes some twenty decisions, and 95% would be wrong about one of them.
+CONFIDENCE = 0.99
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with the range that the noise allows."""
+
+    middle: float
+    low: float
+    high: float
+
+    def above(self, value: float) -> bool:
+        return self.low > value
+
+    def below(self, value: float) -> bool:
+        return self.high < value
+
+
+def median(values: Sequence[float]) -> float:
+    return float(np.median(np.asarray(values)))
+
+
+def _bounds(estimates: np.ndarray) -> tuple[float, float]:
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(estimates, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """The median of one arm, with a bootstrap interval."""
+    data = np.asarray(values)
+    if len(data) < 2:
+        return Interval(median(values), float("-inf"), float("inf"))
+    picks = np.random.default_rng(0).integers(0, len(data), (_RESAMPLES, len(data)))
+    return Interval(median(values), *_bounds(np.median(data[picks], axis=1)))
+
+
+def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
+    """Old over new, from arms that were sampled in turn: one (old, new) pair of lists per input shape.
+
+    Neighbours in time share the machine's mood, so the ratio is taken inside each pair of turns, and the median of
+    those ratios is resampled. Several shapes are combined as a geometric mean.
+    """
+    rng = np.random.default_rng(0)
+    middle, resampled = 0.0, np.zeros(_RESAMPLES)
+    for old, new in pairs:
+        count = min(len(old), len(new))
+        if count < 2:
+            return Interval(float(np.median(old) / np.median(new)), 0.0, float("inf"))
+        logs = np.log(np.asarray(old)[:count]) - np.log(np.asarray(new)[:count])
+        middle += float(np.median(logs))
+        resampled += np.median(logs[rng.integers(0, count, (_RESAMPLES, count))], axis=1)
+    scale = 1 / len(pairs)
+    low, high = _bounds(np.exp(resampled * scale))
+    return Interval(float(np.exp(middle * scale)), low, high)

@@ -1,0 +1,152 @@
+"""Re-measures a plan on this machine and names the rungs that no longer hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redline.climb import Settings, ask_machine, make_references
+from redline.errors import WorkloadError
+from redline.machine import Machine
+from redline.plan import Plan
+from redline.statistics import Interval
+from redline.trial import FRESH_SEEDS, JUDGE_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.workers import WorkerFailed, WorkerPool
+
+
+@dataclass(frozen=True)
+class RungVerdict:
+    rung: str
+    holds: bool
+    reason: str
+    # How many times faster the whole plan is with this rung than without it.
+    worth: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Verified:
+    plan: str
+    machine: Machine
+    holds: bool
+    reason: str
+    speedup: Interval | None
+    median_s: float
+    peak_bytes: int
+    eager_peak_bytes: int
+    scores: tuple[str, ...]
+    rungs: tuple[RungVerdict, ...]
+
+
+def verify(plan: Plan, settings: Settings, say: Callable[[str], None] = lambda _: None) -> Verified:
+    """The whole plan against eager, then every rung left out once."""
+    with WorkerPool() as pool:
+        machine = ask_machine(pool, settings.device)
+        say("running the untouched model for reference")
+        references, facts = make_references(pool, settings, machine.device)
+        course = Course(
+            settings.workload,
+            settings.shapes,
+            machine.device,
+            references,
+            settings.objective,
+            settings.timeout_s,
+            settings.sampling_s,
+        )
+        return _verify(pool, course, plan, machine, facts["training"], say)
+
+
+def _verify(
+    pool: WorkerPool, course: Course, plan: Plan, machine: Machine, training: bool, say: Callable[[str], None]
+) -> Verified:
+    impossible = {
+        rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))
+    }
+    say("timing the model as it is")
+    try:
+        eager = open_arm(pool, course, Plan())
+        measure_peak(eager, course)
+    except WorkerFailed as failure:
+        raise WorkloadError(f"{course.address}: the untouched model failed: {failure}.") from failure
+    whole: Arm | None = None
+    reason = ""
+    try:
+        if impossible:
+            reason = "the plan has rungs that cannot run here"
+        else:
+            say(f"timing {plan}")
+            try:
+                whole = open_arm(pool, course, plan, FRESH_SEEDS)
+                measure_peak(whole, course)
+            except WorkerFailed as failure:
+                reason = f"the plan does not run: {failure}"
+        verdicts = tuple(_check_rung(pool, course, plan, rung.name, whole, impossible, say) for rung in plan.rungs)
+        speedup, median_s = None, float("nan")
+        if whole is not None and whole.passed:
+            old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
+            speedup = compare(old, new)
+            median_s = sorted(next(iter(new.values())))[len(next(iter(new.values()))) // 2]
+            if plan.rungs and not speedup.above(1.0):
+                reason = f"the plan is not faster than eager: {speedup.middle:.2f}× ({speedup.low:.2f}–{speedup.high:.2f})"
+        elif whole is not None:
+            reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
+        fallen = [v.rung for v in verdicts if not v.holds]
+        if fallen and not reason:
+            reason = f"no longer holds: {', '.join(fallen)}"
+        return Verified(
+            plan=str(plan),
+            machine=machine,
+            holds=not reason,
+            reason=reason or "every rung holds",
+            speedup=speedup,
+            median_s=median_s,
+            peak_bytes=whole.peak_bytes if whole is not None else 0,
+            eager_peak_bytes=eager.peak_bytes,
+            scores=tuple(str(s) for s in whole.scores) if whole is not None else (),
+            rungs=verdicts,
+        )
+    finally:
+        close(eager, whole)
+
+
+def _cannot(rung, machine: Machine, training: bool) -> str:  # noqa: ANN001
+    if training and not rung.training:
+        return "it is for inference only"
+    if not training and not rung.inference:
+        return "it is for training only"
+    return rung.why_not(machine)
+
+
+def _check_rung(
+    pool: WorkerPool,
+    course: Course,
+    plan: Plan,
+    name: str,
+    whole: Arm | None,
+    impossible: dict[str, str],
+    say: Callable[[str], None],
+) -> RungVerdict:
+    if name in impossible:
+        return RungVerdict(name, False, impossible[name])
+    if whole is None:
+        return RungVerdict(name, True, "can run here; the whole plan does not, so its worth is unknown")
+    say(f"timing the plan without {name}")
+    arm: Arm | None = None
+    try:
+        arm = open_arm(pool, course, plan.without(name), JUDGE_SEEDS)
+        if not whole.passed:
+            blame = arm.passed
+            return RungVerdict(name, not blame, "the gate is green without it" if blame else "not what turns the gate red")
+        if not arm.passed:
+            return RungVerdict(name, True, "the gate needs it")
+        measure_peak(arm, course)
+        with_rung, without_rung = take_turns([whole, arm], course)
+        worth = compare(without_rung, with_rung)
+        span = f"{worth.middle:.2f}× ({worth.low:.2f}–{worth.high:.2f})"
+        saves = arm.peak_bytes and whole.peak_bytes < 0.98 * arm.peak_bytes
+        if worth.above(1.0) or (course.objective == "memory" and saves):
+            return RungVerdict(name, True, f"worth {span}", worth)
+        if worth.below(1.0):
+            return RungVerdict(name, False, f"the plan is faster without it: {span}", worth)
+        return RungVerdict(name, False, f"no gain beyond the noise: {span}", worth)
+    except WorkerFailed as failure:
+        return RungVerdict(name, True, f"the others do not run without it: {failure}")
+    finally:
+        close(arm)

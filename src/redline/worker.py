@@ -1,0 +1,402 @@
+"""What runs inside a worker process: builds a workload, applies a plan, and answers requests about it."""
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.ceilings import with_ceilings
+from redline.errors import GateError, RedlineError, WorkloadError
+from redline.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.job import Job
+from redline.machine import Machine
+from redline.plan import Plan, Unavailable
+from redline.workload import Inputs, Workload, load_workload
+
+# Seeds are kept apart, so that no rung is judged on what it was calibrated on.
+TIMING_SEEDS = (0, 1, 2, 3)
+SAMPLE_SEEDS = (100, 101, 102, 103)
+TRAINING_STEPS = 3
+# Below this relative change, an output does not react to its input.
+_SENSITIVITY = 1e-6
+
+
+class Refused(RedlineError):
+    """The plan ran, but what it did cannot be accepted (an empty proof)."""
+
+
+def serve(channel: int) -> None:
+    """Answers requests until the other side hangs up."""
+    connection = Connection(channel)
+    bench = Bench()
+    while True:
+        try:
+            message = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        request = getattr(bench, message.pop("request"))
+        try:
+            answer: dict[str, Any] = {"result": request(**message)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": _kind(error), "message": _sentence(error)}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        return "unavailable"
+    if isinstance(error, Refused):
+        return "refused"
+    if isinstance(error, WorkloadError):
+        return "workload"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower():
+        return "oom"
+    return "error"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        return error.reason
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[0].strip() if lines else "no message"
+    return text.rstrip(".") if isinstance(error, RedlineError) else f"{type(error).__name__}: {text}"[:300]
+
+
+class Bench:
+    """One workload under one plan (an arm), or the untouched reference."""
+
+    def machine(self, device: str, measure: bool, again: bool = False) -> dict[str, Any]:
+        found = Machine.detect(device)
+        return (with_ceilings(found, again) if measure else found).as_dict()
+
+    def reference(
+        self, address: str, shapes: Mapping[str, Mapping[str, Any]], device: str, seeds: Sequence[int], path: str, dtype: str
+    ) -> dict[str, Any]:
+        """Runs the untouched model in strict fp32 (or fp64), saves its outputs, and checks that they can be judged."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        workloads = {label: load_workload(address, options) for label, options in shapes.items()}
+        first = next(iter(workloads.values()))
+        job = _job(first, device, ())
+        if dtype == "fp64":
+            job.model.double()
+        outputs: dict[str, Any] = {}
+        flops: dict[str, float] = {}
+        run = job.finish()
+        for label, workload in workloads.items():
+            batches = [_as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
+            if workload.training:
+                flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
+                if label == next(iter(workloads)):
+                    outputs[label] = [_train_and_judge(run, batches[:TRAINING_STEPS])]
+                continue
+            flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
+            results = [workload.step(run, batch) for batch in batches]
+            for seed, result in zip(seeds, results, strict=True):
+                if not tensors_of(result):
+                    raise WorkloadError(f"{workload.label}: the model returned no tensor, so there is nothing to judge")
+                if not all_finite(result):
+                    raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
+            _check_sensitivity(workload, results)
+            outputs[label] = [_as_dtype(_detached(result), "fp32") for result in results]
+        torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
+        return {
+            "flops": flops,
+            "training": first.training,
+            "name": first.label,
+            "unit": first.unit,
+            "items": {label: w.items for label, w in workloads.items()},
+            "gates": [str(gate.metric) for gate in first.gates],
+        }
+
+    def setup(
+        self, address: str, shapes: Mapping[str, Mapping[str, Any]], device: str, plan: str, reference: str, seeds: Sequence[int]
+    ) -> dict[str, Any]:
+        """Builds, applies the plan, makes the first calls, and judges the output."""
+        self.device = torch.device(device)
+        machine = Machine.detect(device)
+        self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
+        first = next(iter(self.workloads.values()))
+        self.rss_before = _resident_bytes()
+        asked = Plan.parse(plan)
+        samples = tuple(first.fresh_inputs(seed, device) for seed in SAMPLE_SEEDS) if asked.rungs else ()
+        model = first.fresh_model(device)
+        self.batches = {
+            label: [workload.fresh_inputs(seed, device) for seed in TIMING_SEEDS]
+            for label, workload in self.workloads.items()
+        }
+        self.wait()
+        start = time.perf_counter()
+        job = Job.of(
+            model, samples, first.gates, first.loss, first.optimizer, host_inputs=first.host_inputs, share=True
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.plan, self.job = asked.build(job, machine)
+            self.run = self.job.finish()
+            scores, setup_s, warmups = self._first_calls(start, reference, seeds)
+            proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
+        for name, sentence in proof.items():
+            if not sentence:
+                raise Refused(f"{name} has no proof that it did anything")
+        counters = torch._dynamo.utils.counters["inductor"]
+        return {
+            "plan": str(self.plan),
+            "setup_s": setup_s,
+            "cached": counters["fxgraph_cache_hit"] > 0,
+            "warmups": warmups,
+            "scores": [asdict(score) for score in scores],
+            "proof": proof,
+            "notes": sorted({f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in said if _loud(w)})[:5],
+            "precision": self.job.precision,
+            "weight_bytes": _weight_bytes(self.job.model),
+            "least_bytes": {label: self._least_bytes(label) for label in self.workloads},
+            "step_s": {label: self._one_step_s(label) for label in self.workloads},
+        }
+
+    def _first_calls(
+        self, start: float, reference: str, seeds: Sequence[int]
+    ) -> tuple[list[Score], dict[str, float], int]:
+        expected = torch.load(reference, map_location=self.device, weights_only=True)
+        scores: list[Score] = []
+        setup_s: dict[str, float] = {}
+        warmups = 0
+        for label, workload in self.workloads.items():
+            batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
+            self.wait()
+            if setup_s:
+                start = time.perf_counter()  # a later shape costs what it adds: a recompilation, a capture
+            if workload.training and label in expected:
+                first = _train_and_judge(self.run, batches[:TRAINING_STEPS], lambda: self._mark(setup_s, label, start))
+                scores += _judge(workload.gates, expected[label], [first])
+                warmups += TRAINING_STEPS
+                continue
+            output = workload.step(self.run, batches[0])
+            self._mark(setup_s, label, start)
+            warmups += 1
+            if not workload.training:
+                outputs = [_detached(output)] + [_detached(workload.step(self.run, b)) for b in batches[1:]]
+                scores += _judge(workload.gates, expected[label], outputs)
+                warmups += len(batches) - 1
+        return _worst_per_gate(scores), setup_s, warmups
+
+    def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
+        self.wait()
+        setup_s[label] = time.perf_counter() - start
+
+    def _one_step_s(self, label: str) -> float:
+        """A rough time per step, to choose how many steps make a sample; warms up until it settles."""
+        workload, batches = self.workloads[label], self.batches[label]
+        best = float("inf")
+        spent = 0.0
+        for turn in range(8):
+            self.wait()
+            start = time.perf_counter()
+            workload_step(workload, self.run, batches[turn % len(batches)])
+            self.wait()
+            seconds = time.perf_counter() - start
+            best, spent = min(best, seconds), spent + seconds
+            if turn >= 1 and spent > 1.0:
+                break
+        return best
+
+    def sample(self, steps: Mapping[str, int], warm: Mapping[str, int]) -> dict[str, float]:
+        """One turn: seconds per step for every shape, after a few untimed steps that put the caches back in place."""
+        seconds = {}
+        for label, workload in self.workloads.items():
+            batches = self.batches[label]
+            for index in range(warm[label]):
+                workload_step(workload, self.run, batches[index % len(batches)])
+            gc.disable()
+            try:
+                self.wait()
+                start = time.perf_counter()
+                for index in range(steps[label]):
+                    workload_step(workload, self.run, batches[index % len(batches)])
+                self.wait()
+                seconds[label] = (time.perf_counter() - start) / steps[label]
+            finally:
+                gc.enable()
+        return seconds
+
+    def peak(self) -> int:
+        """Bytes at the peak of steady steps: autotuning work spaces are gone, pools of CUDA graphs are counted."""
+        self.batches = {label: batches[:2] for label, batches in self.batches.items()}
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            held = torch.cuda.memory_reserved(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._steps_of_every_shape()
+            return max(torch.cuda.max_memory_allocated(self.device), held)
+        _reset_peak_resident()
+        self._steps_of_every_shape()
+        return max(_peak_resident_bytes() - self.rss_before, 0)
+
+    def _steps_of_every_shape(self) -> None:
+        for label, workload in self.workloads.items():
+            for batch in self.batches[label]:
+                workload_step(workload, self.run, batch)
+        self.wait()
+
+    def _least_bytes(self, label: str) -> float:
+        """The fewest bytes a step must move: weights once (training: read, gradient, written), inputs, outputs."""
+        passes = 3 if self.job.training else 1
+        inputs = sum(t.nbytes for t in tensors_of(self.batches[label][0]))
+        return passes * _weight_bytes(self.job.model) + inputs
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) -> Any:
+    return run(batch) if workload.training else workload.step(run, batch)
+
+
+def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
+    model = workload.fresh_model(device)
+    return Job.of(
+        model,
+        samples,
+        workload.gates,
+        workload.loss,
+        workload.optimizer,
+        host_inputs=workload.host_inputs,
+        share=True,
+    )
+
+
+def _train_and_judge(run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None) -> list[Tensor]:
+    """The losses of a few steps, then the first step's gradients: what training gates compare."""
+    losses: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for batch in batches:
+        torch.manual_seed(7)  # the same dropout for every arm
+        losses.append(run(batch).float().clone())
+        if not gradients:
+            if after_first is not None:
+                after_first()
+            found = run.gradients()
+            if not found:
+                raise WorkloadError("the training step left no gradient, so it cannot be judged")
+            gradients = [found[name].detach().float().clone() for name in sorted(found)]
+    return [torch.stack(losses), *gradients]
+
+
+def _forward_backward(job: Job, batch: Inputs) -> None:
+    from redline.workload import call
+
+    assert job.loss is not None
+    job.loss(call(job.model, batch), batch).backward()
+    job.model.zero_grad(set_to_none=True)
+
+
+def _count_flops(run: Callable[[], object]) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return float(counter.get_total_flops())
+
+
+def _judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
+    scores = []
+    for gate in gates:
+        if not all(all_finite(o) for o in outputs):
+            scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
+            continue
+        try:
+            scores.append(worst([gate.judge(e, o) for e, o in zip(expected, outputs, strict=True)]))
+        except GateError as error:
+            raise Refused(str(error)) from error
+    return scores
+
+
+def _worst_per_gate(scores: Sequence[Score]) -> list[Score]:
+    by_metric: dict[str, list[Score]] = {}
+    for score in scores:
+        by_metric.setdefault(score.metric, []).append(score)
+    return [worst(found) for found in by_metric.values()]
+
+
+def _check_sensitivity(workload: Workload, results: Sequence[Any]) -> None:
+    first, second = (torch.cat([t.double().flatten() for t in tensors_of(r)]) for r in results[:2])
+    if first.shape == second.shape:
+        change = float((first - second).norm() / first.norm().clamp_min(1e-300))
+        if not change > _SENSITIVITY:
+            raise WorkloadError(
+                f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
+                "batches), so no speed-up of it would mean anything"
+            )
+
+
+def _detached(output: Any) -> Any:
+    """A copy, because a later call may overwrite what an earlier one returned."""
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+
+
+def _as_dtype(tree: Any, dtype: str) -> Any:
+    from torch.utils import _pytree as pytree
+
+    target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(convert, tree)
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    known = sum(int(getattr(m, "weight_bytes", 0)) for m in model.modules())
+    if known:
+        return known
+    seen = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    return sum(t.nbytes for t in seen.values())
+
+
+def _loud(warning: warnings.WarningMessage) -> bool:
+    return issubclass(warning.category, UserWarning) or issubclass(warning.category, RuntimeWarning)
+
+
+def _resident_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return _peak_resident_bytes()
+
+
+def _peak_resident_bytes() -> int:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def _reset_peak_resident() -> None:
+    with suppress(OSError):  # elsewhere than on Linux the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))
