@@ -6,9 +6,9 @@ from redline.machine import Machine
 from redline.measurement import Measurement
 from redline.plan import Plan
 from redline.rung import Rung, Stage
+from redline.version import VERSION as __version__
 from redline.workload import Workload, load_workload
 
-__version__ = "0.1.0"
 __all__ = [
     "Gate",
     "Machine",
@@ -18,5 +18,6 @@ __all__ = [
     "Rung",
     "Stage",
     "Workload",
+    "__version__",
     "load_workload",
 ]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-import redline
 from redline.climb import Settings, ask_machine, make_references
 from redline.errors import MachineError, MeasurementError
 from redline.files import write_text
@@ -18,6 +17,7 @@ from redline.measurement import Measurement
 from redline.plan import Plan
 from redline.statistics import CONFIDENCE, Interval
 from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
+from redline.version import VERSION
 from redline.workers import WorkerFailed, WorkerPool
 
 SCHEMA = 1
@@ -90,7 +90,7 @@ def _bench_one(
             objective=course.objective,
             options={label: dict(options) for label, options in course.shapes.items()},
             command=" ".join(["redline", *sys.argv[1:]]),
-            redline=redline.__version__,
+            redline=VERSION,
             **values,
         )
 

@@ -46,7 +46,10 @@ class Boundary(nn.Module):
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module whose names are the user's own, under whatever boundaries rungs have put around it."""
-    while isinstance(model, Boundary):
-        model = model.model
+    """The module whose names are the user's own, under whatever rungs have put around it as `.model`."""
+    while type(model).__module__.startswith(("redline.boundary", "redline.rungs.")):
+        inner = getattr(model, "model", None)
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
     return model

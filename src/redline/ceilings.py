@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 import torch
@@ -35,19 +36,29 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     del source, target
     matmul, convolution = {}, {}
     for name, dtype in _FLOATS.items():
-        matmul[name] = _matmul_rate(device, dtype)
-        convolution[name] = _convolution_rate(device, dtype)
+        with _tf32_allowed(False):
+            matmul[name] = _matmul_rate(device, dtype)
+            convolution[name] = _convolution_rate(device, dtype)
     if "tf32" in machine.hardware_dtypes:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True
-        try:
+        with _tf32_allowed(True):
             matmul["tf32"] = _matmul_rate(device, torch.float32)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+            convolution["tf32"] = _convolution_rate(device, torch.float32)
     matmul["int8"] = _matmul_rate(device, torch.int8)
     if "fp8" in machine.hardware_dtypes:
         matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
     return Ceilings(copied, matmul, convolution)
+
+
+@contextmanager
+def _tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Strict fp32 or TF32, whatever torch's defaults are (convolutions allow TF32 unless told)."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32, cudnn.allow_tf32 = allowed, allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:

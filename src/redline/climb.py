@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import redline
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Ceilings, Machine
 from redline.measurement import Measurement, append, load_measurements
@@ -33,6 +32,7 @@ from redline.trial import (
     open_arm,
     take_turns,
 )
+from redline.version import VERSION
 from redline.workers import WorkerFailed, WorkerPool
 
 OBJECTIVES = ("latency", "throughput", "memory")
@@ -241,7 +241,7 @@ class _Climb:
             options={label: dict(options) for label, options in self.settings.shapes.items()},
             run=self.run_id,
             command=" ".join(["redline", *sys.argv[1:]]) if sys.argv[:1] else "",
-            redline=redline.__version__,
+            redline=VERSION,
             **values,
         )
 

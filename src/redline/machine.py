@@ -81,7 +81,7 @@ class Machine:
     @property
     def cache_path(self) -> Path:
         root = os.environ.get("REDLINE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
-        return Path(root) / f"ceilings-{self.fingerprint}.json"
+        return Path(root) / f"ceilings-2-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions
@@ -112,7 +112,8 @@ class Machine:
         return "fp32", f"no smaller float is faster here{f' ({gains} over fp32)' if gains else ''}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "fingerprint": self.fingerprint}
+        """As it reads back from a file: lists for tuples."""
+        return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
 
 
 def resolve_device(device: str) -> str:

@@ -1,6 +1,7 @@
 """A measurement: what was seen. Raw samples are kept; statistics are derived. Files are versioned JSON lines."""
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +90,11 @@ class Measurement:
         return self.items.get(key, 1.0) / self.median_s(key)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=True)
+        """One line; a score that is not a number is written as null, because JSON has no NaN."""
+        data = asdict(self)
+        for score in data["scores"]:
+            score["value"] = score["value"] if math.isfinite(score["value"]) else None
+        return json.dumps(data, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], origin: str = "measurement") -> "Measurement":
@@ -106,12 +111,15 @@ class Measurement:
             raise MeasurementError(f"{origin} has a field {unknown[0]!r} that schema {SCHEMA} does not know.")
         try:
             values = dict(data)
-            values["scores"] = tuple(Score(**score) for score in data.get("scores", ()))
+            values["scores"] = tuple(
+                Score(**{**score, "value": math.nan if score["value"] is None else score["value"]})
+                for score in data.get("scores", ())
+            )
             for key in ("samples", "against_samples"):
                 values[key] = {shape: tuple(map(float, v)) for shape, v in data.get(key, {}).items()}
             values["notes"] = tuple(data.get("notes", ()))
             return cls(**values)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise MeasurementError(f"{origin} is damaged: {error}.") from error
 
 

@@ -1,10 +1,18 @@
-"""A model compiled ahead of time for fixed input shapes: one engine per form of input, built on first need."""
+"""A model compiled ahead of time for fixed shapes: one engine per form of input, built on first need.
 
-from collections.abc import Callable
-from typing import Any, Protocol
+Engines know tensors only. `FlatModel` gives them the model as a function from a list of tensors to another,
+so that any nesting of arguments and outputs survives: what is no tensor is fixed when the engine is built,
+and put back around each call.
+"""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from redline.errors import RungError
 
 
 class Engine(Protocol):
@@ -13,33 +21,100 @@ class Engine(Protocol):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-Build = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Engine]
+E = TypeVar("E", bound=Engine)
 
 
-class PerShape(nn.Module):
+class PerShape(nn.Module, Generic[E]):
     """Called like the model. The model itself is kept, to build an engine when a new shape arrives."""
 
-    def __init__(self, model: nn.Module, build: Build) -> None:
+    def __init__(
+        self, model: nn.Module, build: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], E]
+    ) -> None:
         super().__init__()
         self.model = model
         self._build = build
-        self.engines: dict[Any, Engine] = {}
+        self.engines: dict[Any, E] = {}
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E:
         """The engine for inputs of this form."""
         key = input_form(args, kwargs)
-        if key not in self.engines:
-            self.engines[key] = self._build(self.model, args, kwargs)
-        return self.engines[key]
+        engine = self.engines.get(key)
+        if engine is None:
+            engine = self.engines[key] = self._build(self.model, args, kwargs)
+        return engine
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.prepare(args, kwargs)(args, kwargs)
 
 
-def input_form(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def input_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What an engine is specialized to: shapes and dtypes of tensors, and the values of everything else."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return tuple((a.shape, a.dtype) for a in args)
-    leaves, structure = pytree.tree_flatten((args, dict(sorted(kwargs.items()))))
+    leaves, structure = pytree.tree_flatten(_in_order(args, kwargs))
     form = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
     return form, str(structure)
+
+
+def flat_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors of a call, in the order in which an engine takes them."""
+    if not kwargs and all(isinstance(a, Tensor) for a in args):
+        return list(args)
+    return [leaf for leaf in pytree.tree_leaves(_in_order(args, kwargs)) if isinstance(leaf, Tensor)]
+
+
+def as_call(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A workload's batch as the arguments of a call, on the model's device."""
+    batch = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    if isinstance(batch, dict):
+        return (), batch
+    return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}
+
+
+def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    return args, dict(sorted(kwargs.items()))
+
+
+class FlatModel(nn.Module):
+    """The model for one form of input, from tensors to tensors; runs once to learn the form of its output."""
+
+    def __init__(self, rung: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        leaves, self._structure = pytree.tree_flatten(_in_order(args, kwargs))
+        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if not self._places:
+            raise RungError(f"{rung}: the model is called without a tensor, so there is nothing to compile.")
+        with torch.no_grad():
+            output = model(*args, **kwargs)
+        self._single = isinstance(output, Tensor)
+        results, self._output_structure = pytree.tree_flatten(output)
+        self._output_constants = [None if isinstance(leaf, Tensor) else leaf for leaf in results]
+        self._output_places = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
+        if not self._output_places:
+            raise RungError(
+                f"{rung}: no tensor can be found in the {type(output).__name__} that the model returns."
+            )
+        # Shape and dtype of every tensor that comes out.
+        self.output_forms = [(results[i].shape, results[i].dtype) for i in self._output_places]
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        leaves = _filled(self._constants, self._places, tensors)
+        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        output = pytree.tree_leaves(self.model(*args, **kwargs))
+        return tuple(output[i] for i in self._output_places)
+
+    def restore(self, results: Sequence[Tensor]) -> Any:
+        """An engine's results in the form that the model returns."""
+        if self._single:
+            return results[0]
+        leaves = _filled(self._output_constants, self._output_places, results)
+        return pytree.tree_unflatten(leaves, self._output_structure)
+
+
+def _filled(constants: Sequence[Any], places: Sequence[int], tensors: Sequence[Tensor]) -> list[Any]:
+    leaves = list(constants)
+    for place, tensor in zip(places, tensors, strict=True):
+        leaves[place] = tensor
+    return leaves

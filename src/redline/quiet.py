@@ -18,7 +18,8 @@ def quiet() -> Iterator[None]:
     handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        away = io.StringIO()
+        with warnings.catch_warnings(), contextlib.redirect_stdout(away), contextlib.redirect_stderr(away):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -24,6 +24,7 @@ from redline.gate import Gate, Score, all_finite, tensors_of, worst
 from redline.job import Job
 from redline.machine import Machine
 from redline.plan import Plan, Unavailable
+from redline.quantization import stored_bytes
 from redline.workload import Inputs, Workload, load_workload
 
 # Seeds are kept apart, so that no rung is judged on what it was calibrated on.
@@ -368,7 +369,7 @@ def _weight_bytes(model: nn.Module) -> int:
     if known:
         return known
     seen = {id(t): t for t in [*model.parameters(), *model.buffers()]}
-    return sum(t.nbytes for t in seen.values())
+    return sum(stored_bytes(t) for t in seen.values())
 
 
 def _loud(warning: warnings.WarningMessage) -> bool:

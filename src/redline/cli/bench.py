@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from redline.bench import PRECISIONS, Change, compare_runs, load, save
@@ -68,13 +69,13 @@ def _print_rows(rows: list[Measurement]) -> None:
     table = Table("workload", "plan", "median", "99% interval", "× eager", "items/s", "peak", "quality", box=None, header_style="bold", pad_edge=False)
     for row in rows:
         if not row.samples:
-            table.add_row(row.workload, row.plan, f"[dim]{row.verdict}[/]", f"[dim]{row.reason}[/]", "", "", "", "")
+            table.add_row(row.workload, escape(row.plan), f"[dim]{row.verdict}[/]", f"[dim]{escape(row.reason)}[/]", "", "", "", "")
         for shape in row.shapes:
             interval = row.interval_s(shape)
             base = eager.get((row.workload, shape))
             table.add_row(
                 f"{row.workload} {shape}".strip(),
-                row.plan,
+                escape(row.plan),
                 format_seconds(interval.middle),
                 f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
                 f"{base / interval.middle:.2f}" if base else "",
@@ -91,7 +92,7 @@ def _print_changes(changes: list[Change]) -> None:
     for c in changes:
         table.add_row(
             f"{c.workload} {c.shape}".strip(),
-            c.plan,
+            escape(c.plan),
             format_seconds(c.then_s),
             format_seconds(c.now_s),
             f"{c.ratio.middle:.2f} ({c.ratio.low:.2f}–{c.ratio.high:.2f})",

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.spinner import Spinner
 
 from redline.cli.console import print_json, progress, results
@@ -80,7 +81,7 @@ def climb(
         )
         return
     results.print(ladder_table(climbed.measurements))
-    results.print(f"\n[bold]plan[/]  {climbed.plan}", highlight=False)
+    results.print(f"\n[bold]plan[/]  {escape(str(climbed.plan))}", highlight=False, soft_wrap=True)
     for name, path in files.items():
         results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
 
@@ -130,7 +131,7 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
             if row is not None:
                 rows.append(row)
             else:
-                spinner.update(text=f"{text} …")
+                spinner.update(text=f"{escape(text)} …")
             shown = [r for r in rows if r.verdict not in ("unavailable", "unmeasured")]
             live.update(Group(ladder_table(shown, workload), spinner) if shown else spinner)
 

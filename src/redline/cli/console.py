@@ -1,20 +1,33 @@
 """Where commands print: results to stdout (a table, or JSON with --json), everything else to stderr."""
 
 import json
+import math
 import sys
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 results = Console()
 progress = Console(stderr=True)
 
 
 def fail(sentence: str) -> None:
-    progress.print(f"[bold red]redline:[/] {sentence}", highlight=False, soft_wrap=True)
+    progress.print(f"[bold red]redline:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
 
 
 def print_json(data: Any) -> None:
     """One JSON document on stdout, for scripts; never wrapped, never coloured."""
-    json.dump(data, sys.stdout, ensure_ascii=False, indent=2, default=str)
+    json.dump(_finite(data), sys.stdout, ensure_ascii=False, indent=2, default=str, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no NaN and no infinity: both become null."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data

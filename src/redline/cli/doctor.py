@@ -3,12 +3,14 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
 from redline.climb import ask_machine
 from redline.machine import Machine
 from redline.quantities import format_bytes, format_rate
+from redline.rung import Rung
 from redline.rungs import RUNGS
 from redline.workers import WorkerPool
 
@@ -39,13 +41,13 @@ def doctor(
     results.print(f"\n[bold]precision[/]  start from [bold]{precision}[/]: {why}")
     table = Table("rung", "here", "why not", box=None, header_style="bold", pad_edge=False)
     for name, reason in reasons.items():
-        table.add_row(name, "[green]available[/]" if not reason else "[dim]no[/]", reason)
+        table.add_row(name, "[green]available[/]" if not reason else "[dim]no[/]", escape(reason))
     results.print()
     results.print(table)
     results.print("\nNext: [bold]redline climb resnet[/], or your own model: redline climb file.py:function")
 
 
-def _why_not(rung: type, machine: Machine) -> str:
+def _why_not(rung: type[Rung], machine: Machine) -> str:
     """Available when any variant is; otherwise the first variant's sentence."""
     variants = rung.variants(machine) or (rung(),)
     reasons = [variant.why_not(machine) for variant in variants]

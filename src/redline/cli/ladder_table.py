@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from redline.measurement import Measurement
@@ -25,11 +26,12 @@ def ladder_table(measurements: Sequence[Measurement], title: str = "") -> Table:
 
 
 def _cells(row: Row) -> list[str]:
-    name = {"baseline": "eager", "compile": f"eager + {row.rung}", "ablation": f"− {row.rung}"}.get(row.role, row.rung)
+    rung, plan = escape(row.rung), escape(row.plan)
+    name = {"baseline": "eager", "compile": f"eager + {rung}", "ablation": f"− {rung}"}.get(row.role, rung)
     if row.role == "final":
-        name = f"[bold]final: {row.plan}[/]" if row.verdict == "kept" else f"race: {row.plan}"
+        name = f"[bold]final: {plan}[/]" if row.verdict == "kept" else f"race: {plan}"
     elif row.role == "second look":
-        name = f"{row.rung} (again)"
+        name = f"{rung} (again)"
     colour = _COLOURS.get(row.verdict, "dim")
     interval = ""
     if row.low_s is not None and row.high_s is not None:
@@ -44,7 +46,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.share:.0%}" if row.share is not None else "",
         (format_seconds(row.setup_s) + (" (cached)" if row.setup_cached else "")) if row.setup_s is not None else "",
         f"{row.break_even:,.0f} calls" if row.break_even is not None else "",
-        row.quality,
+        escape(row.quality),
         f"[{colour}]{row.verdict}[/]",
-        row.reason,
+        escape(row.reason),
     ]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
@@ -44,8 +45,8 @@ def verify(
     else:
         table = Table("rung", "holds", "reason", box=None, header_style="bold", pad_edge=False)
         for row in seen.rungs:
-            table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", row.reason)
-        results.print(f"[bold]{seen.plan}[/] on {seen.machine.name}")
+            table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", escape(row.reason))
+        results.print(f"[bold]{escape(seen.plan)}[/] on {seen.machine.name}")
         results.print(table)
         if seen.speedup is not None:
             results.print(
@@ -55,5 +56,5 @@ def verify(
             )
         for score in seen.scores:
             results.print(score)
-        results.print(f"[bold {'green' if seen.holds else 'red'}]{'holds' if seen.holds else 'does not hold'}[/]: {seen.reason}")
+        results.print(f"[bold {'green' if seen.holds else 'red'}]{'holds' if seen.holds else 'does not hold'}[/]: {escape(seen.reason)}")
     raise typer.Exit(0 if seen.holds else 1)

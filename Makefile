@@ -1,0 +1,42 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all check format figures clean
+
+demo: $(READY)
+	$(BIN)/redline climb resnet --budget 4m --sampling 3s --out redline-out/demo
+
+test: $(READY)
+	$(BIN)/pytest -m "not gpu and not slow"
+
+test-all: $(READY)
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/tables.py --check
+	$(BIN)/python benchmarks/claims.py --check
+
+format: $(READY)
+	$(BIN)/ruff format src tests benchmarks examples
+	$(BIN)/ruff check --fix src tests benchmarks examples
+
+# Writes the generated tables of README and docs from the committed result files.
+figures: $(READY)
+	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/claims.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch "setuptools>=77"
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) redline-out .pytest_cache .ruff_cache

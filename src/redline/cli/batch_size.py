@@ -1,0 +1,94 @@
+"""`redline batch-size`: the largest batch that fits in memory, and the fastest."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from redline.batch_size import BatchSizeResult, Probe, WorkloadCase, search
+from redline.cli.console import print_json, progress, results
+from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.errors import RedlineError
+from redline.quantities import format_bytes, format_seconds, parse_bytes, parse_seconds
+from redline.workload import load_workload
+
+_STOPPED_BY = {
+    "memory": "the next larger batch does not fit",
+    "max_batch": "the search ends at --max-batch; larger ones may fit",
+    "time": "the next larger batch took longer than --limit",
+}
+
+
+def batch_size(
+    workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It takes an option batch.")],
+    target_utilization: Annotated[float, typer.Option(help="Share of the memory to fill.")] = 0.85,
+    memory: Annotated[
+        str | None, typer.Option(help="Fill this much (6GiB) instead of what the device has.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Look no further.")] = 4096,
+    start: Annotated[int, typer.Option(help="The first batch to try.")] = 1,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", help="Another option of the workload, size=224; repeatable."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    limit: Annotated[str, typer.Option(help="Time limit of one batch.")] = "5m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the largest batch that fits, by doubling and bisection; every batch is really run.
+
+    Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
+    """
+    options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
+    if "batch" in options:
+        raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")
+    # A workload without the option should be told so before any process is started for it.
+    load_workload(workload, {**options, "batch": start})
+    with progress.status(f"trying a batch of {start} …") as status:
+
+        def tell(probe: Probe) -> None:
+            said = "fits" if probe.fits else probe.reason
+            progress.print(f"[dim]batch {probe.batch}: {said}[/]", highlight=False)
+            status.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
+
+        found = search(
+            WorkloadCase(workload, options),
+            start,
+            target_utilization,
+            max_batch,
+            device,
+            parse_bytes(memory) if memory else None,
+            parse_seconds(limit),
+            tell,
+        )
+    if as_json:
+        print_json({**asdict(found), "fastest": asdict(found.fastest)})
+    else:
+        _print(found)
+
+
+def _print(found: BatchSizeResult) -> None:
+    table = Table("batch", "peak", "of the budget", "step", f"{found.unit}s/s", "", box=None, pad_edge=False)
+    for probe in sorted(found.tried, key=lambda p: p.batch):
+        notes = [probe.reason] if probe.reason else []
+        notes += ["[green]largest[/]"] if probe.batch == found.batch else []
+        notes += ["[bold]fastest[/]"] if probe is found.fastest else []
+        peak, seconds, rate = probe.peak_bytes, probe.seconds, probe.items_per_s
+        table.add_row(
+            str(probe.batch),
+            "" if peak is None else format_bytes(peak),
+            "" if peak is None else f"{peak / found.budget_bytes:.0%}",
+            "" if seconds is None else format_seconds(seconds),
+            "" if rate is None else f"{rate:,.4g}",
+            ", ".join(notes),
+        )
+    results.print(table)
+    peak, budget = format_bytes(found.peak_bytes), format_bytes(found.budget_bytes)
+    results.print(
+        f"[bold]batch {found.batch}[/] takes {peak} of {budget}; {_STOPPED_BY[found.stopped_by]}",
+        highlight=False,
+    )
+    fastest = found.fastest
+    if fastest.batch != found.batch:
+        results.print(f"batch {fastest.batch} makes the most {found.unit}s a second", highlight=False)

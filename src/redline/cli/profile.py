@@ -1,0 +1,211 @@
+"""`redline profile`: where a step's time and memory go."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.errors import PlanError, RedlineError
+from redline.machine import Machine
+from redline.plan import Plan
+from redline.profile import Attention, LayerTimes, Memory, Profile, profile_workload, write_page
+from redline.profile.deeper import why_no_nvtx
+from redline.profile.kernels import KernelTime
+from redline.profile.sentences import layer_name, measuring_cost, memory_totals
+from redline.quantities import format_bytes, format_rate, format_seconds
+from redline.workload import load_workload
+
+
+def profile(
+    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
+    layers: Annotated[bool, typer.Option("--layers", help="Time per layer.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Memory per layer.")] = False,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="The share of attention, and its kernel.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", help="Write a Chrome trace here (.json, or .json.gz).")
+    ] = None,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="Mark layers for nsys and ncu in one step (CUDA).")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--page", help="Write a self-contained HTML page here.")
+    ] = None,
+    plan: Annotated[
+        str, typer.Option("--plan", help="Profile under a plan: a file, or one line (bf16 + channels_last).")
+    ] = "",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="An option of the workload, batch=8; repeatable.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Rows per table.")] = 10,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed steps; the median counts.")] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="The whole profile as JSON on stdout.")] = False,
+) -> None:
+    """Where a step's time and memory go, layer by layer.
+
+    Without --layers, --memory, --attention, --trace or --nvtx it shows layers and memory.
+
+    Example: redline profile mine.py:model --layers --attention --page profile.html
+    """
+    chosen = layers or memory or attention or trace is not None or nvtx
+    machine = Machine.detect(device)
+    sentence = why_no_nvtx(machine.device) if nvtx else ""
+    if sentence:
+        raise RedlineError(sentence)
+    what = load_workload(workload, _options(shape or []))
+    with progress.status(f"profiling {escape(what.label)} on {escape(machine.name)}…"):
+        seen = profile_workload(
+            what,
+            read_plan(plan),
+            machine,
+            layers=layers or not chosen,
+            memory=memory or not chosen,
+            attention=attention,
+            trace=trace,
+            nvtx=nvtx,
+            repeats=repeats,
+        )
+    if page is not None:
+        write_page(seen, page, top)
+    if as_json:
+        print_json(seen.as_dict())
+    else:
+        print_profile(seen, top)
+    for kind, path in (("trace", trace), ("page", page)):
+        if path is not None:
+            progress.print(f"{kind} written to {escape(str(path))}", highlight=False, soft_wrap=True)
+
+
+def _options(shapes: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for shape in shapes:
+        options |= parse_shape(shape)
+    return options
+
+
+def read_plan(text: str) -> Plan:
+    """A file when it looks like one, else the one-line form."""
+    path = Path(text)
+    if text.endswith(".toml") or (text and path.is_file()):
+        if not path.is_file():
+            raise PlanError(f"there is no plan file {text!r}.")
+        return Plan.load(path)
+    return Plan.parse(text)
+
+
+def print_profile(seen: Profile, top: int) -> None:
+    kind = "training step" if seen.training else "inference"
+    results.print(
+        f"[bold]{escape(seen.workload)}[/] · {kind} · plan {escape(seen.plan)} · {escape(seen.machine)} · "
+        f"{format_seconds(seen.step_s)} a step",
+        highlight=False,
+    )
+    if seen.layers is not None:
+        _print_layers(seen.layers, top, seen.training)
+    if seen.kernels:
+        _print_kernels(seen.kernels, top, seen.device)
+    if seen.memory is not None:
+        _print_memory(seen.memory, top)
+    if seen.attention is not None:
+        _print_attention(seen.attention)
+    for note in seen.notes:
+        results.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    if seen.deeper is not None:
+        results.print("\n[bold]To go deeper[/]")
+        for command in (seen.deeper.nsys, seen.deeper.ncu):
+            results.print(escape(command), highlight=False, soft_wrap=True)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
+    )
+    for column in columns:
+        words = column in ("layer", "type", "name", "what", "kernel")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+    return table
+
+
+def _show(table: Table) -> None:
+    results.print()
+    results.print(table)
+
+
+def _name(name: str, kind: str) -> str:
+    """A layer and its class; what is no layer has none."""
+    return escape(layer_name(name)) + ("" if kind == name else f" [dim]{escape(kind)}[/]")
+
+
+def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
+    backward = ("backward",) if training else ()
+    ceiling = ("ceiling",) if times.ceiling_flops_per_s else ()
+    columns = ("layer", "self", *backward, "share", "with inner", "FLOPs", *ceiling)
+    table = _table(f"Time by layer, the {top} largest", *columns)
+    for layer in times.largest(top):
+        cells = [_name(layer.name, layer.type), format_seconds(layer.self_s)]
+        if training:
+            cells.append(format_seconds(layer.backward_self_s))
+        cells += [f"{times.share(layer.self_s):.1%}", format_seconds(layer.total_s)]
+        cells.append(format_rate(layer.flops, "FLOP") if layer.flops else "")
+        if ceiling:
+            cells.append(f"{times.of_ceiling(layer):.1%}" if layer.flops else "")
+        table.add_row(*cells)
+    _show(table)
+    table = _table("Time by type", "type", "layers", "self", "share", "FLOPs")
+    for kind in times.by_type()[:top]:
+        flops = format_rate(kind.flops, "FLOP") if kind.flops else ""
+        table.add_row(escape(kind.type), str(kind.layers), format_seconds(kind.self_s),
+                      f"{times.share(kind.self_s):.1%}", flops)  # fmt: skip
+    _show(table)
+    results.print(measuring_cost(times), highlight=False)
+
+
+def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> None:
+    what = "Kernels" if device.startswith("cuda") else "Operators"
+    table = _table(f"{what}, the {top} largest", "name", "calls", "time", "share")
+    for kernel in kernels[:top]:
+        table.add_row(escape(kernel.name[:100]), f"{kernel.calls:g}", format_seconds(kernel.seconds),
+                      f"{kernel.share:.1%}")  # fmt: skip
+    _show(table)
+
+
+def _print_memory(memory: Memory, top: int) -> None:
+    largest = memory.largest(top)
+    fields = ("weight_bytes", "activation_bytes", "gradient_bytes", "optimizer_bytes", "at_peak_bytes")
+    titles = ("weights", "activations", "gradients", "optimizer", "at peak")
+    # Inference has no gradients, and a compiled model shows no activations.
+    shown = [field for field in fields if any(getattr(layer, field) for layer in largest)]
+    columns = [title for title, field in zip(titles, fields, strict=True) if field in shown]
+    table = _table(f"Memory by layer, the {top} largest", "layer", *columns)
+    for layer in largest:
+        sizes = [getattr(layer, field) for field in shown]
+        table.add_row(_name(layer.name, layer.type), *(format_bytes(size) if size else "" for size in sizes))
+    _show(table)
+    table = _table("Memory in total", "what", "bytes")
+    for what, size in memory_totals(memory):
+        table.add_row(escape(what), format_bytes(size))
+    _show(table)
+
+
+def _print_attention(attention: Attention) -> None:
+    if not attention.layers and not attention.kernels:
+        results.print("\n[bold]Attention[/]: none found.", highlight=False)
+        return
+    core = f", its core {attention.core_share:.1%}" if attention.core_share is not None else ""
+    kernels = escape(", ".join(attention.kernels))
+    results.print(
+        f"\n[bold]Attention[/]: {attention.share:.1%} of the step{core}; ran as {kernels}.", highlight=False
+    )
+    if attention.layers:
+        table = _table("Attention by layer", "layer", "kernel", "calls", "with inner", "core")
+        for layer in attention.layers:
+            table.add_row(_name(layer.name, layer.type), layer.kernel, str(layer.calls),
+                          format_seconds(layer.total_s), format_seconds(layer.core_s))  # fmt: skip
+        _show(table)
+    results.print(f"Counted: {attention.counted}.", highlight=False)

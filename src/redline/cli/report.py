@@ -1,0 +1,63 @@
+"""`redline report`: a measurement file as a page."""
+
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from redline.cli.console import print_json, results
+from redline.measurement import load_measurements
+from redline.report import ladder_rows, write_report
+
+
+def report(
+    file: Annotated[
+        Path, typer.Argument(help="A measurement file (JSON lines), as `redline climb` writes it.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file to write; by default beside FILE.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the report as Markdown.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(help="The id of the run, or its start, when FILE holds several; by default the latest."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written and the rows as JSON.")
+    ] = False,
+) -> None:
+    """Makes one HTML page of a climb's measurements: the ladder, the roofline, the samples, the reasons.
+
+    It needs neither a GPU nor the model, so a file that was measured elsewhere will do.
+
+    Example: [bold]redline report climb.jsonl -o report.html --markdown report.md[/]
+    """
+    page = output or file.with_suffix(".html")
+    climb = write_report(load_measurements(file), page, markdown, run=run)
+    if as_json:
+        rows = ladder_rows([entry.measurement for entry in climb.entries])
+        print_json(
+            {
+                "html": str(page),
+                "markdown": str(markdown) if markdown else None,
+                "run": climb.subject.run,
+                "workload": climb.subject.workload,
+                "headline": climb.headline(),
+                "rows": [_finite(asdict(row)) for row in rows],
+            }
+        )
+        return
+    results.print(escape(climb.headline()), highlight=False, soft_wrap=True)
+    for path in (page, markdown):
+        if path is not None:
+            results.print(f"wrote [bold]{escape(str(path))}[/]", highlight=False, soft_wrap=True)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: both become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,0 +1,65 @@
+"""GPT: pre-norm blocks with causal attention and a GELU MLP, learned positions, a tied head."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width {width} is no multiple of heads {heads}.")
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = CausalAttention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    """Tokens (B, T) to logits (B, T, vocabulary) for the token that follows each."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.length = length
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                branch = name.endswith(("attention.out.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if branch else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.length:
+            raise ValueError(f"{length} tokens, but the model has {self.length} positions.")
+        x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)

@@ -1,0 +1,110 @@
+"""An ONNX model in int8: weights per channel, inputs scaled per call (dynamic) or beforehand (static).
+
+Unlike torchao this reaches convolutions, whose int8 kernels on a CPU are where most of the gain of int8 lies.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import RungError
+from redline.quiet import quiet
+
+# Entropy is left out: ONNX Runtime gives it as many bins as levels, so that it never clips anything.
+METHODS = ("minmax", "percentile")
+# Convolutions are absent: ONNX Runtime has no kernel for dynamic ones with signed weights.
+_DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
+_INT8_OPERATORS = {
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QAttention",
+    "QGemm",
+}
+
+
+def is_int8(operator: str) -> bool:
+    """Whether an operator computes on int8; the ones that only convert do not count."""
+    return operator.startswith("QLinear") or operator in _INT8_OPERATORS
+
+
+def quantize_dynamic(source: Path, target: Path, external: bool) -> None:
+    with quiet():
+        from onnxruntime import quantization
+
+        quantization.quantize_dynamic(
+            _prepared(source, external),
+            target,
+            op_types_to_quantize=_DYNAMIC_OPERATORS,
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=external,
+        )
+
+
+def quantize_static(
+    source: Path,
+    target: Path,
+    batches: Sequence[dict[str, Any]],
+    method: str,
+    percentile: float,
+    symmetric: bool,
+    external: bool,
+) -> None:
+    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT."""
+    with quiet():
+        from onnxruntime import quantization
+
+        class Reader(quantization.CalibrationDataReader):
+            def __init__(self) -> None:
+                self.rest = iter(batches)
+
+            def get_next(self) -> dict[str, Any] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+                return next(self.rest, None)
+
+        methods = quantization.CalibrationMethod
+        quantization.quantize_static(
+            _prepared(source, external),
+            target,
+            Reader(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QInt8,
+            weight_type=quantization.QuantType.QInt8,
+            calibrate_method=methods.MinMax if method == "minmax" else methods.Percentile,
+            use_external_data_format=external,
+            extra_options={
+                "ActivationSymmetric": symmetric,
+                "CalibTensorRangeSymmetric": symmetric,
+                "CalibPercentile": percentile,
+            },
+        )
+
+
+def _prepared(source: Path, external: bool) -> Path:
+    """Shapes inferred and batch norms folded, without which much of a graph would stay in float."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = source.with_name("prepared.onnx")
+    quant_pre_process(source, prepared, save_as_external_data=external)
+    return prepared
+
+
+def calibration_batches(samples: Iterable[Sequence[Tensor]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each sample as the quantizer reads it; a NaN would poison every range, so it is refused."""
+    batches = []
+    for tensors in samples:
+        for tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise RungError(
+                    "onnxruntime: a sample holds a NaN or an infinity, so int8 cannot be calibrated on it."
+                )
+        batches.append(
+            {n: t.detach().cpu().contiguous().numpy() for n, t in zip(names, tensors, strict=True)}
+        )
+    return batches

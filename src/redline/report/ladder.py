@@ -1,0 +1,161 @@
+"""The ladder as rows: one per measurement, with every figure derived and nothing formatted but the score.
+
+No speed is given for a row whose gate is red or whose proof is empty: what is wrong cannot be fast.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from redline.gate import Score
+from redline.measurement import Measurement
+from redline.roofline import place
+from redline.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the ladder; None is what was not measured or does not exist."""
+
+    rung: str
+    plan: str
+    role: str
+    verdict: str
+    reason: str
+    median_s: float | None
+    low_s: float | None
+    high_s: float | None
+    # Against the plan it was interleaved with, and against the model as built.
+    over_last: Interval | None
+    over_start: float | None
+    peak_bytes: int | None
+    quality: str
+    share: float | None
+    setup_s: float | None
+    setup_cached: bool
+    # Calls until the set-up has paid for itself; None when it never does.
+    break_even: float | None
+    proof: str
+
+
+def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
+    """The rows of one climb, in the order in which they were measured."""
+    baseline = next((m for m in measurements if m.role == "baseline"), None)
+    starts = over_starts(measurements)
+    return [_row(m, start, baseline) for m, start in zip(measurements, starts, strict=True)]
+
+
+def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
+    """Each measurement's speed over the baseline's, chained through the plans it was interleaved with.
+
+    A machine drifts over a climb, and neighbours in time drift together: the product of interleaved ratios
+    stays right where the ratio of two medians taken minutes apart does not.
+    """
+    baseline = next((m for m in measurements if m.role == "baseline"), None)
+    known: dict[str, float] = {}
+    found: list[float | None] = []
+    for m in measurements:
+        start = None
+        if m.role == "baseline" or (baseline is not None and m.plan == baseline.plan):
+            start = 1.0 if timed(m) else None
+        elif baseline is not None and timed(m):
+            last = speedup(m)
+            if last is not None and m.against in known:
+                start = last.middle * known[m.against]
+            elif last is not None and m.against == baseline.plan:
+                start = last.middle
+            else:
+                start = _ratio_of_medians(baseline, m)
+        if start is not None and (m.role == "baseline" or m.plan not in known):
+            known[m.plan] = start
+        found.append(start)
+    return found
+
+
+def timed(measurement: Measurement) -> bool:
+    """Whether its time may be shown: it has samples, and its output was good."""
+    usable = bool(measurement.samples) and all(map(_positive, measurement.samples.values()))
+    return usable and measurement.verdict != "refused" and all(score.passed for score in measurement.scores)
+
+
+def speedup(measurement: Measurement) -> Interval | None:
+    """Against the interleaved plan; None where no time may be shown or nothing was interleaved."""
+    against = [
+        measurement.against_samples[s] for s in measurement.shapes if measurement.against_samples.get(s)
+    ]
+    return measurement.speedup() if timed(measurement) and all(map(_positive, against)) else None
+
+
+def worst_score(scores: Sequence[Score]) -> Score | None:
+    """The score that matters: a NaN, then a red one, then the one that used up most of its allowance."""
+
+    def badness(score: Score) -> tuple[bool, bool, float]:
+        if math.isnan(score.value):
+            return (True, True, 0.0)
+        spent, allowed = score.value, score.limit
+        if score.better == "higher":
+            # A similarity is perfect at 1, so what counts is how much of the way down from 1 is gone.
+            similarity = score.limit < 1
+            spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
+        return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
+
+    return max(scores, key=badness, default=None)
+
+
+def format_score(score: Score) -> str:
+    """`relative error 0.0031 ≤ 0.02`, or what is wrong with it."""
+    name = score.metric.replace("_", " ")
+    if math.isnan(score.value):
+        return f"{name} NaN"
+    good, bad = ("≤", ">") if score.better == "lower" else ("≥", "<")
+    # Three nines and six nines differ: a score near its perfect 1 needs more digits than an error does.
+    digits = 7 if score.better == "higher" and score.value < 10 else 3
+    return f"{name} {score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
+
+
+def _positive(values: Sequence[float]) -> bool:
+    return bool(values) and all(math.isfinite(value) and value > 0 for value in values)
+
+
+def _row(m: Measurement, over_start: float | None, baseline: Measurement | None) -> Row:
+    shown = timed(m)
+    interval = m.interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
+    roofline = place(m) if shown else None
+    worst = worst_score(m.scores)
+    setup_s = m.setup_s.get(m.shapes[0] if m.shapes else "")
+    return Row(
+        rung=m.rung,
+        plan=m.plan,
+        role=m.role,
+        verdict=m.verdict,
+        reason=m.reason,
+        median_s=m.median_s() if shown else None,
+        low_s=interval.low if interval else None,
+        high_s=interval.high if interval else None,
+        over_last=speedup(m),
+        over_start=over_start,
+        peak_bytes=m.peak_bytes if m.peak_bytes > 0 else None,
+        quality=format_score(worst) if worst else "",
+        share=roofline.share if roofline else None,
+        setup_s=setup_s,
+        setup_cached=m.setup_cached,
+        break_even=_break_even(m, over_start, baseline),
+        proof=m.proof.get(m.rung.partition("(")[0]) or m.proof.get(m.rung) or "",
+    )
+
+
+def _break_even(m: Measurement, over_start: float | None, baseline: Measurement | None) -> float | None:
+    if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
+        return None
+    shape = m.shapes[0]
+    if shape not in m.setup_s or not baseline.samples.get(shape):
+        return None
+    extra_s = m.setup_s[shape] - baseline.setup_s.get(shape, 0.0)
+    saved_s = baseline.median_s(shape) * (1 - 1 / over_start)
+    return max(0.0, extra_s / saved_s)
+
+
+def _ratio_of_medians(baseline: Measurement, m: Measurement) -> float | None:
+    shared = [s for s in m.shapes if m.samples[s] and baseline.samples.get(s)]
+    logs = [math.log(baseline.median_s(s) / m.median_s(s)) for s in shared]
+    return math.exp(sum(logs) / len(logs)) if logs else None

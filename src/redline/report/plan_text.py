@@ -1,0 +1,43 @@
+"""A plan's one-line form as its TOML file: text to text, so that a report needs no rung installed."""
+
+import re
+
+_PART = re.compile(r"\s*([^\s(]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
+
+def plan_toml(plan: str) -> str:
+    """`bf16 + compile(mode=max-autotune)` -> the document that `Plan.load` reads."""
+    lines = ["schema = 1"]
+    for part in _split(plan, "+"):
+        match = _PART.fullmatch(part)
+        if match is None or part.strip() == "eager":
+            continue
+        lines += ["", "[[rung]]", f"name = {_text(match[1])}"]
+        for option in _split(match[2] or "", ","):
+            key, _, value = option.partition("=")
+            lines.append(f"{key.strip()} = {_value(value.strip())}")
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: str) -> str:
+    if value in ("true", "false") or _NUMBER.fullmatch(value):
+        return value
+    if value.startswith("[") and value.endswith("]"):
+        return "[" + ", ".join(map(_text, value[1:-1].split())) + "]"
+    return _text(value)
+
+
+def _text(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At the separator, outside of brackets."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char == separator and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [part for part in (*parts, text[start:]) if part.strip()]

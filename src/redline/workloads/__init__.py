@@ -1,0 +1,13 @@
+"""The bundled workloads, by name."""
+
+from collections.abc import Callable
+
+from redline.workload import Workload
+from redline.workloads.gpt import gpt, gpt_124m
+from redline.workloads.resnet import resnet
+from redline.workloads.unet import unet_100m, unet_390m, unet_880m
+from redline.workloads.vit import vit
+
+BUNDLED: dict[str, Callable[..., Workload]] = {
+    function.__name__: function for function in (resnet, vit, unet_100m, unet_390m, unet_880m, gpt, gpt_124m)
+}

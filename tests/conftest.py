@@ -1,0 +1,35 @@
+"""What tests share."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.workers import WorkerPool
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Ceilings are measured into a folder of the tests' own, never the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("REDLINE_CACHE")
+    os.environ["REDLINE_CACHE"] = str(folder)
+    yield folder
+    os.environ.pop("REDLINE_CACHE") if before is None else os.environ.update(REDLINE_CACHE=before)
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool() as pool:
+        yield pool

@@ -1,0 +1,167 @@
+"""Rungs with known effects, planted into the registry of this process and, as a workload file, of every worker."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from redline import Rung, Stage, Workload
+from redline.job import Job
+from redline.rungs import RUNGS
+
+
+class Waits(nn.Module):
+    """Busy for a set time, so that what a rung is worth is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.008
+        self.scale = 1.0
+        self.layer = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)  # other load on the machine does not stretch a sleep as it does a busy loop
+        return self.layer(x) * self.scale
+
+
+def waits() -> Workload:
+    return Workload(Waits, lambda seed: torch.randn(3, 6))
+
+
+@dataclass(frozen=True)
+class Planted(Rung):
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    summary: ClassVar[str] = "planted"
+
+    def proof(self, job: Job) -> str:
+        return "it happened"
+
+
+@dataclass(frozen=True)
+class PlantedFast(Planted):
+    name: ClassVar[str] = "planted_fast"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds /= 2  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedUseless(Planted):
+    name: ClassVar[str] = "planted_useless"
+
+    def apply(self, job: Job) -> Job:
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedSlow(Planted):
+    name: ClassVar[str] = "planted_slow"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds *= 1.1  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedWrong(Planted):
+    """Fast and wrong: 10% off."""
+
+    name: ClassVar[str] = "planted_wrong"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds = 0.0  # pyright: ignore
+        job.model.scale = 1.1  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedNan(Planted):
+    name: ClassVar[str] = "planted_nan"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds, job.model.scale = 0.0, float("nan")  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedEmpty(Planted):
+    """Claims a gain, and can show nothing for it."""
+
+    name: ClassVar[str] = "planted_empty"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds = 0.0  # pyright: ignore
+        return job
+
+    def proof(self, job: Job) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class PlantedCrash(Planted):
+    name: ClassVar[str] = "planted_crash"
+
+    def apply(self, job: Job) -> Job:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedHang(Planted):
+    name: ClassVar[str] = "planted_hang"
+
+    def apply(self, job: Job) -> Job:
+        time.sleep(600)
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedRaises(Planted):
+    name: ClassVar[str] = "planted_raises"
+
+    def apply(self, job: Job) -> Job:
+        raise ValueError("this rung is broken")
+
+
+@dataclass(frozen=True)
+class PlantedFixed(Planted):
+    """Sets the time outright, so that `planted_fast` before it is worth nothing any more."""
+
+    name: ClassVar[str] = "planted_fixed"
+    stage: ClassVar[Stage] = Stage.LAUNCH
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds = 0.002  # pyright: ignore
+        return replace(job)
+
+
+PLANTED = (
+    PlantedFast,
+    PlantedUseless,
+    PlantedSlow,
+    PlantedWrong,
+    PlantedNan,
+    PlantedEmpty,
+    PlantedCrash,
+    PlantedHang,
+    PlantedRaises,
+    PlantedFixed,
+)
+
+
+def plant() -> None:
+    RUNGS.update({rung.name: rung for rung in PLANTED})
+
+
+def uproot() -> None:
+    for rung in PLANTED:
+        RUNGS.pop(rung.name, None)
+
+
+if __name__.startswith("redline_workload_"):
+    plant()  # a worker imports this file as its workload

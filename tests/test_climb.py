@@ -1,0 +1,181 @@
+"""The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import planted_rungs
+import pytest
+
+from redline.climb import Climbed, Settings, climb
+from redline.errors import RedlineError, WorkloadError
+from redline.measurement import load_measurements
+from redline.verify import verify
+from redline.plan import Plan
+
+TINY = str(Path(__file__).with_name("tiny_workloads.py"))
+PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
+
+
+@pytest.fixture(autouse=True)
+def planted() -> Iterator[None]:
+    planted_rungs.plant()
+    yield
+    planted_rungs.uproot()
+
+
+@pytest.fixture(scope="module")
+def climbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Climbed, Path]]:
+    planted_rungs.plant()
+    folder = tmp_path_factory.mktemp("climb")
+    names = tuple(rung.name for rung in planted_rungs.PLANTED)
+    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=20, sampling_s=2)
+    yield climb(settings), folder
+
+
+def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]]:
+    return {m.rung: (m.verdict, m.reason) for m in climbed.measurements if m.role == role}
+
+
+def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> None:
+    seen = verdicts(climbed[0])
+    assert seen["planted_fast"][0] == "kept"
+    assert seen["planted_useless"][0] == "dropped" and "noise" in seen["planted_useless"][1]
+    assert seen["planted_slow"][0] == "dropped" and "slower" in seen["planted_slow"][1]
+    assert seen["planted_wrong"][0] == "refused" and "outside the gate" in seen["planted_wrong"][1]
+    assert seen["planted_nan"][0] == "refused" and "nan" in seen["planted_nan"][1]
+    assert seen["planted_empty"][0] == "refused" and "no proof" in seen["planted_empty"][1]
+    assert seen["planted_crash"][0] == "failed" and "SIGKILL" in seen["planted_crash"][1]
+    assert seen["planted_hang"][0] == "failed" and "no result within" in seen["planted_hang"][1]
+    assert seen["planted_raises"][0] == "failed" and "this rung is broken" in seen["planted_raises"][1]
+    assert seen["planted_fixed"][0] == "kept"
+
+
+def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
+    assert all(not m.samples for m in climbed[0].measurements if m.verdict in ("refused", "failed"))
+
+
+def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, Path]) -> None:
+    seen = verdicts(climbed[0], "ablation")
+    assert seen["planted_fast"][0] == "dropped" and seen["planted_fixed"][0] == "kept"
+    assert str(climbed[0].plan) == "planted_fixed"
+
+
+def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tuple[Climbed, Path]) -> None:
+    rows = climbed[0].measurements
+    assert [m.plan for m in rows if m.role == "baseline"] == ["eager"]
+    assert any(m.role == "compile" for m in rows)
+    final = [m for m in rows if m.role == "final" and m.verdict == "kept"]
+    assert len(final) == 1 and final[0].plan == "planted_fixed" and final[0].passed
+    speedup = final[0].speedup()
+    assert speedup is not None and 3.4 < speedup.middle < 4.1
+
+
+def test_every_measurement_is_on_disk(climbed: tuple[Climbed, Path]) -> None:
+    saved = load_measurements(climbed[1] / "measurements.jsonl")
+    assert [m.to_json() for m in saved] == [m.to_json() for m in climbed[0].measurements]
+
+
+def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed, Path], tmp_path: Path) -> None:
+    lines = (climbed[1] / "measurements.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "measurements.jsonl").write_text("".join(lines[:6]))
+    names = tuple(rung.name for rung in planted_rungs.PLANTED if rung.name not in ("planted_hang",))
+    settings = Settings(
+        f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=20, sampling_s=1, resume=True, ablate=False
+    )
+    resumed = climb(settings)
+    after = (tmp_path / "measurements.jsonl").read_text().splitlines(keepends=True)
+    assert after[:6] == lines[:6]
+    assert len({(m.role, m.rung, m.against, m.plan) for m in resumed.measurements}) == len(resumed.measurements)
+    assert len(after) == len(resumed.measurements)
+    assert str(resumed.plan) in ("planted_fast + planted_fixed", "planted_fixed")
+
+
+def test_a_target_stops_the_climb(tmp_path: Path) -> None:
+    settings = Settings(
+        f"{PLANTED}:waits",
+        tmp_path,
+        device="cpu",
+        only=("planted_fast", "planted_fixed"),
+        target_s=0.005,
+        sampling_s=1,
+        ablate=False,
+    )
+    result = climb(settings)
+    assert str(result.plan) == "planted_fast"
+
+
+def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
+    settings = Settings(
+        f"{PLANTED}:waits", tmp_path, device="cpu", only=("planted_hang", "planted_fixed"), budget_s=10, sampling_s=1
+    )
+    result = climb(settings)
+    assert any(m.verdict == "unmeasured" and "budget" in m.reason for m in result.measurements) or "planted_fixed" in result.plan
+    assert result.measurements[-1].role == "final"
+
+
+def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
+    settings = Settings(f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=1, timeout_s=60)
+    result = climb(settings)
+    baseline = result.measurements[0]
+    assert {score.metric for score in baseline.scores} == {"loss_difference", "gradient_difference"}
+    assert all(score.value < 1e-5 for score in baseline.scores)
+
+
+def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
+    shapes = {"batch=1": {"batch": 1}, "batch=3": {"batch": 3}}
+    settings = Settings(
+        f"{TINY}:convolutions", tmp_path, shapes, device="cpu", only=("fold_batchnorm",), sampling_s=1, timeout_s=60
+    )
+    result = climb(settings)
+    for m in result.measurements:
+        if m.samples:
+            assert set(m.samples) == set(shapes) and set(m.setup_s) == set(shapes)
+
+
+def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
+    settings = Settings(
+        f"{TINY}:convolutions", tmp_path, device="cpu", objective="memory", only=("fold_batchnorm",), sampling_s=1
+    )
+    result = climb(settings)
+    trial = next(m for m in result.measurements if m.role == "trial")
+    assert "MiB" in trial.reason or "KiB" in trial.reason
+
+
+@pytest.mark.parametrize(
+    ("workload", "sentence"),
+    [
+        (f"{TINY}:deaf", "does not react"),
+        (f"{TINY}:random", "fails its own gate"),
+        (f"{TINY}:raises", "this model is broken"),
+        ("no.such.module:f", "cannot import"),
+        ("nothing", "no workload 'nothing'"),
+    ],
+)
+def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=sentence):
+        climb(Settings(workload, tmp_path, device="cpu", timeout_s=30))
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    for values, sentence in (
+        ({"objective": "beauty"}, "unknown objective"),
+        ({"only": ("warp",)}, "unknown rung"),
+        ({"reference": "fp8"}, "fp32 or fp64"),
+    ):
+        with pytest.raises(RedlineError, match=sentence):
+            Settings("resnet", tmp_path, **values)
+
+
+def test_verify_names_the_rungs_that_no_longer_hold() -> None:
+    settings = Settings(f"{PLANTED}:waits", Path("."), device="cpu", timeout_s=30, sampling_s=1)
+    seen = verify(Plan.parse("planted_fast + planted_useless"), settings)
+    assert not seen.holds and "planted_useless" in seen.reason
+    assert [(r.rung, r.holds) for r in seen.rungs] == [("planted_fast", True), ("planted_useless", False)]
+    assert seen.speedup is not None and seen.speedup.above(1.5)
+    good = verify(Plan.parse("planted_fast"), settings)
+    assert good.holds
+    red = verify(Plan.parse("planted_fast + planted_wrong"), settings)
+    assert not red.holds and "outside the gate" in red.reason
+    assert {r.rung: r.holds for r in red.rungs}["planted_wrong"] is False
+    gone = verify(Plan.parse("tf32"), settings)
+    assert not gone.holds and "cannot run here" in gone.reason

@@ -1,0 +1,112 @@
+"""Each gate goes red on a planted wrong output, and NaN never passes."""
+
+import pytest
+import torch
+
+from redline import Gate
+from redline.errors import GateError
+from redline.gate import INFERENCE_GATES, all_finite, worst
+from redline.metrics import METRICS
+
+
+def picture(seed: int = 0) -> torch.Tensor:
+    return torch.rand(2, 3, 24, 31, generator=torch.Generator().manual_seed(seed))
+
+
+def training_outputs(noise: float = 0.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    losses, gradient = torch.tensor([2.0, 1.5, 1.2]), torch.randn(40, generator=generator)
+    return [losses * (1 + noise), gradient * (1 + noise) + noise * torch.randn(40, generator=generator)]
+
+
+LIMITS = {
+    "relative_error": 1e-2,
+    "max_error": 1e-2,
+    "cosine": 0.999,
+    "psnr": 35.0,
+    "ssim": 0.98,
+    "top1": 0.99,
+    "kl_divergence": 1e-4,
+    "loss_difference": 1e-2,
+    "gradient_difference": 1e-2,
+}
+
+
+def outputs(metric: str) -> list[torch.Tensor]:
+    return training_outputs() if metric in ("loss_difference", "gradient_difference") else [picture()]
+
+
+def broken(metric: str) -> list[torch.Tensor]:
+    return training_outputs(0.1) if metric in ("loss_difference", "gradient_difference") else [picture(1)]
+
+
+def test_every_metric_is_tried_here() -> None:
+    assert set(LIMITS) == set(METRICS)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_passes_on_the_same_and_goes_red_on_a_planted_wrong_output(metric: str) -> None:
+    gate = Gate(metric, LIMITS[metric])
+    assert gate.judge(outputs(metric), outputs(metric)).passed
+    assert not gate.judge(outputs(metric), broken(metric)).passed
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_passes_a_rounding_error(metric: str) -> None:
+    near = [t * (1 + 1e-5) for t in outputs(metric)]
+    assert Gate(metric, LIMITS[metric]).judge(outputs(metric), near).passed
+
+
+@pytest.mark.parametrize("metric", [m for m in METRICS if m != "top1"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_nan_and_infinity_never_pass(metric: str, poison: float) -> None:
+    bad = [t.clone() for t in outputs(metric)]
+    bad[0].flatten()[0] = poison
+    bad[-1].flatten()[0] = poison
+    assert not Gate(metric, LIMITS[metric]).judge(outputs(metric), bad).passed
+    assert not all_finite(bad)
+
+
+def test_known_values() -> None:
+    zeros, tenth = [torch.zeros(1, 1, 16, 16)], [torch.full((1, 1, 16, 16), 0.1)]
+    assert METRICS["psnr"].measure(zeros, tenth) == pytest.approx(20.0)
+    assert METRICS["relative_error"].measure([torch.ones(4)], [torch.full((4,), 1.5)]) == pytest.approx(0.5)
+    assert METRICS["max_error"].measure([torch.zeros(3)], [torch.tensor([0.0, -2.0, 1.0])]) == 2.0
+    assert METRICS["cosine"].measure([torch.tensor([1.0, 0.0])], [torch.tensor([1.0, 1.0])]) == pytest.approx(0.5**0.5)
+    assert METRICS["top1"].measure([torch.eye(4)], [torch.eye(4).roll(1, 0)]) == 0.0
+    assert METRICS["top1"].measure([torch.tensor([1, 2, 3])], [torch.tensor([1, 2, 4])]) == pytest.approx(2 / 3)
+    assert METRICS["ssim"].measure([picture()], [picture()]) == pytest.approx(1.0)
+    even, skewed = [torch.zeros(1, 2)], [torch.tensor([[0.0, 1.0]]).log_softmax(-1)]
+    expected = torch.nn.functional.kl_div(skewed[0], torch.full((1, 2), 0.5), reduction="sum")
+    assert METRICS["kl_divergence"].measure(even, skewed) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_function_of_ones_own_goes_red_too() -> None:
+    gate = Gate("agreement", 0.9, function=lambda r, o: float((r[0].sign() == o[0].sign()).float().mean()), better="higher")
+    reference = [torch.randn(100)]
+    assert gate.judge(reference, reference).passed
+    assert not gate.judge(reference, [-reference[0]]).passed
+
+
+def test_another_form_is_refused_with_a_sentence() -> None:
+    with pytest.raises(GateError, match="shape"):
+        INFERENCE_GATES[0].judge([torch.zeros(2)], [torch.zeros(3)])
+    with pytest.raises(GateError, match="tensors"):
+        INFERENCE_GATES[0].judge([torch.zeros(2)], [torch.zeros(2), torch.zeros(2)])
+    with pytest.raises(GateError, match="no tensor"):
+        INFERENCE_GATES[0].judge([], [])
+
+
+def test_bad_gates_are_refused_by_name() -> None:
+    with pytest.raises(GateError, match="unknown metric 'psnrr'"):
+        Gate("psnrr", 1)
+    with pytest.raises(GateError, match="finite"):
+        Gate("psnr", float("nan"))
+    with pytest.raises(GateError, match="better"):
+        Gate("mine", 1, function=lambda r, o: 0.0)
+
+
+def test_the_worst_batch_counts() -> None:
+    gate = Gate("relative_error", 0.1)
+    one, two = gate.judge([torch.ones(2)], [torch.ones(2)]), gate.judge([torch.ones(2)], [torch.zeros(2)])
+    assert worst([one, two]) is two and worst([two, one]) is two

@@ -1,0 +1,264 @@
+"""Bundled workloads build the same twice, react to their input, and have gates that tell right from broken."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from redline.errors import WorkloadError
+from redline.gate import all_finite
+from redline.job import Job, TrainingStep
+from redline.models.resnet import ResNet
+from redline.models.vit import Attention, VisionTransformer
+from redline.workload import Workload, call, load_workload
+from redline.workloads import BUNDLED
+from redline.workloads.unet import video_unet
+
+SMALL: dict[str, dict[str, int]] = {
+    "resnet": {"batch": 2, "size": 64},
+    "vit": {"size": 64, "width": 96, "depth": 3, "heads": 3},
+    "gpt": {"batch": 2, "length": 24, "width": 32, "depth": 2, "heads": 2, "vocabulary": 101},
+}
+TOO_LARGE_FOR_A_TEST = {"unet_100m", "unet_390m", "unet_880m", "gpt_124m"}
+
+
+def small_workloads() -> list[Workload]:
+    tiny_unet = video_unet(8, batch=1, size=64)
+    return [load_workload(name, options) for name, options in SMALL.items()] + [tiny_unet]
+
+
+def test_every_bundled_name_is_covered() -> None:
+    assert set(BUNDLED) == set(SMALL) | TOO_LARGE_FOR_A_TEST
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_inputs_follow_the_options(name: str) -> None:
+    workload = load_workload(name, {"batch": 3})
+    assert workload.name == name
+    for leaf in pytree.tree_leaves(workload.fresh_inputs(0, "cpu")):
+        assert leaf.shape[0] == 3
+    assert workload.items == 3 * (load_workload(name, {"batch": 1}).items)
+    assert len(workload.gates) == 2
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_unknown_option_is_named(name: str) -> None:
+    with pytest.raises(WorkloadError, match="'bach'"):
+        load_workload(name, {"bach": 3})
+
+
+@pytest.mark.parametrize("workload", small_workloads(), ids=lambda w: w.name or "unet")
+def test_builds_the_same_twice_and_reacts_to_its_input(workload: Workload) -> None:
+    one, other = workload.fresh_model("cpu"), workload.fresh_model("cpu")
+    for (name, a), (_, b) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    with torch.no_grad():
+        output = call(one, workload.fresh_inputs(0, "cpu"))
+        again = call(other, workload.fresh_inputs(0, "cpu"))
+        else_ = call(one, workload.fresh_inputs(1, "cpu"))
+    assert all_finite(output)
+    assert torch.equal(output, again)
+    assert (output - else_).norm() > 0.3 * output.norm(), "an input must matter far more than any gate allows"
+    assert 0.1 < output.std() < 10
+
+
+def verdicts(workload: Workload, change: Callable[[nn.Module], Any], seeds: int = 2) -> list[bool]:
+    """Whether each gate passes, over some batches, after a change to a copy of the model."""
+    model = workload.fresh_model("cpu")
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        replaced = change(changed)
+        if isinstance(replaced, nn.Module):
+            changed = replaced
+        passed = [True] * len(workload.gates)
+        for seed in range(seeds):
+            batch = workload.fresh_inputs(seed, "cpu")
+            reference, output = call(model, batch), call(changed, batch).float()
+            for index, gate in enumerate(workload.gates):
+                passed[index] &= gate.judge(reference, output).passed
+    return passed
+
+
+def rounded(bits: int) -> Callable[[nn.Module], None]:
+    """Weights per output channel and activations per tensor, rounded to so many bits."""
+
+    def change(model: nn.Module) -> None:
+        levels = 2**bits - 1
+        for module in model.modules():
+            if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+                continue
+            weight = module.weight
+            scale = weight.abs().amax(dim=tuple(range(1, weight.ndim)), keepdim=True) / (levels // 2)
+            weight.copy_((weight / scale).round() * scale)
+            module.register_forward_pre_hook(round_input)
+
+    def round_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        low, high = args[0].aminmax()
+        scale = (high - low) / (2**bits - 1)
+        return (((args[0] - low) / scale).round() * scale + low, *args[1:])
+
+    return change
+
+
+def bf16_weights(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16).float())
+
+
+def nothing(model: nn.Module) -> None:
+    pass
+
+
+class Constant(nn.Module):
+    """Answers every input with what it said to the first one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.answer: Tensor | None = None
+
+    def forward(self, *args: Any) -> Tensor:
+        self.answer = self.model(*args) if self.answer is None else self.answer
+        return self.answer
+
+
+def test_resnet_gates() -> None:
+    workload = load_workload("resnet", {"batch": 4, "size": 128})
+
+    def lost_shift(model: nn.Module) -> None:
+        assert isinstance(model, ResNet)
+        norm = model.get_submodule("stages.3.1.norm2")
+        assert isinstance(norm, nn.BatchNorm2d)
+        norm.bias.zero_()
+
+    def lost_mean(model: nn.Module) -> None:
+        norm = model.get_submodule("stages.1.0.norm1")
+        assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
+        norm.running_mean.zero_()
+
+    assert all(verdicts(workload, nothing))
+    assert all(verdicts(workload, bf16_weights))
+    assert all(verdicts(workload, rounded(8)))
+    assert not any(verdicts(workload, rounded(6)))
+    assert not any(verdicts(workload, lost_shift))
+    assert not any(verdicts(workload, lost_mean))
+    assert not any(verdicts(workload, Constant))
+
+
+def test_resnet_batch_norm_is_not_trivial() -> None:
+    model = load_workload("resnet", SMALL["resnet"]).fresh_model("cpu")
+    for name, norm in model.named_modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None and norm.running_var is not None
+            assert norm.momentum == 0.1
+            for tensor in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                assert tensor.std() > 0.01, name
+            assert (norm.running_var > 0).all()
+
+
+def test_vit_gates() -> None:
+    workload = load_workload("vit")
+
+    def uniform(model: nn.Module, blocks: range = range(12)) -> None:
+        assert isinstance(model, VisionTransformer)
+        for index in blocks:
+            attention = model.get_submodule(f"blocks.{index}.attention")
+            assert isinstance(attention, Attention)
+            attention.scale = 0.0
+
+    assert all(verdicts(workload, bf16_weights, seeds=1))
+    assert not any(verdicts(workload, rounded(5), seeds=1))
+    assert not any(verdicts(workload, uniform, seeds=1))
+    assert not any(verdicts(workload, lambda model: uniform(model, range(1)), seeds=1))
+    assert not any(verdicts(workload, Constant))
+
+
+class InBf16(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.to(torch.bfloat16)
+
+    def forward(self, frame: Tensor, timestep: Tensor, previous_frame: Tensor) -> Tensor:
+        return self.model(frame.bfloat16(), timestep, previous_frame.bfloat16())
+
+
+# A CPU without bf16 says so once, and computes it slowly.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_unet_gates() -> None:
+    workload = video_unet(8, batch=1, size=64)
+
+    def without(name: str) -> Callable[[nn.Module], None]:
+        def change(model: nn.Module) -> None:
+            weight = model.get_submodule(name).weight
+            assert isinstance(weight, nn.Parameter)
+            weight.zero_()
+
+        return change
+
+    assert all(verdicts(workload, InBf16))
+    assert not any(verdicts(workload, without("draft.encoder_attention.out")))
+    assert not any(verdicts(workload, without("refine.bottom.conv2")))
+    assert not any(verdicts(workload, without("refine.film")))
+    assert not any(verdicts(workload, Constant))
+
+
+def test_unet_size_must_halve_four_times() -> None:
+    with pytest.raises(WorkloadError, match="size 40"):
+        load_workload("unet_100m", {"size": 40})
+
+
+def training(workload: Workload, optimizer: Any = None) -> TrainingStep:
+    model = workload.fresh_model("cpu")
+    step = Job.of(model, loss=workload.loss, optimizer=optimizer or workload.optimizer).finish()
+    assert isinstance(step, TrainingStep)
+    return step
+
+
+def judged(workload: Workload, step: TrainingStep, steps: int = 3) -> list[Tensor]:
+    """As a trial sees a training step: the losses of some steps, then the first step's gradients."""
+    losses, gradients = [], []
+    for seed in range(steps):
+        losses.append(step(workload.fresh_inputs(seed, "cpu")))
+        if seed == 0:
+            gradients = [g.clone() for g in step.gradients().values()]
+    return [torch.stack(losses), *gradients]
+
+
+def passes(workload: Workload, reference: list[Tensor], seen: list[Tensor]) -> list[bool]:
+    return [gate.judge(reference, seen).passed for gate in workload.gates]
+
+
+def test_gpt_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = load_workload("gpt", {"batch": 2, "length": 64, "depth": 2})
+    assert workload.training
+    reference = judged(workload, training(workload))
+    assert passes(workload, reference, judged(workload, training(workload))) == [True, True]
+
+    idle = judged(workload, training(workload, lambda parameters: torch.optim.SGD(parameters, lr=0.0)))
+    assert passes(workload, reference, idle) == [False, True]
+
+    attention = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v, is_causal: attention(q, k, v)
+    )
+    assert passes(workload, reference, judged(workload, training(workload)))[1] is False
+
+
+def test_gpt_learns_and_ignores_the_last_position() -> None:
+    workload = load_workload("gpt", SMALL["gpt"])
+    assert workload.loss is not None
+    batch = workload.fresh_inputs(0, "cpu")
+    assert batch["tokens"].min() >= 0 and batch["tokens"].max() < 101
+    logits = torch.randn(2, 24, 101)
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten()
+    )
+    torch.testing.assert_close(workload.loss(logits, batch), expected)
+
+    step = training(workload)
+    losses = [float(step(batch)) for _ in range(20)]
+    assert losses[-1] < 0.95 * losses[0]
