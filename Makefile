@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test test-all check format figures clean
 
 demo: $(READY)
-	$(BIN)/redline climb resnet --budget 4m --sampling 3s --out redline-out/demo
+	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
 test: $(READY)
 	$(BIN)/pytest -m "not gpu and not slow"

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import planted_rungs
 import pytest
 
+import planted_rungs
 from redline.climb import Climbed, Settings, climb
 from redline.errors import RedlineError, WorkloadError
 from redline.measurement import load_measurements
-from redline.verify import verify
 from redline.plan import Plan
+from redline.verify import verify
 
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
 PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
@@ -80,7 +80,14 @@ def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed,
     (tmp_path / "measurements.jsonl").write_text("".join(lines[:6]))
     names = tuple(rung.name for rung in planted_rungs.PLANTED if rung.name not in ("planted_hang",))
     settings = Settings(
-        f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=20, sampling_s=1, resume=True, ablate=False
+        f"{PLANTED}:waits",
+        tmp_path,
+        device="cpu",
+        only=names,
+        timeout_s=20,
+        sampling_s=1,
+        resume=True,
+        ablate=False,
     )
     resumed = climb(settings)
     after = (tmp_path / "measurements.jsonl").read_text().splitlines(keepends=True)
@@ -106,15 +113,25 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
 
 def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
     settings = Settings(
-        f"{PLANTED}:waits", tmp_path, device="cpu", only=("planted_hang", "planted_fixed"), budget_s=10, sampling_s=1
+        f"{PLANTED}:waits",
+        tmp_path,
+        device="cpu",
+        only=("planted_hang", "planted_fixed"),
+        budget_s=10,
+        sampling_s=1,
     )
     result = climb(settings)
-    assert any(m.verdict == "unmeasured" and "budget" in m.reason for m in result.measurements) or "planted_fixed" in result.plan
+    assert (
+        any(m.verdict == "unmeasured" and "budget" in m.reason for m in result.measurements)
+        or "planted_fixed" in result.plan
+    )
     assert result.measurements[-1].role == "final"
 
 
 def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
-    settings = Settings(f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=1, timeout_s=60)
+    settings = Settings(
+        f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=1, timeout_s=60
+    )
     result = climb(settings)
     baseline = result.measurements[0]
     assert {score.metric for score in baseline.scores} == {"loss_difference", "gradient_difference"}
@@ -124,7 +141,13 @@ def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
 def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
     shapes = {"batch=1": {"batch": 1}, "batch=3": {"batch": 3}}
     settings = Settings(
-        f"{TINY}:convolutions", tmp_path, shapes, device="cpu", only=("fold_batchnorm",), sampling_s=1, timeout_s=60
+        f"{TINY}:convolutions",
+        tmp_path,
+        shapes,
+        device="cpu",
+        only=("fold_batchnorm",),
+        sampling_s=1,
+        timeout_s=60,
     )
     result = climb(settings)
     for m in result.measurements:
@@ -134,7 +157,12 @@ def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
 
 def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
     settings = Settings(
-        f"{TINY}:convolutions", tmp_path, device="cpu", objective="memory", only=("fold_batchnorm",), sampling_s=1
+        f"{TINY}:convolutions",
+        tmp_path,
+        device="cpu",
+        objective="memory",
+        only=("fold_batchnorm",),
+        sampling_s=1,
     )
     result = climb(settings)
     trial = next(m for m in result.measurements if m.role == "trial")

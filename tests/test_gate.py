@@ -82,7 +82,12 @@ def test_known_values() -> None:
 
 
 def test_a_function_of_ones_own_goes_red_too() -> None:
-    gate = Gate("agreement", 0.9, function=lambda r, o: float((r[0].sign() == o[0].sign()).float().mean()), better="higher")
+    gate = Gate(
+        "agreement",
+        0.9,
+        function=lambda r, o: float((r[0].sign() == o[0].sign()).float().mean()),
+        better="higher",
+    )
     reference = [torch.randn(100)]
     assert gate.judge(reference, reference).passed
     assert not gate.judge(reference, [-reference[0]]).passed

@@ -26,7 +26,15 @@ def measurement(**values: object) -> Measurement:
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "m.jsonl"
-    rows = [measurement(), measurement(plan="bf16", role="trial", verdict="kept", scores=(Score("psnr", float("nan"), 1, "higher", False),))]
+    rows = [
+        measurement(),
+        measurement(
+            plan="bf16",
+            role="trial",
+            verdict="kept",
+            scores=(Score("psnr", float("nan"), 1, "higher", False),),
+        ),
+    ]
     for row in rows:
         append(path, row)
     seen = load_measurements(path)

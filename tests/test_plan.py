@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_workloads import Convolutions, Perceptron
 
 from redline import Plan
 from redline.errors import PlanError, RedlineError, RungError
 from redline.job import Applied
+from tiny_workloads import Convolutions, Perceptron
 
 
 @pytest.mark.parametrize(
-    "text", ["eager", "channels_last", "bf16 + channels_last + compile(mode=max-autotune)", "int8(skip=[a.b c], mode=dynamic)"]
+    "text",
+    [
+        "eager",
+        "channels_last",
+        "bf16 + channels_last + compile(mode=max-autotune)",
+        "int8(skip=[a.b c], mode=dynamic)",
+    ],
 )
 def test_round_trip(text: str, tmp_path: Path) -> None:
     plan = Plan.parse(text)
@@ -93,7 +99,10 @@ def test_a_plan_for_the_other_kind_is_refused() -> None:
         Plan.parse("checkpoint").apply(Perceptron(), torch.randn(2, 16))
     with pytest.raises(PlanError, match="for inference only"):
         Plan.parse("fold_batchnorm").apply(
-            Perceptron(), torch.randn(2, 16), loss=lambda o, b: o.mean(), optimizer=lambda p: torch.optim.SGD(p, 0.1)
+            Perceptron(),
+            torch.randn(2, 16),
+            loss=lambda o, b: o.mean(),
+            optimizer=lambda p: torch.optim.SGD(p, 0.1),
         )
 
 

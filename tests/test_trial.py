@@ -29,7 +29,13 @@ def course(pool: WorkerPool, milliseconds: float) -> Course:
         dtype="fp32",
     )
     worker.stop()
-    return Course(f"{WORKLOADS}:sleeper", {"": {"milliseconds": milliseconds}}, "cpu", {seeds: str(path)}, turns=(12, 24))
+    return Course(
+        f"{WORKLOADS}:sleeper",
+        {"": {"milliseconds": milliseconds}},
+        "cpu",
+        {seeds: str(path)},
+        turns=(12, 24),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +81,16 @@ def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
         shapes = {"": {"size": size, "batch": 1}}
         worker = pool.start()
         address = f"{WORKLOADS}:convolutions"
-        worker.ask("reference", 60, address=address, shapes=shapes, device="cpu", seeds=seeds, path=path, dtype="fp32")
+        worker.ask(
+            "reference",
+            60,
+            address=address,
+            shapes=shapes,
+            device="cpu",
+            seeds=seeds,
+            path=path,
+            dtype="fp32",
+        )
         worker.stop()
         arm = open_arm(pool, Course(address, shapes, "cpu", {seeds: path}), Plan())
         peaks.append(measure_peak(arm, Course(address, shapes, "cpu", {})))

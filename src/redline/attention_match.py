@@ -86,11 +86,7 @@ def match(softmax: fx.Node, modules: dict[str, nn.Module]) -> Match:
     # value @ weightsᵀ is the transpose of weights @ valueᵀ.
     if _transposes_last_two(reader) and len(reader.users) == 1:
         product = next(iter(reader.users))
-        if (
-            _is(product, "matmul", "bmm")
-            and product.args[1] is reader
-            and isinstance(product.args[0], fx.Node)
-        ):
+        if _is(product, "matmul", "bmm") and product.args[1] is reader and isinstance(product.args[0], fx.Node):
             return Match(scores, product.args[0], True, product, dropout, dropout_p)
     raise NoMatch("its attention weights do not go straight into a product with the values")
 

@@ -74,9 +74,7 @@ _ATTENTION = (attend, attend_in_fp32, F.scaled_dot_product_attention, fused_atte
 def _drops(graph: fx.Graph) -> bool:
     """Whether an attention call of this graph drops weights."""
     calls = [node for node in graph.nodes if node.target in _ATTENTION]
-    return any(
-        node.kwargs.get("dropout_p") or (node.target in _ATTENTION[2:] and node.args[4:5]) for node in calls
-    )
+    return any(node.kwargs.get("dropout_p") or (node.target in _ATTENTION[2:] and node.args[4:5]) for node in calls)
 
 
 def _without_dropout(graph: fx.Graph, matches: list[Match]) -> fx.Graph:

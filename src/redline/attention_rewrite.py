@@ -143,9 +143,7 @@ def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, An
     return graph
 
 
-def _fuse_graph(
-    graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Match]:
+def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
     modules = dict(module.named_modules())
     values = _values(graph, module, args, kwargs)
     matches = []
@@ -158,12 +156,8 @@ def _fuse_graph(
     return matches
 
 
-def _lift_graph(
-    graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Match]:
-    matches = (
-        _fuse_graph(graph, module, args, kwargs) if softmaxes(graph, dict(module.named_modules())) else []
-    )
+def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
+    matches = _fuse_graph(graph, module, args, kwargs) if softmaxes(graph, dict(module.named_modules())) else []
     changed = 0
     for node in graph.nodes:
         if node.op == "call_function" and node.target is attend:
@@ -177,9 +171,7 @@ def _lift_graph(
     return matches
 
 
-def _values(
-    graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """What each node of the graph gives for the observed arguments."""
     seen: dict[str, Any] = {}
 

@@ -173,9 +173,7 @@ def search(
     if not 0 < target_utilization <= 1:
         raise RedlineError(f"the target utilization is a share between 0 and 1, not {target_utilization}.")
     if not 1 <= starting_batch_size <= max_batch:
-        raise RedlineError(
-            f"the starting batch is between 1 and the largest ({max_batch}), not {starting_batch_size}."
-        )
+        raise RedlineError(f"the starting batch is between 1 and the largest ({max_batch}), not {starting_batch_size}.")
     device = resolve_device(device)
     memory = memory_bytes if memory_bytes is not None else _device_bytes(device)
     budget = int(target_utilization * memory)

@@ -1,7 +1,6 @@
 """Benchmarks: workloads × plans, saved as raw samples, and compared with an earlier run of the same machine."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from redline.climb import Settings, ask_machine, make_references
+from redline.course import Settings, ask_machine, lay_course
 from redline.errors import MachineError, MeasurementError
 from redline.files import write_text
+from redline.logbook import Logbook
 from redline.machine import Machine
 from redline.measurement import Measurement
 from redline.plan import Plan
 from redline.statistics import CONFIDENCE, Interval
 from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
-from redline.version import VERSION
 from redline.workers import WorkerFailed, WorkerPool
 
 SCHEMA = 1
@@ -58,8 +57,7 @@ def bench(
         for workload in workloads:
             say(f"{workload}: running the untouched model for reference")
             settings = Settings(workload, Path("."), shapes, device, objective=objective, timeout_s=timeout_s)
-            references, facts = make_references(pool, settings, machine.device)
-            course = Course(workload, shapes, machine.device, references, objective, timeout_s, sampling_s)
+            course, facts = lay_course(pool, settings, machine)
             rows += _bench_one(pool, course, plans, machine, facts, say)
         return rows
 
@@ -72,72 +70,35 @@ def _bench_one(
     facts: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> list[Measurement]:
-    rows: list[Measurement] = []
+    log = Logbook(course, machine, facts)
     arms: list[Arm] = []
-
-    def row(plan: Plan, verdict: str, reason: str, **values: Any) -> Measurement:
-        return Measurement(
-            workload=course.address,
-            plan=str(plan),
-            role="bench",
-            verdict=verdict,
-            reason=reason,
-            machine=machine.as_dict(),
-            flops=facts["flops"],
-            items=facts["items"],
-            unit=facts["unit"],
-            training=facts["training"],
-            objective=course.objective,
-            options={label: dict(options) for label, options in course.shapes.items()},
-            command=" ".join(["redline", *sys.argv[1:]]),
-            redline=VERSION,
-            **values,
-        )
-
     try:
         for plan in plans:
             say(f"{course.address}: setting up {plan}")
             reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
             if reason:
-                rows.append(row(plan, "unavailable", reason))
+                log.record(log.row("bench", plan, "unavailable", reason))
                 continue
             try:
                 arm = open_arm(pool, course, plan, FRESH_SEEDS)
-                if not arm.passed:
-                    red = next(score for score in arm.scores if not score.passed)
-                    rows.append(row(plan, "refused", f"outside the gate: {red}", scores=arm.scores, proof=arm.proof))
-                    close(arm)
-                    continue
-                measure_peak(arm, course)
-                arms.append(arm)
             except WorkerFailed as failure:
                 verdict = "unavailable" if failure.kind == "unavailable" else "failed"
-                rows.append(row(plan, verdict, str(failure)))
+                log.record(log.row("bench", plan, verdict, str(failure)))
+                continue
+            if arm.passed:
+                measure_peak(arm, course)
+                arms.append(arm)
+                continue
+            red = next(score for score in arm.scores if not score.passed)
+            log.record(log.row("bench", plan, "refused", f"outside the gate: {red}", arm))
+            close(arm)
         if arms:
             say(f"{course.address}: timing {len(arms)} plan(s) in turn")
-            taken = take_turns(arms, course)
-            for arm, samples in zip(arms, taken, strict=True):
-                rows.append(
-                    row(
-                        arm.plan,
-                        "baseline",
-                        "measured",
-                        samples={k: tuple(v) for k, v in samples.items()},
-                        setup_s=arm.setup_s,
-                        setup_cached=arm.cached,
-                        warmups=arm.warmups,
-                        peak_bytes=arm.peak_bytes,
-                        weight_bytes=arm.weight_bytes,
-                        least_bytes=arm.least_bytes,
-                        precision=arm.precision,
-                        scores=arm.scores,
-                        proof=arm.proof,
-                        notes=arm.notes,
-                    )
-                )
+            for arm, samples in zip(arms, take_turns(arms, course), strict=True):
+                log.record(log.row("bench", arm.plan, "baseline", "measured", arm, samples))
     finally:
         close(*arms)
-    return rows
+    return log.rows
 
 
 def save(path: Path, rows: Sequence[Measurement]) -> None:
@@ -148,11 +109,15 @@ def load(path: Path) -> list[Measurement]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MeasurementError(f"cannot read the benchmark {str(path)!r}: {getattr(error, 'strerror', None) or error}.") from error
+        raise MeasurementError(
+            f"cannot read the benchmark {str(path)!r}: {getattr(error, 'strerror', None) or error}."
+        ) from error
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise MeasurementError(f"{str(path)!r} is not a saved benchmark.")
     if document["schema"] > SCHEMA:
-        raise MeasurementError(f"{str(path)!r} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA}).")
+        raise MeasurementError(
+            f"{str(path)!r} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA})."
+        )
     return [Measurement.from_dict(row, f"{str(path)!r}") for row in document.get("measurements", [])]
 
 
@@ -160,9 +125,15 @@ def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_ma
     """What changed beyond the noise; refuses to compare different machines unless told."""
     fingerprints = {row.machine.get("fingerprint") for row in (*then, *now)}
     if len(fingerprints) > 1 and not any_machine:
-        names = sorted({f"{row.machine.get('name')} (torch {row.machine.get('versions', {}).get('torch')})" for row in (*then, *now)})
+        names = sorted(
+            {
+                f"{row.machine.get('name')} (torch {row.machine.get('versions', {}).get('torch')})"
+                for row in (*then, *now)
+            }
+        )
         raise MachineError(
-            f"the two runs come from different machines ({' and '.join(names)}); --any-machine compares them all the same."
+            f"the two runs come from different machines ({' and '.join(names)}); "
+            "--any-machine compares them all the same."
         )
     earlier = {(row.workload, row.plan, shape): row for row in then for shape in row.shapes}
     changes = []
@@ -173,7 +144,19 @@ def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_ma
                 changes.append(_change(old, row, shape))
     for (workload, plan, shape), old in earlier.items():
         nothing = Interval(float("nan"), float("nan"), float("nan"))
-        changes.append(Change(workload, plan, shape, old.median_s(shape), float("nan"), nothing, old.peak_bytes, 0, "missing"))
+        changes.append(
+            Change(
+                workload,
+                plan,
+                shape,
+                old.median_s(shape),
+                float("nan"),
+                nothing,
+                old.peak_bytes,
+                0,
+                "missing",
+            )
+        )
     return changes
 
 
@@ -187,7 +170,15 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     elif ratio.above(1.0) and ratio.middle > 1 + TOLERANCE:
         verdict = "faster"
     return Change(
-        new.workload, new.plan, shape, old.median_s(shape), new.median_s(shape), ratio, old.peak_bytes, new.peak_bytes, verdict
+        new.workload,
+        new.plan,
+        shape,
+        old.median_s(shape),
+        new.median_s(shape),
+        ratio,
+        old.peak_bytes,
+        new.peak_bytes,
+        verdict,
     )
 
 

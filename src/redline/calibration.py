@@ -47,9 +47,7 @@ def outputs_on_samples(job: Job) -> list[Any]:
     outputs = []
     for batch in job.samples:
         if job.host_inputs:
-            batch = pytree.tree_map(
-                lambda leaf: leaf.to(job.device) if isinstance(leaf, Tensor) else leaf, batch
-            )
+            batch = pytree.tree_map(lambda leaf: leaf.to(job.device) if isinstance(leaf, Tensor) else leaf, batch)
         with torch.no_grad(), entered(job.contexts):
             outputs.append(call(job.model, batch))
     return outputs
@@ -76,9 +74,7 @@ def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
     return seen
 
 
-def clipping_limits(
-    job: Job, layers: Mapping[str, nn.Linear], method: str, percentile: float
-) -> dict[str, Limit]:
+def clipping_limits(job: Job, layers: Mapping[str, nn.Linear], method: str, percentile: float) -> dict[str, Limit]:
     """For each layer that can be calibrated, the largest input that int8 should still represent.
 
     A layer that never ran, that saw only zeros, or that is called with inputs of several ranks has no limit.

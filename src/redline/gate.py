@@ -32,7 +32,7 @@ class Score:
 class Gate:
     """`Gate("relative_error", 0.02)`, or `Gate("mine", 0.9, function=f, better="higher")` with a function of your own.
 
-    Your own function takes `(reference, output)`, both lists of the tensors that the model returned, and gives one number.
+    Your function takes `(reference, output)`, both lists of the tensors that the model returned, and gives a number.
     """
 
     metric: str

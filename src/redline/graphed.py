@@ -55,18 +55,28 @@ class CudaRecorder:
         torch.clear_autocast_cache()
         # Only this thread is held to what may be recorded: a data loader's threads may go on with
         # their copies.
-        with (
-            torch.cuda.device(self.device),
-            torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
-        ):
-            output = run()
+        try:
+            with (
+                torch.cuda.device(self.device),
+                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+            ):
+                output = run()
+        except RuntimeError:
+            self._release_generator()
+            raise
         return output, graph.replay
+
+    def _release_generator(self) -> None:
+        """A recording that fails leaves torch's random generator waiting for its end: every later draw would raise."""
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        generator = torch.cuda.default_generators[index]
+        fresh = torch.Generator(device=self.device)
+        fresh.manual_seed(generator.initial_seed())
+        generator.graphsafe_set_state(fresh.graphsafe_get_state())
 
     def pool_bytes(self) -> int:
         segments = torch.cuda.memory_snapshot()
-        return sum(
-            s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) == tuple(self.pool)
-        )
+        return sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) == tuple(self.pool))
 
 
 @dataclass
@@ -147,9 +157,7 @@ class GraphedCallable:
         self.last = None
         return self.function(*args, **kwargs)
 
-    def _record(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
-    ) -> tuple[_Recording, Any]:
+    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]) -> tuple[_Recording, Any]:
         """A recording for inputs of this form; for training also the output of the one step that counts."""
         if not self.recorder.reaches(leaves):
             raise RungError(
@@ -229,9 +237,7 @@ class _Kept:
     def __enter__(self) -> None:
         model, optimizer = self.state.model, self.state.optimizer
         tensors = [*model.parameters(), *model.buffers()]
-        tensors += [
-            v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)
-        ]
+        tensors += [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
         self.tensors = [(t, t.detach().clone()) for t in tensors]
         self.numbers = [
             (values, {k: v for k, v in values.items() if not isinstance(v, Tensor)})
@@ -268,9 +274,7 @@ def _form(value: Any, leaves: list[Tensor]) -> Any:
     try:
         hash(value)
     except TypeError:
-        raise RungError(
-            f"cuda_graph: an input is a {type(value).__name__}, which cannot be told apart."
-        ) from None
+        raise RungError(f"cuda_graph: an input is a {type(value).__name__}, which cannot be told apart.") from None
     return type(value), value
 
 

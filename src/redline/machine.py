@@ -17,7 +17,17 @@ import torch
 
 from redline.errors import MachineError
 
-LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "onnxruntime-gpu", "onnx", "torch-tensorrt", "apex", "numpy")
+LIBRARIES = (
+    "torch",
+    "triton",
+    "torchao",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "torch-tensorrt",
+    "apex",
+    "numpy",
+)
 # A dtype slower than this share of fp32 is emulated, and no rung should bet on it.
 _EMULATED = 0.25
 
@@ -75,19 +85,28 @@ class Machine:
     @property
     def fingerprint(self) -> str:
         """The same for measurements that may be compared with each other."""
-        parts = (self.name, self.device.partition(":")[0], self.cores, self.versions.get("torch"), self.driver)
+        parts = (
+            self.name,
+            self.device.partition(":")[0],
+            self.cores,
+            self.versions.get("torch"),
+            self.driver,
+        )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @property
     def cache_path(self) -> Path:
-        root = os.environ.get("REDLINE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
-        return Path(root) / f"ceilings-2-{self.fingerprint}.json"
+        root = (
+            os.environ.get("REDLINE_CACHE")
+            or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
+        )
+        return Path(root) / f"ceilings-3-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions
 
     def why_slow(self, dtype: str) -> str:
-        """A sentence when this dtype is emulated here; the measured rate decides, the hardware list if there is none."""
+        """A sentence when this dtype is emulated here; the measured rate decides, else what the hardware lists."""
         if self.ceilings is not None:
             rate, fp32 = self.ceilings.flops_per_s(dtype), self.ceilings.flops_per_s("fp32")
             measured = dtype in self.ceilings.matmul_flops_per_s
@@ -152,10 +171,19 @@ def _detect(device: str) -> Machine:
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
     dtypes = ["fp32"]
-    for need, names in (((7, 0), ["fp16"]), ((7, 5), ["int8"]), ((8, 0), ["tf32", "bf16"]), ((8, 9), ["fp8"])):
+    for need, names in (
+        ((7, 0), ["fp16"]),
+        ((7, 5), ["int8"]),
+        ((8, 0), ["tf32", "bf16"]),
+        ((8, 9), ["fp8"]),
+    ):
         if capability >= need:
             dtypes += names
-    kernels = ["math", "efficient"] + (["flash"] if capability >= (8, 0) else []) + (["cudnn"] if capability >= (9, 0) else [])
+    kernels = (
+        ["math", "efficient"]
+        + (["flash"] if capability >= (8, 0) else [])
+        + (["cudnn"] if capability >= (9, 0) else [])
+    )
     return Machine(
         name=properties.name,
         device_bytes=properties.total_memory,

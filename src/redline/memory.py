@@ -257,9 +257,7 @@ class MemoryPool:
     def give_back(self, buffer: Tensor) -> None:
         with self._lock:
             if self._lent.pop(id(buffer), None) is None:
-                raise RedlineError(
-                    "this buffer is not lent: it was given back before, or is not of this pool."
-                )
+                raise RedlineError("this buffer is not lent: it was given back before, or is not of this pool.")
             self._free.setdefault(self._key(buffer.shape, buffer.dtype), []).append(buffer)
 
     @contextmanager

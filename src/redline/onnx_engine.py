@@ -78,9 +78,7 @@ class OnnxEngine:
     def _run_on_cuda(self, tensors: list[Tensor]) -> list[Tensor]:
         index = self._device.index or 0
         inputs = [t.detach().contiguous() for t in tensors]
-        results = [
-            torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._flat.output_forms
-        ]
+        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._flat.output_forms]
         binding = self._session.io_binding()
         for name, t in zip(self._inputs, inputs, strict=True):
             binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
@@ -163,7 +161,5 @@ def weight_bytes(path: Path) -> int:
 def _onnx_type(dtype: torch.dtype) -> int:
     import onnx
 
-    name = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}.get(
-        dtype, str(dtype).removeprefix("torch.").upper()
-    )
+    name = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}.get(dtype, str(dtype).removeprefix("torch.").upper())
     return onnx.TensorProto.DataType.Value(name)

@@ -101,10 +101,6 @@ def calibration_batches(samples: Iterable[Sequence[Tensor]], names: Sequence[str
     for tensors in samples:
         for tensor in tensors:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise RungError(
-                    "onnxruntime: a sample holds a NaN or an infinity, so int8 cannot be calibrated on it."
-                )
-        batches.append(
-            {n: t.detach().cpu().contiguous().numpy() for n, t in zip(names, tensors, strict=True)}
-        )
+                raise RungError("onnxruntime: a sample holds a NaN or an infinity, so int8 cannot be calibrated on it.")
+        batches.append({n: t.detach().cpu().contiguous().numpy() for n, t in zip(names, tensors, strict=True)})
     return batches

@@ -27,9 +27,7 @@ E = TypeVar("E", bound=Engine)
 class PerShape(nn.Module, Generic[E]):
     """Called like the model. The model itself is kept, to build an engine when a new shape arrives."""
 
-    def __init__(
-        self, model: nn.Module, build: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], E]
-    ) -> None:
+    def __init__(self, model: nn.Module, build: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], E]) -> None:
         super().__init__()
         self.model = model
         self._build = build
@@ -93,9 +91,7 @@ class FlatModel(nn.Module):
         self._output_constants = [None if isinstance(leaf, Tensor) else leaf for leaf in results]
         self._output_places = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         if not self._output_places:
-            raise RungError(
-                f"{rung}: no tensor can be found in the {type(output).__name__} that the model returns."
-            )
+            raise RungError(f"{rung}: no tensor can be found in the {type(output).__name__} that the model returns.")
         # Shape and dtype of every tensor that comes out.
         self.output_forms = [(results[i].shape, results[i].dtype) for i in self._output_places]
 

@@ -110,7 +110,7 @@ class Plan:
 
     def with_rung(self, rung: Rung) -> "Plan":
         """This plan with the rung added, in place of itself and of whatever it excludes."""
-        kept = [r for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
+        kept = [rung.beside(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
         return Plan.of([*kept, rung])
 
     def without(self, name: str) -> "Plan":

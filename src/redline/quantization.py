@@ -46,9 +46,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def choose_layers(
-    rung: str, model: nn.Module, skip: Iterable[str], min_features: int
-) -> dict[str, nn.Linear]:
+def choose_layers(rung: str, model: nn.Module, skip: Iterable[str], min_features: int) -> dict[str, nn.Linear]:
     """The layers to quantize: wide enough, and neither named in `skip` nor inside a module that is."""
     names = {name for name, _ in unwrapped(model).named_modules()}
     skip = tuple(skip)
@@ -80,9 +78,7 @@ def quantize_layer(rung: str, name: str, layer: nn.Linear, config: Any) -> None:
     with quiet():
         torchao_quantization().quantize_(layer, config, filter_fn=lambda module, _: module is layer)
     if not is_quantized(layer.weight):
-        raise RungError(
-            f"{rung}: torchao left layer {name!r} of shape {tuple(layer.weight.shape)} unquantized."
-        )
+        raise RungError(f"{rung}: torchao left layer {name!r} of shape {tuple(layer.weight.shape)} unquantized.")
 
 
 def is_quantized(weight: Tensor) -> bool:

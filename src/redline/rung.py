@@ -37,10 +37,7 @@ class Rung(ABC):
     summary: ClassVar[str]  # one line for `redline rungs`
     inference: ClassVar[bool] = True
     training: ClassVar[bool] = True
-    # The ceiling a measurement under this rung is held against; "" leaves it as it was.
     excludes: ClassVar[frozenset[str]] = frozenset()
-    # Whether a later compiler can turn its loss into a gain, so that the climb looks at it a second time.
-    second_look: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -55,9 +52,13 @@ class Rung(ABC):
         return fields(cls)
 
     @classmethod
-    def variants(cls, machine: Machine) -> "tuple[Rung, ...]":
+    def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
         """What a climb tries; by default the rung with its default options."""
         return (cls(),)
+
+    def beside(self, other: "Rung") -> "Rung":
+        """The other rung as it must be when this one joins the plan; as it is, unless the two overlap."""
+        return other
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         """A sentence when it cannot apply; empty when it can. Without a job, asks about the machine alone."""

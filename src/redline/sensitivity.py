@@ -38,9 +38,7 @@ def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Q
     return sorted(layers, key=lambda name: harm[name])
 
 
-def longest_passing(
-    job: Job, order: Sequence[str], layers: Mapping[str, nn.Linear], quantize: Quantize
-) -> int:
+def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Linear], quantize: Quantize) -> int:
     """How many layers, taken in order, can be quantized together with every gate still green.
 
     By bisection, so it assumes that more quantized layers never make the output better; the count that it

@@ -18,6 +18,10 @@ class Interval:
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """As a ratio: `1.23× (1.18–1.30)`."""
+        return f"{self.middle:.2f}× ({self.low:.2f}–{self.high:.2f})"
+
     def above(self, value: float) -> bool:
         return self.low > value
 

@@ -9,10 +9,12 @@ from typing import Any
 from redline.gate import Score
 from redline.plan import Plan
 from redline.statistics import Interval, median, ratio_interval
-from redline.workers import Worker, WorkerFailed, WorkerPool
+from redline.workers import Worker, WorkerPool
 
 # A gain below this is not worth a rung, and is what two processes of the same code can differ by.
 WORTHWHILE = 1.01
+# A memory saving above this share is allocator noise.
+SMALLER = 0.98
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
 
@@ -59,7 +61,9 @@ class Arm:
         self.worker.stop()
 
 
-def open_arm(pool: WorkerPool, course: Course, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0) -> Arm:
+def open_arm(
+    pool: WorkerPool, course: Course, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+) -> Arm:
     """Starts a worker with the plan, through set-up, first calls, gates and proof. Raises `WorkerFailed`."""
     worker = pool.start()
     try:
@@ -154,7 +158,9 @@ def _hopeless(taken: Sequence[Mapping[str, Sequence[float]]], labels: Sequence[s
 
 
 def compare(
-    old: Mapping[str, Sequence[float]], new: Mapping[str, Sequence[float]], labels: Sequence[str] | None = None
+    old: Mapping[str, Sequence[float]],
+    new: Mapping[str, Sequence[float]],
+    labels: Sequence[str] | None = None,
 ) -> Interval:
     """How many times faster the new one is."""
     return ratio_interval([(old[label], new[label]) for label in (labels or list(new))])
@@ -172,16 +178,3 @@ def geometric_mean_s(samples: Mapping[str, Sequence[float]]) -> float:
     for values in samples.values():
         product *= median(values)
     return product ** (1 / len(samples))
-
-
-__all__ = [
-    "Arm",
-    "Course",
-    "WorkerFailed",
-    "close",
-    "compare",
-    "geometric_mean_s",
-    "measure_peak",
-    "open_arm",
-    "take_turns",
-]

@@ -3,12 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redline.climb import Settings, ask_machine, make_references
+from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
 from redline.machine import Machine
 from redline.plan import Plan
+from redline.rung import Rung
 from redline.statistics import Interval
-from redline.trial import FRESH_SEEDS, JUDGE_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.trial import (
+    FRESH_SEEDS,
+    JUDGE_SEEDS,
+    SMALLER,
+    Arm,
+    Course,
+    close,
+    compare,
+    geometric_mean_s,
+    measure_peak,
+    open_arm,
+    take_turns,
+)
 from redline.workers import WorkerFailed, WorkerPool
 
 
@@ -40,25 +53,14 @@ def verify(plan: Plan, settings: Settings, say: Callable[[str], None] = lambda _
     with WorkerPool() as pool:
         machine = ask_machine(pool, settings.device)
         say("running the untouched model for reference")
-        references, facts = make_references(pool, settings, machine.device)
-        course = Course(
-            settings.workload,
-            settings.shapes,
-            machine.device,
-            references,
-            settings.objective,
-            settings.timeout_s,
-            settings.sampling_s,
-        )
+        course, facts = lay_course(pool, settings, machine)
         return _verify(pool, course, plan, machine, facts["training"], say)
 
 
 def _verify(
     pool: WorkerPool, course: Course, plan: Plan, machine: Machine, training: bool, say: Callable[[str], None]
 ) -> Verified:
-    impossible = {
-        rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))
-    }
+    impossible = {rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))}
     say("timing the model as it is")
     try:
         eager = open_arm(pool, course, Plan())
@@ -82,9 +84,9 @@ def _verify(
         if whole is not None and whole.passed:
             old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
             speedup = compare(old, new)
-            median_s = sorted(next(iter(new.values())))[len(next(iter(new.values()))) // 2]
+            median_s = geometric_mean_s(new)
             if plan.rungs and not speedup.above(1.0):
-                reason = f"the plan is not faster than eager: {speedup.middle:.2f}× ({speedup.low:.2f}–{speedup.high:.2f})"
+                reason = f"the plan is not faster than eager: {speedup}"
         elif whole is not None:
             reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
         fallen = [v.rung for v in verdicts if not v.holds]
@@ -106,7 +108,7 @@ def _verify(
         close(eager, whole)
 
 
-def _cannot(rung, machine: Machine, training: bool) -> str:  # noqa: ANN001
+def _cannot(rung: Rung, machine: Machine, training: bool) -> str:
     if training and not rung.training:
         return "it is for inference only"
     if not training and not rung.inference:
@@ -133,19 +135,20 @@ def _check_rung(
         arm = open_arm(pool, course, plan.without(name), JUDGE_SEEDS)
         if not whole.passed:
             blame = arm.passed
-            return RungVerdict(name, not blame, "the gate is green without it" if blame else "not what turns the gate red")
+            return RungVerdict(
+                name, not blame, "the gate is green without it" if blame else "not what turns the gate red"
+            )
         if not arm.passed:
             return RungVerdict(name, True, "the gate needs it")
         measure_peak(arm, course)
         with_rung, without_rung = take_turns([whole, arm], course)
         worth = compare(without_rung, with_rung)
-        span = f"{worth.middle:.2f}× ({worth.low:.2f}–{worth.high:.2f})"
-        saves = arm.peak_bytes and whole.peak_bytes < 0.98 * arm.peak_bytes
+        saves = arm.peak_bytes and whole.peak_bytes < SMALLER * arm.peak_bytes
         if worth.above(1.0) or (course.objective == "memory" and saves):
-            return RungVerdict(name, True, f"worth {span}", worth)
+            return RungVerdict(name, True, f"worth {worth}", worth)
         if worth.below(1.0):
-            return RungVerdict(name, False, f"the plan is faster without it: {span}", worth)
-        return RungVerdict(name, False, f"no gain beyond the noise: {span}", worth)
+            return RungVerdict(name, False, f"the plan is faster without it: {worth}", worth)
+        return RungVerdict(name, False, f"no gain beyond the noise: {worth}", worth)
     except WorkerFailed as failure:
         return RungVerdict(name, True, f"the others do not run without it: {failure}")
     finally:

@@ -1,5 +1,6 @@
 """What runs inside a worker process: builds a workload, applies a plan, and answers requests about it."""
 
+import functools
 import gc
 import json
 import os
@@ -85,7 +86,13 @@ class Bench:
         return (with_ceilings(found, again) if measure else found).as_dict()
 
     def reference(
-        self, address: str, shapes: Mapping[str, Mapping[str, Any]], device: str, seeds: Sequence[int], path: str, dtype: str
+        self,
+        address: str,
+        shapes: Mapping[str, Mapping[str, Any]],
+        device: str,
+        seeds: Sequence[int],
+        path: str,
+        dtype: str,
     ) -> dict[str, Any]:
         """Runs the untouched model in strict fp32 (or fp64), saves its outputs, and checks that they can be judged."""
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -111,7 +118,9 @@ class Bench:
                 if not tensors_of(result):
                     raise WorkloadError(f"{workload.label}: the model returned no tensor, so there is nothing to judge")
                 if not all_finite(result):
-                    raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
+                    raise WorkloadError(
+                        f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})"
+                    )
             _check_sensitivity(workload, results)
             outputs[label] = [_as_dtype(_detached(result), "fp32") for result in results]
         torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
@@ -125,7 +134,13 @@ class Bench:
         }
 
     def setup(
-        self, address: str, shapes: Mapping[str, Mapping[str, Any]], device: str, plan: str, reference: str, seeds: Sequence[int]
+        self,
+        address: str,
+        shapes: Mapping[str, Mapping[str, Any]],
+        device: str,
+        plan: str,
+        reference: str,
+        seeds: Sequence[int],
     ) -> dict[str, Any]:
         """Builds, applies the plan, makes the first calls, and judges the output."""
         self.device = torch.device(device)
@@ -143,7 +158,13 @@ class Bench:
         self.wait()
         start = time.perf_counter()
         job = Job.of(
-            model, samples, first.gates, first.loss, first.optimizer, host_inputs=first.host_inputs, share=True
+            model,
+            samples,
+            first.gates,
+            first.loss,
+            first.optimizer,
+            host_inputs=first.host_inputs,
+            share=True,
         )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -182,7 +203,8 @@ class Bench:
             if setup_s:
                 start = time.perf_counter()  # a later shape costs what it adds: a recompilation, a capture
             if workload.training and label in expected:
-                first = _train_and_judge(self.run, batches[:TRAINING_STEPS], lambda: self._mark(setup_s, label, start))
+                mark = functools.partial(self._mark, setup_s, label, start)
+                first = _train_and_judge(self.run, batches[:TRAINING_STEPS], mark)
                 scores += _judge(workload.gates, expected[label], [first])
                 warmups += TRAINING_STEPS
                 continue
@@ -282,7 +304,9 @@ def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
     )
 
 
-def _train_and_judge(run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None) -> list[Tensor]:
+def _train_and_judge(
+    run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None
+) -> list[Tensor]:
     """The losses of a few steps, then the first step's gradients: what training gates compare."""
     losses: list[Tensor] = []
     gradients: list[Tensor] = []

@@ -95,7 +95,12 @@ class WorkerPool:
         command = [sys.executable, "-m", "redline.zygote", str(theirs.fileno())]
         log = (self.scratch / "zygote.log").open("wb")
         self._process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(),), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command,
+            pass_fds=(theirs.fileno(),),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
         theirs.close()
         log.close()

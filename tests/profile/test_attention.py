@@ -31,8 +31,7 @@ def test_torchs_own_layer_is_found(subject):
     found = find_attention(subject("library_attention"))
     assert found, "nothing found"
     assert all(
-        "attention" in kernel.lower() or "SDPA" in kernel or "fused" in kernel
-        for kernel in next(iter(found.values()))
+        "attention" in kernel.lower() or "SDPA" in kernel or "fused" in kernel for kernel in next(iter(found.values()))
     )
 
 

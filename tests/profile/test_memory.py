@@ -65,9 +65,7 @@ def test_the_training_peak_adds_up(subject):
 
 
 def test_checkpointing_saves_activations(subject):
-    kept, recomputed = (
-        measure_memory(subject(name)).activation_bytes for name in ("not_recomputing", "recomputing")
-    )
+    kept, recomputed = (measure_memory(subject(name)).activation_bytes for name in ("not_recomputing", "recomputing"))
     assert kept is not None and recomputed is not None
     assert recomputed < 0.2 * kept
 

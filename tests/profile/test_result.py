@@ -41,9 +41,7 @@ def test_a_compiled_model_falls_back_to_kernels(machine: Machine, workload):
 
 
 def test_the_page_is_self_contained_and_escapes(whole: Profile):
-    page = render_page(
-        replace(whole, workload="<script>alert(1)</script>", deeper=Deeper("nsys a", "ncu 'b'")), top=3
-    )
+    page = render_page(replace(whole, workload="<script>alert(1)</script>", deeper=Deeper("nsys a", "ncu 'b'")), top=3)
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "http://" not in page and "https://" not in page
     for text in ("Time by layer", "Memory by layer", "Attention", "Operators", "To go deeper", "nsys a"):

@@ -35,9 +35,7 @@ def test_bars_are_as_long_as_the_times():
     drawing = draw_ladder(climb, 920)
     widths = {
         kind: float(w)
-        for kind, w in re.findall(
-            r'class="m-(base|final)" x="[^"]+" y="[^"]+" width="([^"]+)"', drawing.svg("l")
-        )
+        for kind, w in re.findall(r'class="m-(base|final)" x="[^"]+" y="[^"]+" width="([^"]+)"', drawing.svg("l"))
     }
     assert widths["base"] / widths["final"] == pytest.approx(
         climb.baseline.row.median_s / climb.final.row.median_s, rel=0.01

@@ -33,9 +33,7 @@ def test_writes_beside_the_file_and_says_where(file):
 
 def test_options(file, tmp_path):
     page, text = tmp_path / "a.html", tmp_path / "a.md"
-    seen = CliRunner().invoke(
-        app, [str(file), "-o", str(page), "--markdown", str(text), "--run", "first", "--json"]
-    )
+    seen = CliRunner().invoke(app, [str(file), "-o", str(page), "--markdown", str(text), "--run", "first", "--json"])
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.output, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (said["html"], said["markdown"], said["run"]) == (str(page), str(text), "first")

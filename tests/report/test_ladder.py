@@ -12,9 +12,7 @@ from report.synthetic_climb import cpu_climb, h200_climb, without_ceilings
 
 
 def measured(plan="eager", role="baseline", verdict="baseline", **changes):
-    return Measurement(
-        workload="w", plan=plan, role=role, verdict=verdict, reason="why", machine={}, **changes
-    )
+    return Measurement(workload="w", plan=plan, role=role, verdict=verdict, reason="why", machine={}, **changes)
 
 
 BASELINE = measured(samples={"": (1.0, 1.0, 1.0)}, setup_s={"": 1.0}, peak_bytes=100)

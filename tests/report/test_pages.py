@@ -63,9 +63,7 @@ class Tags(HTMLParser):
         self.seen.append(tag)
         self.ids += [value for key, value in attrs if key == "id"]
         self.loads += [
-            value
-            for key, value in attrs
-            if key in ("src", "href", "xlink:href", "action") or key.startswith("on")
+            value for key, value in attrs if key in ("src", "href", "xlink:href", "action") or key.startswith("on")
         ]
         if tag not in self.VOID:
             self.open.append(tag)
@@ -92,9 +90,7 @@ def test_every_climb_makes_a_whole_page(case):
     assert not re.search(r"@import|url\(", page)
     for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         root = ElementTree.fromstring(drawing)
-        assert (
-            root.attrib["role"] == "img" and root.find("title") is not None and root.find("desc") is not None
-        )
+        assert root.attrib["role"] == "img" and root.find("title") is not None and root.find("desc") is not None
         assert not re.search(r'="[^"]*\b(nan|inf)\b', drawing)
     assert not re.search(r">\s*(nan|inf|None)\b", page)
 
@@ -137,9 +133,7 @@ def test_markdown_holds_the_same_tables():
 def test_no_speed_on_a_red_gate_anywhere():
     climb = cpu_climb()
     fast = tuple(s / 1234.5 for s in climb[0].samples[""])
-    red = replace(
-        climb[3], verdict="refused", samples={"": fast}, against_samples=climb[0].samples, rung="lucky"
-    )
+    red = replace(climb[3], verdict="refused", samples={"": fast}, against_samples=climb[0].samples, rung="lucky")
     for text in (render_html(Climb.of([climb[0], red])), render_markdown(Climb.of([climb[0], red]))):
         assert "lucky" in text
         assert "1234" not in text and "1235" not in text and "171 µs" not in text
@@ -160,9 +154,7 @@ def test_names_cannot_break_out():
         precision=EVIL,
     )
     evil = [
-        replace(
-            m, plan=f"{m.plan} + {EVIL}", rung=EVIL, proof={EVIL: EVIL}, machine={**m.machine, "name": EVIL}
-        )
+        replace(m, plan=f"{m.plan} + {EVIL}", rung=EVIL, proof={EVIL: EVIL}, machine={**m.machine, "name": EVIL})
         for m in evil
     ]
     evil = [replace(m, scores=tuple(replace(s, metric=EVIL) for s in m.scores)) for m in evil]
@@ -182,9 +174,7 @@ def test_names_cannot_break_out():
 def test_a_nan_score_is_told_and_not_drawn():
     climb = cpu_climb()
     nan = tuple(replace(s, value=math.nan, passed=False) for s in climb[6].scores)
-    page = render_html(
-        Climb.of([climb[0], climb[1], replace(climb[6], verdict="refused", scores=nan), climb[-1]])
-    )
+    page = render_html(Climb.of([climb[0], climb[1], replace(climb[6], verdict="refused", scores=nan), climb[-1]]))
     assert "NaN" in page
 
 

@@ -76,8 +76,7 @@ def test_proof_counts_the_weights() -> None:
     model = Net()
     job = Bf16().apply(Job.of(model))
     assert (
-        Bf16().proof(job)
-        == f"{sum(p.numel() for p in model.parameters())} weights converted to bf16, 0 left in fp32"
+        Bf16().proof(job) == f"{sum(p.numel() for p in model.parameters())} weights converted to bf16, 0 left in fp32"
     )
 
 

@@ -60,9 +60,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def gradients_after(
-    model: nn.Module, plan: str, batches: list[Tensor]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def gradients_after(model: nn.Module, plan: str, batches: list[Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     plan_ = Plan.parse(plan)
     job = Job.of(model, tuple(batches[:1]), loss=squared, optimizer=sgd)
     plan_, job = plan_.build(job, Machine.detect(str(job.device)))
@@ -215,9 +213,7 @@ def test_under_a_compiler(granularity: str) -> None:
     job = rung.apply(Job.of(model, loss=squared, optimizer=sgd))
     job.model.zero_grad()
     # aot_eager partitions the graph as inductor does, without needing a C++ compiler's time.
-    torch.compile(job.model, backend="aot_eager_decomp_partition", fullgraph=True)(
-        x
-    ).square().mean().backward()
+    torch.compile(job.model, backend="aot_eager_decomp_partition", fullgraph=True)(x).square().mean().backward()
     for (name, expected), seen in zip(model.named_parameters(), job.model.parameters(), strict=True):
         torch.testing.assert_close(seen.grad, expected.grad, rtol=1e-5, atol=1e-7, msg=name)
     assert "traced 2 times by the compiler" in rung.proof(job)

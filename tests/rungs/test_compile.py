@@ -196,10 +196,11 @@ def test_reasons_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_variants_fit_the_machine() -> None:
     cuda = replace(CPU, device="cuda:0")
     assert [str(v) for v in Compile.variants(cuda)] == [
-        "compile",
         "compile(mode=reduce-overhead)",
-        "compile(mode=max-autotune)",
+        "compile(mode=reduce-overhead, freeze=true)",
+        "compile(mode=max-autotune, freeze=true)",
     ]
+    assert not any(v.freeze for v in Compile.variants(cuda, training=True))
     assert all(not v.why_not(CPU) for v in Compile.variants(CPU)) or Compile().why_not(CPU)
 
 

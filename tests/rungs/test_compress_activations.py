@@ -49,12 +49,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01)
 
 
-def train(
-    model: nn.Module, plan: str, batch: Tensor, steps: int = 1
-) -> tuple[dict[str, Tensor], str, Tensor]:
-    built, job = Plan.parse(plan).build(
-        Job.of(model, loss=squared, optimizer=sgd), Machine.detect(str(batch.device))
-    )
+def train(model: nn.Module, plan: str, batch: Tensor, steps: int = 1) -> tuple[dict[str, Tensor], str, Tensor]:
+    built, job = Plan.parse(plan).build(Job.of(model, loss=squared, optimizer=sgd), Machine.detect(str(batch.device)))
     step = job.finish()
     loss = torch.stack([step(batch) for _ in range(steps)])
     proof = built.rungs[0].proof(job) if built.rungs else ""
@@ -162,9 +158,7 @@ def test_values_changed_in_place_are_packed_anew() -> None:
     assert error < STEPS["bf16"] / 2
 
 
-@pytest.mark.parametrize(
-    "make", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x.expand(4, 6, 10)]
-)
+@pytest.mark.parametrize("make", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x.expand(4, 6, 10)])
 def test_odd_layouts(make: Any) -> None:
     leaf = torch.randn(6, 10, requires_grad=True)
     compression = Compression(nn.Linear(1, 1), "int8", 0)

@@ -112,9 +112,7 @@ def test_unknown_option_is_refused_by_name(rung: type[Rung]) -> None:
 def test_bad_choice_is_refused_by_name(rung: type[Rung]) -> None:
     for item in rung.options():
         if item.metadata.get("choices", ()):
-            wrong = {bool: True, int: 987_654_321, float: 987_654_321.5}.get(
-                type(item.default), "no_such_choice"
-            )
+            wrong = {bool: True, int: 987_654_321, float: 987_654_321.5}.get(type(item.default), "no_such_choice")
             with pytest.raises(RungError, match=item.name):
                 rung(**{item.name: wrong})
 

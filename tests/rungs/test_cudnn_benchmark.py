@@ -51,9 +51,7 @@ def test_restored_when_the_call_raises() -> None:
 
 
 def test_on_during_a_training_step() -> None:
-    job = Job.of(
-        Watcher(), loss=lambda y, _: y.square().mean(), optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1)
-    )
+    job = Job.of(Watcher(), loss=lambda y, _: y.square().mean(), optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1))
     job = CudnnBenchmark().apply(job)
     job.finish()(torch.randn(2, 3, 5, 5))
     assert job.model.seen == [True]
@@ -82,9 +80,7 @@ def test_plan_round_trip() -> None:
 @pytest.mark.gpu
 def test_on_cuda() -> None:
     torch.manual_seed(0)
-    model = (
-        nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 7, 5, stride=2)).cuda().eval()
-    )
+    model = nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 7, 5, stride=2)).cuda().eval()
     x = torch.randn(3, 3, 33, 31, device="cuda")
     with torch.no_grad():
         expected = model.double()(x.double())

@@ -184,15 +184,10 @@ def test_tracing_leaves_nothing_behind_in_the_model() -> None:
 
 def test_proof_says_how_the_pairs_were_found() -> None:
     x = torch.randn(2, 3, 7, 6)
-    assert (
-        FoldBatchnorm().proof(fold(lived_in(Residual())))
-        == "2 BatchNorm(s) folded, 0 left; pairs found by tracing"
-    )
+    assert FoldBatchnorm().proof(fold(lived_in(Residual()))) == "2 BatchNorm(s) folded, 0 left; pairs found by tracing"
     assert FoldBatchnorm().proof(fold(lived_in(Residual()), x)).endswith("by tracing, confirmed on a sample")
     proof = FoldBatchnorm().proof(fold(lived_in(Branching())))
-    assert proof.startswith(
-        "1 BatchNorm(s) folded, 1 left; pairs found inside nn.Sequential only, because tracing"
-    )
+    assert proof.startswith("1 BatchNorm(s) folded, 1 left; pairs found inside nn.Sequential only, because tracing")
 
 
 @pytest.mark.parametrize("with_sample", [True, False])

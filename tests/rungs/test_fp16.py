@@ -107,9 +107,7 @@ def test_the_largest_number_that_fits_is_no_overflow() -> None:
 
 def test_an_input_beyond_the_range_counts() -> None:
     assert "input of sample 0" in find_overflow(nn.Linear(2, 2), (torch.full((1, 2), 1e5),), DEVICE)
-    assert "input of sample 0" in find_overflow(
-        nn.Linear(2, 2), ({"input": torch.full((1, 2), 1e5)},), DEVICE
-    )
+    assert "input of sample 0" in find_overflow(nn.Linear(2, 2), ({"input": torch.full((1, 2), 1e5)},), DEVICE)
 
 
 def test_infinities_that_fp32_has_too_are_no_overflow() -> None:
@@ -185,8 +183,6 @@ def test_on_cuda_and_its_fallback() -> None:
     assert str(plan) == "fp16"
     assert relative_error([expected], [seen]) < 8 * 2**-11
     with pytest.warns(UserWarning, match="falls back to bf16"):
-        plan, job = Plan.parse("fp16").build(
-            Job.of(overflowing().cuda(), (torch.randn(2, 4).cuda(),)), machine
-        )
+        plan, job = Plan.parse("fp16").build(Job.of(overflowing().cuda(), (torch.randn(2, 4).cuda(),)), machine)
     assert str(plan) == "bf16"
     assert bool(torch.isfinite(job.finish()(torch.randn(2, 4).cuda())).all())

@@ -93,9 +93,7 @@ def test_after_sdpa_rewrote_the_same_modules() -> None:
     job = replace(job, model=nn.Sequential(Half(), inner), precision="fp16")
     job = Fp32Attention().apply(job)
     x = inputs(1)
-    assert (
-        relative_error([rounded_reference(model, x, torch.float16)], [job.finish()(x).float()]) < 3 * 2**-11
-    )
+    assert relative_error([rounded_reference(model, x, torch.float16)], [job.finish()(x).float()]) < 3 * 2**-11
 
 
 class Half(nn.Module):

@@ -105,9 +105,7 @@ def test_round_trip() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "plan", ["fp8", "bf16 + fp8", "bf16 + fp8(granularity=tensor)", "fp8(mode=weight_only)"]
-)
+@pytest.mark.parametrize("plan", ["fp8", "bf16 + fp8", "bf16 + fp8(granularity=tensor)", "fp8(mode=weight_only)"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu(plan: str, compiled: bool) -> None:
     model = net().cuda()

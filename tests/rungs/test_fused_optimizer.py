@@ -46,9 +46,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def trained(
-    model: nn.Module, plan: str, factory: Any, batches: list[Tensor]
-) -> tuple[list[Tensor], str, Any]:
+def trained(model: nn.Module, plan: str, factory: Any, batches: list[Tensor]) -> tuple[list[Tensor], str, Any]:
     machine = Machine.detect(str(batches[0].device))
     built, job = Plan.parse(plan).build(Job.of(model, loss=squared, optimizer=factory), machine)
     step = job.finish()
@@ -70,9 +68,7 @@ def test_five_steps_are_those_of_the_plain_optimizer(backend: str, factory: Any)
     expected, _, _ = trained(model, "eager", factory, batches)
     seen, proof, step = trained(model, f"fused_optimizer(backend={backend})", factory, batches)
     for before, plain, fast in zip(start, expected, seen, strict=True):
-        assert not torch.allclose(before, plain, atol=1e-3), (
-            "the optimizer did nothing, so the test shows nothing"
-        )
+        assert not torch.allclose(before, plain, atol=1e-3), "the optimizer did nothing, so the test shows nothing"
         # Both do the same fp32 operations in another order: a few units in the last place over five steps.
         torch.testing.assert_close(fast, plain, rtol=5e-6, atol=1e-6)
     assert f"with its {backend} implementation (it was plain)" in proof and "4 weight tensors" in proof
@@ -86,9 +82,7 @@ def test_groups_and_settings_are_kept() -> None:
     for before, after in zip(own.param_groups, made.param_groups, strict=True):
         assert after["fused"] is True and not after["foreach"]
         apart = ("params", "fused", "foreach")
-        assert {k: v for k, v in before.items() if k not in apart} == {
-            k: v for k, v in after.items() if k not in apart
-        }
+        assert {k: v for k, v in before.items() if k not in apart} == {k: v for k, v in after.items() if k not in apart}
         assert all(a is b for a, b in zip(before["params"], after["params"], strict=True))
 
 

@@ -158,9 +158,7 @@ def test_repeated_overflow_switches_to_bf16_once_and_trains_on(steps_before: int
     assert torch.isfinite(loss) and loss.dtype == torch.float32
     assert not same(weights(job), before)
     gradient = job.parameters["inner.weight"].grad
-    assert gradient is not None and torch.equal(
-        gradient.float(), torch.full((5, 3), 120000.0).bfloat16().float()
-    )
+    assert gradient is not None and torch.equal(gradient.float(), torch.full((5, 3), 120000.0).bfloat16().float())
     assert "switched to bf16 after 3 overflows" in rung.proof(job)
 
 

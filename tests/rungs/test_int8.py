@@ -144,9 +144,7 @@ def test_calibration_decides_the_scale(calibration: str) -> None:
     x[0, 0, 0] = 50.0
     rung = Int8(mode="static", calibration=calibration, percentile=99.0, min_features=1)
     job = rung.apply(Job.of(nn.Sequential(nn.Linear(37, 9)), samples=(x,)))
-    limit = float(job.model[0].weight.act_quant_scale) * (
-        127 if products_are_exact(torch.device("cpu")) else 63
-    )
+    limit = float(job.model[0].weight.act_quant_scale) * (127 if products_are_exact(torch.device("cpu")) else 63)
     if calibration == "minmax":
         assert limit == pytest.approx(50.0)
     elif calibration == "percentile":
@@ -302,9 +300,7 @@ def test_nothing_is_imported_or_printed_before_it_is_needed() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_on_a_gpu(mode: str) -> None:
     torch.manual_seed(0)
-    model = (
-        nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 130), nn.Linear(130, 64)).cuda().eval()
-    )
+    model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 130), nn.Linear(130, 64)).cuda().eval()
     x = torch.randn(48, 128, device="cuda")
     rung = Int8(mode=mode)
     plan, job = Plan((rung,)).build(Job.of(model, samples=(x,)), Machine.detect("cuda"))

@@ -214,9 +214,7 @@ def test_a_new_shape_in_int8_says_what_it_is_calibrated_on() -> None:
 
 def test_weights_beside_the_graph_are_read_before_the_folder_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     save = torch.onnx.ONNXProgram.save
-    monkeypatch.setattr(
-        torch.onnx.ONNXProgram, "save", lambda self, path: save(self, path, external_data=True)
-    )
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", lambda self, path: save(self, path, external_data=True))
     monkeypatch.setattr("redline.rungs.onnxruntime._EXTERNAL_BYTES", 0)
     model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 64)).eval()
     x = torch.randn(3, 64)
@@ -239,9 +237,7 @@ def test_threads_are_torchs_unless_told(threads: int, monkeypatch: pytest.Monkey
     from redline.onnx_engine import _session
 
     seen: list[Any] = []
-    monkeypatch.setattr(
-        onnxruntime, "InferenceSession", lambda path, options, providers: seen.append(options)
-    )
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda path, options, providers: seen.append(options))
     _session(Path("model.onnx"), [("CPUExecutionProvider", {})], threads)
     assert seen[0].intra_op_num_threads == (threads or torch.get_num_threads())
 
@@ -298,9 +294,7 @@ def test_options_are_checked_and_round_trip() -> None:
         Onnxruntime(threads=-1)
     with pytest.raises(RungError, match="percentile"):
         Onnxruntime(int8="static", calibration="percentile", percentile=20.0)
-    plan = Plan(
-        (Onnxruntime(provider="cpu", int8="static", calibration="percentile", percentile=99.9, threads=2),)
-    )
+    plan = Plan((Onnxruntime(provider="cpu", int8="static", calibration="percentile", percentile=99.9, threads=2),))
     assert Plan.parse(str(plan)) == plan
     assert Onnxruntime().resolve(Job.of(cnn())) == Onnxruntime(provider="cpu")
     assert [str(r) for r in Onnxruntime.variants(CPU)] == ["onnxruntime", "onnxruntime(int8=static)"]

@@ -388,6 +388,7 @@ def test_random_arguments_have_the_shapes_of_the_call() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [False, True])
 def test_on_cuda_the_fastest_kernel_is_chosen_and_runs(training: bool) -> None:
     torch.manual_seed(0)
@@ -404,11 +405,7 @@ def test_on_cuda_the_fastest_kernel_is_chosen_and_runs(training: bool) -> None:
     job = Job.of(model, (x,), **(extra if training else {}))
     plan, job = Plan.parse("sdpa + bf16").build(job, Machine.detect("cuda"))
     chosen = plan.rungs[0]
-    assert (
-        isinstance(chosen, Sdpa)
-        and chosen.backend in ("cudnn", "flash", "efficient")
-        and chosen.dtype == "bf16"
-    )
+    assert isinstance(chosen, Sdpa) and chosen.backend in ("cudnn", "flash", "efficient") and chosen.dtype == "bf16"
     assert f"3 calls by the {chosen.backend} kernel in bf16" in chosen.proof(job)
     output = job.finish()(x)
     if not training:
@@ -418,6 +415,7 @@ def test_on_cuda_the_fastest_kernel_is_chosen_and_runs(training: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["cudnn", "flash", "efficient", "math"])
 def test_on_cuda_every_kernel_runs_when_asked(backend: str) -> None:
     q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
@@ -430,9 +428,7 @@ def test_on_cuda_every_kernel_runs_when_asked(backend: str) -> None:
         def forward(self, q: Tensor) -> Tensor:
             return F.scaled_dot_product_attention(q, q, q)
 
-    plan, job = Plan.parse(f"sdpa(backend={backend})").build(
-        Job.of(Bare().cuda(), (q,)), Machine.detect("cuda")
-    )
+    plan, job = Plan.parse(f"sdpa(backend={backend})").build(Job.of(Bare().cuda(), (q,)), Machine.detect("cuda"))
     run = job.finish()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         output = run(q)

@@ -123,9 +123,7 @@ class OneSize(Centred):
         return self.linear(x.reshape(10, 4))
 
 
-@pytest.mark.parametrize(
-    "model,reason", [(Centred(), "changes the output"), (OneSize(), "does not take a cut batch")]
-)
+@pytest.mark.parametrize("model,reason", [(Centred(), "changes the output"), (OneSize(), "does not take a cut batch")])
 def test_a_model_that_a_cut_batch_changes_is_refused(model: nn.Module, reason: str) -> None:
     x = inputs(0)[0] + torch.arange(10)[:, None]
     with pytest.raises(RungError, match=reason):
@@ -199,9 +197,7 @@ def test_on_cuda_whatever_the_timing(chunks: int, depth: int, pinned: bool) -> N
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "plan", ["bf16 + streams", "compile(mode=reduce-overhead) + streams", "compile + streams"]
-)
+@pytest.mark.parametrize("plan", ["bf16 + streams", "compile(mode=reduce-overhead) + streams", "compile + streams"])
 def test_on_cuda_with_other_rungs(plan: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval().cuda()

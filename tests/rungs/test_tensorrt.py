@@ -80,9 +80,7 @@ def sample(rows: int = 4) -> dict[str, Any]:
     return {"x": torch.randn(rows, 5), "scale": torch.rand(3), "flip": True}
 
 
-def test_called_like_the_model_with_one_compilation_per_shape(
-    calls: list[dict[str, Any]], capsys: Any
-) -> None:
+def test_called_like_the_model_with_one_compilation_per_shape(calls: list[dict[str, Any]], capsys: Any) -> None:
     model = Net().eval()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     rung = Tensorrt(optimization_level=5)
@@ -110,20 +108,14 @@ def test_fp16_is_asked_of_the_compiler(calls: list[dict[str, Any]]) -> None:
     assert job.precision == "fp16"
 
 
-def test_proof_is_empty_without_an_engine(
-    calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        sys.modules["torch_tensorrt"], "compile", lambda model, **_: fx.symbolic_trace(_Double())
-    )
+def test_proof_is_empty_without_an_engine(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch_tensorrt"], "compile", lambda model, **_: fx.symbolic_trace(_Double()))
     rung = Tensorrt()
     job = rung.apply(Job.of(nn.ReLU(), samples=(torch.randn(3),)))
     assert rung.proof(job) == ""
 
 
-def test_a_failing_compilation_is_a_sentence(
-    calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_compilation_is_a_sentence(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(model: nn.Module, **_: Any) -> nn.Module:
         raise RuntimeError("no converter for aten.strange.\nand a long trace")
 

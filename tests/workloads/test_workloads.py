@@ -1,4 +1,4 @@
-"""Bundled workloads build the same twice, react to their input, and have gates that tell right from broken."""
+"""Bundled workloads build the same twice, react to their input, and their gates tell right from broken."""
 
 import copy
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from redline.boundary import Boundary
 from redline.errors import WorkloadError
 from redline.gate import all_finite
 from redline.job import Job, TrainingStep
@@ -254,11 +255,34 @@ def test_gpt_learns_and_ignores_the_last_position() -> None:
     batch = workload.fresh_inputs(0, "cpu")
     assert batch["tokens"].min() >= 0 and batch["tokens"].max() < 101
     logits = torch.randn(2, 24, 101)
-    expected = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten()
-    )
+    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["tokens"][:, 1:].flatten())
     torch.testing.assert_close(workload.loss(logits, batch), expected)
 
     step = training(workload)
     losses = [float(step(batch)) for _ in range(20)]
     assert losses[-1] < 0.95 * losses[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["resnet", "vit", "unet_100m", "unet_880m"])
+def test_bf16_passes_on_a_gpu(name: str) -> None:
+    workload = load_workload(name)
+    model = workload.fresh_model("cuda")
+    half = Boundary(copy.deepcopy(model).to(torch.bfloat16), torch.bfloat16)
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+        for seed in (10, 11, 12):
+            batch = workload.fresh_inputs(seed, "cuda")
+            reference, output = call(model, batch), call(half, batch)
+            for gate in workload.gates:
+                assert gate.judge(reference, output).passed, str(gate.judge(reference, output))
+
+
+@pytest.mark.gpu
+def test_resnet_weights_do_not_depend_on_tf32() -> None:
+    workload = load_workload("resnet")
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        one = workload.fresh_model("cuda").state_dict()
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        other = workload.fresh_model("cuda").state_dict()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name

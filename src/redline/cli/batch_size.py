@@ -23,9 +23,7 @@ _STOPPED_BY = {
 def batch_size(
     workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It takes an option batch.")],
     target_utilization: Annotated[float, typer.Option(help="Share of the memory to fill.")] = 0.85,
-    memory: Annotated[
-        str | None, typer.Option(help="Fill this much (6GiB) instead of what the device has.")
-    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Fill this much (6GiB) instead of what the device has.")] = None,
     max_batch: Annotated[int, typer.Option(help="Look no further.")] = 4096,
     start: Annotated[int, typer.Option(help="The first batch to try.")] = 1,
     shape: Annotated[

@@ -18,8 +18,13 @@ from redline.quantities import format_bytes, format_seconds, parse_seconds
 
 
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")] = None,
-    plan: Annotated[list[str] | None, typer.Option("--plan", help="A plan file or a plan in one line; repeat it. Default: eager.")] = None,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")
+    ] = None,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option("--plan", help="A plan file or a plan in one line; repeat it. Default: eager."),
+    ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(PRECISIONS)}.")] = False,
     save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
     compare_path: Annotated[Path | None, typer.Option("--compare", help="Compare with this earlier run.")] = None,
@@ -66,10 +71,31 @@ def bench(
 
 def _print_rows(rows: list[Measurement]) -> None:
     eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
-    table = Table("workload", "plan", "median", "99% interval", "× eager", "items/s", "peak", "quality", box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "workload",
+        "plan",
+        "median",
+        "99% interval",
+        "× eager",
+        "items/s",
+        "peak",
+        "quality",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for row in rows:
         if not row.samples:
-            table.add_row(row.workload, escape(row.plan), f"[dim]{row.verdict}[/]", f"[dim]{escape(row.reason)}[/]", "", "", "", "")
+            table.add_row(
+                row.workload,
+                escape(row.plan),
+                f"[dim]{row.verdict}[/]",
+                f"[dim]{escape(row.reason)}[/]",
+                "",
+                "",
+                "",
+                "",
+            )
         for shape in row.shapes:
             interval = row.interval_s(shape)
             base = eager.get((row.workload, shape))
@@ -88,7 +114,18 @@ def _print_rows(rows: list[Measurement]) -> None:
 
 def _print_changes(changes: list[Change]) -> None:
     colours = {"faster": "green", "slower": "red", "larger": "red", "missing": "yellow", "same": "dim"}
-    table = Table("workload", "plan", "then", "now", "× (interval)", "peak then → now", "verdict", box=None, header_style="bold", pad_edge=False)
+    table = Table(
+        "workload",
+        "plan",
+        "then",
+        "now",
+        "× (interval)",
+        "peak then → now",
+        "verdict",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for c in changes:
         table.add_row(
             f"{c.workload} {c.shape}".strip(),

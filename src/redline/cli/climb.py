@@ -29,17 +29,28 @@ def climb(
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     target: Annotated[str | None, typer.Option(help="Stop when reached: a time (16ms) or a size (8GiB).")] = None,
-    budget: Annotated[str | None, typer.Option(help="Time for the whole climb, 10m; the final race is kept in it.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Time for the whole climb, 10m; the final race is kept in it.")
+    ] = None,
     rungs: Annotated[str | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'.")] = None,
     without: Annotated[str | None, typer.Option(help="Not these: 'int8, onnxruntime'.")] = None,
-    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it to plan for several.")] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it to plan for several."),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
-    reference: Annotated[str, typer.Option(help="Precision of the reference that gates compare with: fp32 or fp64.")] = "fp32",
+    reference: Annotated[
+        str, typer.Option(help="Precision of the reference that gates compare with: fp32 or fp64.")
+    ] = "fp32",
     timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
     sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
-    ablation: Annotated[bool, typer.Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")] = True,
+    ablation: Annotated[
+        bool, typer.Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")
+    ] = True,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the climb in the output folder.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
 ) -> None:
     """Make a model faster, one measured and proven rung at a time.
@@ -74,13 +85,15 @@ def climb(
             {
                 "plan": str(climbed.plan),
                 "machine": climbed.machine.as_dict(),
-                "final": asdict(next((m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"), final)),
+                "final": asdict(
+                    next((m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"), final)
+                ),
                 "measurements": [asdict(m) for m in climbed.measurements],
                 "files": {name: str(path) for name, path in files.items()},
             }
         )
         return
-    results.print(ladder_table(climbed.measurements))
+    results.print(ladder_table(climbed.measurements, results.width))
     results.print(f"\n[bold]plan[/]  {escape(str(climbed.plan))}", highlight=False, soft_wrap=True)
     for name, path in files.items():
         results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
@@ -120,7 +133,9 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
     if not sys.stderr.isatty():
 
         def tell(text: str, row: Measurement | None) -> None:
-            progress.print(f"{text}{f' ({row.reason})' if row else ' …'}", highlight=False, markup=False, soft_wrap=True)
+            progress.print(
+                f"{text}{f' ({row.reason})' if row else ' …'}", highlight=False, markup=False, soft_wrap=True
+            )
 
         yield tell
         return
@@ -132,8 +147,8 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
                 rows.append(row)
             else:
                 spinner.update(text=f"{escape(text)} …")
-            shown = [r for r in rows if r.verdict not in ("unavailable", "unmeasured")]
-            live.update(Group(ladder_table(shown, workload), spinner) if shown else spinner)
+            tried = [r for r in rows if r.verdict not in ("unavailable", "unmeasured")]
+            live.update(Group(ladder_table(tried, progress.width, workload), spinner) if tried else spinner)
 
         yield show
 
@@ -154,4 +169,9 @@ def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
     report = settings.folder / "report.html"
     markdown = settings.folder / "report.md"
     write_report(list(climbed.measurements), report, markdown)
-    return {"plan file": plan, "measurements": settings.measurements_path, "report": report, "Markdown": markdown}
+    return {
+        "plan file": plan,
+        "measurements": settings.measurements_path,
+        "report": report,
+        "Markdown": markdown,
+    }

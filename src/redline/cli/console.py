@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-results = Console()
-progress = Console(stderr=True)
+# Piped output is read by programs and pagers: wide enough that no table is squeezed to 80 columns.
+results = Console(width=None if sys.stdout.isatty() else 200)
+progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200)
 
 
 def fail(sentence: str) -> None:

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
-from redline.climb import ask_machine
+from redline.course import ask_machine
 from redline.machine import Machine
 from redline.quantities import format_bytes, format_rate
 from redline.rung import Rung
@@ -17,7 +17,9 @@ from redline.workers import WorkerPool
 
 def doctor(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
-    again: Annotated[bool, typer.Option("--again", help="Measure the ceilings again instead of using the cache.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure the ceilings again instead of using the cache.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine can do: dtypes, kernels, measured ceilings, and every rung: available, or why not.
@@ -63,7 +65,10 @@ def _print_machine(machine: Machine) -> None:
     if machine.is_cuda:
         major, minor = machine.capability
         table.add_row("", f"compute capability {major}.{minor}, driver {machine.driver}, CUDA {machine.cuda}")
-        table.add_row("memory", f"{format_bytes(machine.device_bytes)} on the device, {format_bytes(machine.host_bytes)} host")
+        table.add_row(
+            "memory",
+            f"{format_bytes(machine.device_bytes)} on the device, {format_bytes(machine.host_bytes)} host",
+        )
     else:
         table.add_row("memory", format_bytes(machine.host_bytes))
     table.add_row("cores", str(machine.cores))

@@ -2,51 +2,76 @@
 
 from collections.abc import Sequence
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from redline.measurement import Measurement
 from redline.quantities import format_bytes, format_seconds
 from redline.report.ladder import Row, ladder_rows
 
 _COLOURS = {"kept": "green", "baseline": "cyan", "dropped": "dim", "refused": "red", "failed": "red"}
+_UNTRIED = ("unavailable", "unmeasured")
+# Narrow terminals get the columns that decide; the report has them all.
+_COMPACT = ("rung", "median", "× last", "× start", "peak", "verdict", "reason")
 
 
-def ladder_table(measurements: Sequence[Measurement], title: str = "") -> Table:
+def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "") -> RenderableType:
+    """The tried rungs as a table, the others as a line each, for a console of this width."""
+    rows = ladder_rows(measurements)
+    names = list(_cells(rows[0])) if width >= 170 or not rows else list(_COMPACT)
     table = Table(title=title or None, box=None, header_style="bold", pad_edge=False, title_justify="left")
-    table.add_column("rung", overflow="fold", min_width=10)
-    for name in ("median", "99% interval", "× last", "× start", "peak", "roofline", "set-up", "pays after"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("quality", overflow="fold", max_width=26)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("reason", overflow="fold", min_width=20)
-    for row in ladder_rows(measurements):
-        table.add_row(*_cells(row), style="dim" if row.verdict in ("unavailable", "unmeasured") else "")
-    return table
+    for name in names:
+        if name in ("rung", "reason", "quality"):
+            table.add_column(name, overflow="fold", ratio=2 if name == "reason" else 1)
+        else:
+            table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
+    for row in rows:
+        if row.verdict not in _UNTRIED:
+            cells = _cells(row)
+            table.add_row(*(cells[name] for name in names))
+    return Group(table, *_untried(rows))
 
 
-def _cells(row: Row) -> list[str]:
+def _untried(rows: Sequence[Row]) -> list[Text]:
+    """Rungs that could not be tried, grouped by their sentence."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.verdict in _UNTRIED:
+            reasons.setdefault(row.reason, []).append(row.rung)
+    return [Text(f"not tried: {', '.join(dict.fromkeys(names))}: {why}", style="dim") for why, names in reasons.items()]
+
+
+def _name(row: Row) -> str:
     rung, plan = escape(row.rung), escape(row.plan)
-    name = {"baseline": "eager", "compile": f"eager + {rung}", "ablation": f"− {rung}"}.get(row.role, rung)
     if row.role == "final":
-        name = f"[bold]final: {plan}[/]" if row.verdict == "kept" else f"race: {plan}"
-    elif row.role == "second look":
-        name = f"{rung} (again)"
+        return f"[bold]final: {plan}[/]" if row.verdict == "kept" else f"race: {plan}"
+    return {
+        "baseline": "eager",
+        "compile": f"eager + {rung}",
+        "ablation": f"− {rung}",
+        "second look": f"{rung} (again)",
+    }.get(row.role, rung)
+
+
+def _cells(row: Row) -> dict[str, str]:
     colour = _COLOURS.get(row.verdict, "dim")
     interval = ""
     if row.low_s is not None and row.high_s is not None:
-        interval = f"{format_seconds(row.low_s)}–{format_seconds(row.high_s)}"
-    return [
-        name,
-        format_seconds(row.median_s) if row.median_s is not None else "",
-        interval,
-        f"{row.over_last.middle:.2f}" if row.over_last is not None else "",
-        f"{row.over_start:.2f}" if row.over_start is not None else "",
-        format_bytes(row.peak_bytes) if row.peak_bytes else "",
-        f"{row.share:.0%}" if row.share is not None else "",
-        (format_seconds(row.setup_s) + (" (cached)" if row.setup_cached else "")) if row.setup_s is not None else "",
-        f"{row.break_even:,.0f} calls" if row.break_even is not None else "",
-        escape(row.quality),
-        f"[{colour}]{row.verdict}[/]",
-        escape(row.reason),
-    ]
+        interval = f"{format_seconds(row.low_s)} – {format_seconds(row.high_s)}"
+    setup = format_seconds(row.setup_s) if row.setup_s is not None else ""
+    return {
+        "rung": _name(row),
+        "median": format_seconds(row.median_s) if row.median_s is not None else "",
+        "99% interval": interval,
+        "× last": f"{row.over_last.middle:.2f}" if row.over_last is not None else "",
+        "× start": f"{row.over_start:.2f}" if row.over_start is not None else "",
+        "peak": format_bytes(row.peak_bytes) if row.peak_bytes else "",
+        "roofline": f"{row.share:.0%}" if row.share is not None else "",
+        "set-up": f"{setup} (cached)" if setup and row.setup_cached else setup,
+        "pays after": f"{row.break_even:,.0f} calls" if row.break_even is not None else "",
+        "quality": escape(row.quality),
+        "verdict": f"[{colour}]{row.verdict}[/]",
+        "reason": escape(row.reason),
+    }

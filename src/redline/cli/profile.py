@@ -24,18 +24,12 @@ def profile(
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
     layers: Annotated[bool, typer.Option("--layers", help="Time per layer.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Memory per layer.")] = False,
-    attention: Annotated[
-        bool, typer.Option("--attention", help="The share of attention, and its kernel.")
-    ] = False,
+    attention: Annotated[bool, typer.Option("--attention", help="The share of attention, and its kernel.")] = False,
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write a Chrome trace here (.json, or .json.gz).")
     ] = None,
-    nvtx: Annotated[
-        bool, typer.Option("--nvtx", help="Mark layers for nsys and ncu in one step (CUDA).")
-    ] = False,
-    page: Annotated[
-        Path | None, typer.Option("--page", help="Write a self-contained HTML page here.")
-    ] = None,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark layers for nsys and ncu in one step (CUDA).")] = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write a self-contained HTML page here.")] = None,
     plan: Annotated[
         str, typer.Option("--plan", help="Profile under a plan: a file, or one line (bf16 + channels_last).")
     ] = "",
@@ -123,9 +117,7 @@ def print_profile(seen: Profile, top: int) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         words = column in ("layer", "type", "name", "what", "kernel")
         table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
@@ -199,9 +191,7 @@ def _print_attention(attention: Attention) -> None:
         return
     core = f", its core {attention.core_share:.1%}" if attention.core_share is not None else ""
     kernels = escape(", ".join(attention.kernels))
-    results.print(
-        f"\n[bold]Attention[/]: {attention.share:.1%} of the step{core}; ran as {kernels}.", highlight=False
-    )
+    results.print(f"\n[bold]Attention[/]: {attention.share:.1%} of the step{core}; ran as {kernels}.", highlight=False)
     if attention.layers:
         table = _table("Attention by layer", "layer", "kernel", "calls", "with inner", "core")
         for layer in attention.layers:

@@ -14,9 +14,7 @@ from redline.report import ladder_rows, write_report
 
 
 def report(
-    file: Annotated[
-        Path, typer.Argument(help="A measurement file (JSON lines), as `redline climb` writes it.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A measurement file (JSON lines), as `redline climb` writes it.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The HTML file to write; by default beside FILE.")
     ] = None,
@@ -25,9 +23,7 @@ def report(
         str | None,
         typer.Option(help="The id of the run, or its start, when FILE holds several; by default the latest."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was written and the rows as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written and the rows as JSON.")] = False,
 ) -> None:
     """Makes one HTML page of a climb's measurements: the ladder, the roofline, the samples, the reasons.
 

@@ -32,7 +32,12 @@ def rungs(
             "summary": rung.summary,
             "excludes": sorted(rung.excludes),
             "options": [
-                {"name": o.name, "default": o.default, "choices": o.metadata["choices"], "help": o.metadata["help"]}
+                {
+                    "name": o.name,
+                    "default": o.default,
+                    "choices": o.metadata["choices"],
+                    "help": o.metadata["help"],
+                }
                 for o in rung.options()
             ],
         }

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
-from redline.climb import Settings
+from redline.course import Settings
 from redline.plan import Plan
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 from redline.verify import verify as verify_plan
@@ -19,7 +19,9 @@ from redline.verify import verify as verify_plan
 def verify(
     plan: Annotated[str, typer.Argument(help="A plan file, or a plan in one line: 'bf16 + compile'.")],
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
-    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")] = None,
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
@@ -50,11 +52,13 @@ def verify(
         results.print(table)
         if seen.speedup is not None:
             results.print(
-                f"{seen.speedup.middle:.2f}× ({seen.speedup.low:.2f}–{seen.speedup.high:.2f}) over eager, "
+                f"{seen.speedup} over eager, "
                 f"{format_seconds(seen.median_s)} a step, {format_bytes(seen.peak_bytes)} at the peak "
                 f"(eager {format_bytes(seen.eager_peak_bytes)})"
             )
         for score in seen.scores:
             results.print(score)
-        results.print(f"[bold {'green' if seen.holds else 'red'}]{'holds' if seen.holds else 'does not hold'}[/]: {escape(seen.reason)}")
+        results.print(
+            f"{'[bold green]holds[/]' if seen.holds else '[bold red]does not hold[/]'}: {escape(seen.reason)}"
+        )
     raise typer.Exit(0 if seen.holds else 1)

@@ -23,9 +23,7 @@ class Deeper:
 
 def why_no_nvtx(device: str) -> str:
     return (
-        ""
-        if device.startswith("cuda")
-        else f"--nvtx marks ranges for NVIDIA's tools, and {device} is no CUDA device."
+        "" if device.startswith("cuda") else f"--nvtx marks ranges for NVIDIA's tools, and {device} is no CUDA device."
     )
 
 
@@ -53,9 +51,7 @@ def run_with_nvtx(subject: Subject) -> None:
         torch.cuda.nvtx.range_pop()
 
 
-def commands(
-    address: str, options: Mapping[str, Any], plan: Plan | str, device: str, layers: Sequence[str]
-) -> Deeper:
+def commands(address: str, options: Mapping[str, Any], plan: Plan | str, device: str, layers: Sequence[str]) -> Deeper:
     """For this very profile; `layers` are names with the most interesting first."""
     words = ["redline", "profile", address, "--nvtx", "--device", device]
     for key, value in options.items():

@@ -79,9 +79,7 @@ def measure_memory(subject: Subject) -> Memory:
         workspace = max(device.peak - counted, 0)
     return Memory(
         layers=layers,
-        activations_are="saved for the backward pass"
-        if subject.training
-        else "outputs, most of them short-lived",
+        activations_are="saved for the backward pass" if subject.training else "outputs, most of them short-lived",
         weight_bytes=totals["weights"],
         activation_bytes=sum(layer.activation_bytes for layer in layers) if ledger is not None else None,
         gradient_bytes=totals["gradients"],
@@ -162,9 +160,7 @@ def _owner_names(subject: Subject) -> dict[int, str]:
 
 def _kept(subject: Subject) -> dict[str, dict[str, int]]:
     """Bytes that stay between steps, by kind and layer; a storage that layers share counts for the first."""
-    kept: dict[str, dict[str, int]] = {
-        kind: defaultdict(int) for kind in ("weights", "gradients", "optimizer")
-    }
+    kept: dict[str, dict[str, int]] = {kind: defaultdict(int) for kind in ("weights", "gradients", "optimizer")}
     seen: set[int] = set()
 
     def add(kind: str, layer: str, tensor: Tensor) -> None:
@@ -184,9 +180,7 @@ def _kept(subject: Subject) -> dict[str, dict[str, int]]:
     return kept
 
 
-def _rows(
-    subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | None
-) -> tuple[LayerMemory, ...]:
+def _rows(subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | None) -> tuple[LayerMemory, ...]:
     at_peak = ledger.at_peak_by_layer() if ledger is not None else {}
     saved = ledger.saved if ledger is not None else {}
     others = sorted(({*at_peak, *saved, *kept["optimizer"]}) - set(subject.layers))
@@ -253,7 +247,5 @@ def _status(key: str) -> int | None:
 
 
 def _unique_bytes(tensors: Iterable[Tensor]) -> int:
-    storages = {
-        part.untyped_storage()._cdata: part.untyped_storage() for t in tensors for part in storage_parts(t)
-    }
+    storages = {part.untyped_storage()._cdata: part.untyped_storage() for t in tensors for part in storage_parts(t)}
     return sum(storage.nbytes() for storage in storages.values())

@@ -140,9 +140,7 @@ class Tracker:
         ]
 
     def _path_of(self, node: Any) -> tuple[str, ...]:
-        variable = getattr(
-            node, "variable", None
-        )  # an AccumulateGrad node: it adds to a parameter's gradient
+        variable = getattr(node, "variable", None)  # an AccumulateGrad node: it adds to a parameter's gradient
         if variable is not None:
             return self._owners.get(id(variable), ())
         index = bisect_right(self._numbers, node._sequence_nr()) - 1

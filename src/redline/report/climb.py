@@ -127,9 +127,7 @@ def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> l
     if run is None:
         chosen = measurements[-1].run
     else:
-        matches = [known for known in ids if known == run] or [
-            known for known in ids if known.startswith(run)
-        ]
+        matches = [known for known in ids if known == run] or [known for known in ids if known.startswith(run)]
         if len(matches) != 1:
             problem = "several runs start with" if matches else "no run"
             listed = ", ".join(repr(known) for known in ids)
@@ -182,11 +180,7 @@ def _faster(ratio: float | None, than: str) -> str:
         return f"not compared with {than}"
     if abs(ratio - 1) < _SAME:
         return f"as fast as {than}"
-    return (
-        f"{format_ratio(ratio)} faster than {than}"
-        if ratio > 1
-        else f"{format_ratio(1 / ratio)} slower than {than}"
-    )
+    return f"{format_ratio(ratio)} faster than {than}" if ratio > 1 else f"{format_ratio(1 / ratio)} slower than {than}"
 
 
 def format_ratio(ratio: float) -> str:

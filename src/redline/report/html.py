@@ -34,9 +34,7 @@ class Tile:
 
 def render_html(climb: Climb) -> str:
     """The whole page."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_resource("report.html.jinja"))
     result = climb.result or climb.baseline or climb.entries[0]
     return template.render(
@@ -66,18 +64,12 @@ def _tiles(climb: Climb) -> list[Tile]:
     if before is not None and row.over_start is not None:
         interval = final_over_start(climb)
         wide = interval is not None and interval.low > 0
-        note = (
-            f"{interval.low:.2f}–{interval.high:.2f}× at 99%"
-            if interval and wide
-            else "over the model as built"
-        )
+        note = f"{interval.low:.2f}–{interval.high:.2f}× at 99%" if interval and wide else "over the model as built"
         tiles.append(Tile("Speed-up", format_ratio(row.over_start), note))
     if climb.over_compiled is not None:
         mode = climb.compiled.label.partition("(")[2].rstrip(")") if climb.compiled else ""
         tiles.append(
-            Tile(
-                "Over torch.compile", format_ratio(climb.over_compiled), f"its best mode: {mode or 'default'}"
-            )
+            Tile("Over torch.compile", format_ratio(climb.over_compiled), f"its best mode: {mode or 'default'}")
         )
     was = f"from {format_seconds(before.median_s)}" if before and before.median_s else "as built"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))

@@ -80,9 +80,7 @@ def timed(measurement: Measurement) -> bool:
 
 def speedup(measurement: Measurement) -> Interval | None:
     """Against the interleaved plan; None where no time may be shown or nothing was interleaved."""
-    against = [
-        measurement.against_samples[s] for s in measurement.shapes if measurement.against_samples.get(s)
-    ]
+    against = [measurement.against_samples[s] for s in measurement.shapes if measurement.against_samples.get(s)]
     return measurement.speedup() if timed(measurement) and all(map(_positive, against)) else None
 
 

@@ -92,9 +92,7 @@ def _rejected(climb: Climb) -> Table:
         row = entry.row
         verdict = "removed" if row.role == "ablation" else row.verdict
         rows.append((row.rung or entry.label, verdict, row.reason or NONE))
-    return Table(
-        "rejected", "What did not stay, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3
-    )
+    return Table("rejected", "What did not stay, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3)
 
 
 def _ablation(climb: Climb) -> Table:
@@ -104,9 +102,7 @@ def _ablation(climb: Climb) -> Table:
         rows.append((entry.row.rung, verdict, _ratio(worth), _or_none(entry.row.peak_bytes, format_bytes)))
         why.append(entry.row.reason)
     columns = ("Rung", "Verdict", "Slower without it", "Peak memory without it")
-    return Table(
-        "ablation", "What each rung is worth in the final plan", columns, tuple(rows), tuple(why), words=2
-    )
+    return Table("ablation", "What each rung is worth in the final plan", columns, tuple(rows), tuple(why), words=2)
 
 
 def _proof(climb: Climb) -> Table | None:
@@ -122,12 +118,8 @@ def _gates(climb: Climb) -> Table | None:
     rows = []
     for score in climb.result.measurement.scores:
         name = score.metric.replace("_", " ")
-        rows.append(
-            (name, "within" if score.passed else "outside", format_score(score).removeprefix(name).strip())
-        )
-    return Table(
-        "gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), tuple(rows), words=3
-    )
+        rows.append((name, "within" if score.passed else "outside", format_score(score).removeprefix(name).strip()))
+    return Table("gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), tuple(rows), words=3)
 
 
 def _memory(climb: Climb) -> Table:
@@ -150,9 +142,7 @@ def _setup(climb: Climb) -> Table:
         start = entry.row.over_start
         saved = base * (1 - 1 / start) if base and start and entry is not climb.baseline else None
         cached |= entry.row.setup_cached
-        rows.append(
-            (entry.label, _setup_time(entry), _or_none(saved, format_seconds), _calls(entry.row.break_even))
-        )
+        rows.append((entry.label, _setup_time(entry), _or_none(saved, format_seconds), _calls(entry.row.break_even)))
     note = "* A compiler's cache made this shorter than a first user would see." if cached else ""
     columns = ("Plan", "Set-up", "Saved per call", "Break-even")
     return Table("setup", "Set-up and break-even", columns, tuple(rows), note=note)
@@ -228,11 +218,7 @@ def format_date(created: float) -> str:
 
 def final_over_start(climb: Climb) -> Interval | None:
     """The final plan's interleaved speed-up over the baseline, with its interval."""
-    if (
-        climb.final is None
-        or climb.baseline is None
-        or climb.final.measurement.against != climb.baseline.row.plan
-    ):
+    if climb.final is None or climb.baseline is None or climb.final.measurement.against != climb.baseline.row.plan:
         return None
     return speedup(climb.final.measurement)
 

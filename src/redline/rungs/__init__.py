@@ -12,9 +12,9 @@ from redline.rungs.compress_activations import CompressActivations
 from redline.rungs.cuda_graph import CudaGraph
 from redline.rungs.cudnn_benchmark import CudnnBenchmark
 from redline.rungs.fold_batchnorm import FoldBatchnorm
+from redline.rungs.fp8 import Fp8
 from redline.rungs.fp16 import Fp16
 from redline.rungs.fp32_attention import Fp32Attention
-from redline.rungs.fp8 import Fp8
 from redline.rungs.fused_optimizer import FusedOptimizer
 from redline.rungs.grad_scaler import GradScaler
 from redline.rungs.int8 import Int8

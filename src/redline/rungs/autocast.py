@@ -55,7 +55,7 @@ class Autocast(Rung):
     dtype: str = option("bf16", "what the fast operations run in", tuple(DTYPES))
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         """The first dtype that is fast here: bf16 before fp16, because it cannot overflow."""
         return (next((cls(dtype) for dtype in DTYPES if not machine.why_slow(dtype)), cls()),)
 
@@ -80,11 +80,7 @@ class Autocast(Rung):
             said = f"autocast to {self.dtype} around {layers} layers (no sample to see which of them it took)"
             return said if layers else ""
         low = sum(dtype == DTYPES[self.dtype] for dtype in dtypes.values())
-        return (
-            f"{low} of the {len(dtypes)} Linear and convolution layers called ran in {self.dtype}"
-            if low
-            else ""
-        )
+        return f"{low} of the {len(dtypes)} Linear and convolution layers called ran in {self.dtype}" if low else ""
 
 
 def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dict[str, torch.dtype]:

@@ -57,9 +57,7 @@ def find_blocks(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
     """The repeated blocks by name: in the outermost lists that hold two or more of one class."""
     found: dict[str, nn.Module] = {}
     children = {name: child for name, child in model.named_children() if _is_block(child)}
-    counts = (
-        Counter(type(child) for child in children.values()) if isinstance(model, _CONTAINERS) else Counter()
-    )
+    counts = Counter(type(child) for child in children.values()) if isinstance(model, _CONTAINERS) else Counter()
     for name, child in model.named_children():
         inside = find_blocks(child, f"{prefix}{name}.")
         repeated = name in children and counts[type(child)] >= 2
@@ -127,9 +125,7 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
             record.forwards += 1
         return checkpoint(run, self, args, kwargs, **options)
 
-    return type(
-        cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    )
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,7 @@ class Checkpoint(Rung):
             raise RungError(f"{self.name}: every is a whole number of at least 1, not {self.every}.")
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         return (cls("block"), cls("selective"))
 
     def _targets(self, model: nn.Module) -> dict[str, nn.Module]:

@@ -55,18 +55,19 @@ class Compile(Rung):
 
     mode: str = option("default", "torch.compile's mode", MODES)
     fullgraph: bool = option(False, "refuse graph breaks instead of running around them")
-    dynamic: str = option(
-        "auto", "kernels for any size (true), for the first size (false)", ("auto", "true", "false")
-    )
+    dynamic: str = option("auto", "kernels for any size (true), for the first size (false)", ("auto", "true", "false"))
     regional: bool = option(False, "compile the repeated blocks instead of the whole model")
     freeze: bool = option(False, "take weights as constants, to fold and re-order them (inference)")
     coordinate_descent: bool = option(False, "tune each kernel's block sizes by trial (slow to compile)")
 
     @classmethod
-    def variants(cls, machine: Machine) -> "tuple[Rung, ...]":
-        if machine.is_cuda:
+    def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
+        if not machine.is_cuda:
+            return (cls(),) if training else (cls(), cls(freeze=True))
+        if training:
             return cls(), cls(mode="reduce-overhead"), cls(mode="max-autotune")
-        return cls(), cls(freeze=True)
+        graphs = cls(mode="reduce-overhead")
+        return graphs, replace(graphs, freeze=True), cls(mode="max-autotune", freeze=True)
 
     @property
     def uses_cuda_graphs(self) -> bool:
@@ -77,9 +78,7 @@ class Compile(Rung):
             if not machine.has("triton"):
                 return "it makes its GPU kernels with Triton, which is not installed: pip install triton"
         elif not _cpp_compiler():
-            return (
-                "its CPU kernels need a C++ compiler, and there is none: install g++ or clang++, or set CXX"
-            )
+            return "its CPU kernels need a C++ compiler, and there is none: install g++ or clang++, or set CXX"
         elif self.mode == "reduce-overhead":
             return "mode=reduce-overhead records CUDA graphs, and this is a CPU"
         if job is not None and job.training and self.freeze:

@@ -175,7 +175,7 @@ class CompressActivations(Rung):
             raise RungError(f"{self.name}: min_bytes is not below zero, unlike {self.min_bytes}.")
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         return (cls("bf16"), cls("int8"))
 
     def apply(self, job: Job) -> Job:

@@ -25,6 +25,7 @@ from redline.job import Job
 from redline.machine import Machine
 from redline.quantities import format_bytes
 from redline.rung import Rung, Stage, option
+from redline.rungs.compile import Compile
 from redline.workload import OptimizerFactory
 
 
@@ -46,15 +47,20 @@ class CudaGraph(Rung):
         if self.limit < 1 or self.rehearsals < 1:
             raise RungError("cuda_graph: limit and rehearsals are 1 or more.")
 
+    def beside(self, other: Rung) -> Rung:
+        """torch.compile's modes with graphs of their own become the same modes without."""
+        if isinstance(other, Compile) and other.uses_cuda_graphs:
+            plain = "default" if other.mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
+            return replace(other, mode=plain)
+        return other
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
             return "it needs a CUDA GPU"
         if job is None:
             return ""
         if job.host_inputs:
-            return (
-                "inputs start in host memory, and a graph replays copies from fixed places only (see streams)"
-            )
+            return "inputs start in host memory, and a graph replays copies from fixed places only (see streams)"
         if job.scaler is not None:
             return "the loss scaler decides on the CPU whether a step counts, which a graph cannot"
         if getattr(job.evidence.get("compile"), "uses_cuda_graphs", False):
@@ -106,9 +112,7 @@ def _recorder(device: torch.device) -> Recorder:
     return CudaRecorder(device)
 
 
-def _capturable(
-    make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any
-) -> torch.optim.Optimizer:
+def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:
     """Makes the optimizer keep its counters and learning rate on the GPU, where a graph can follow them."""
     optimizer = make(parameters)
     for group in optimizer.param_groups:

@@ -43,9 +43,7 @@ class Folded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 2:
-            raise RungError(
-                f"fold_batchnorm: the BatchNorm behind a Linear got {x.ndim} dimensions instead of 2."
-            )
+            raise RungError(f"fold_batchnorm: the BatchNorm behind a Linear got {x.ndim} dimensions instead of 2.")
         return x
 
 
@@ -70,9 +68,7 @@ class FoldBatchnorm(Rung):
         if not any(isinstance(m, _NORMS) for m in job.model.modules()):
             return "the model has no BatchNorm"
         if not find_pairs(job).pairs:
-            return (
-                "no BatchNorm with fixed statistics directly follows a layer whose output nothing else uses"
-            )
+            return "no BatchNorm with fixed statistics directly follows a layer whose output nothing else uses"
         return ""
 
     def apply(self, job: Job) -> Job:

@@ -32,9 +32,7 @@ LARGEST = torch.finfo(torch.float16).max
 class Fp16(Rung):
     name: ClassVar[str] = "fp16"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = (
-        "weights and arithmetic in float16, converted once; bf16 instead if the samples overflow"
-    )
+    summary: ClassVar[str] = "weights and arithmetic in float16, converted once; bf16 instead if the samples overflow"
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "autocast"})
 
     check: bool = option(True, "run the samples in fp16 first, and fall back to bf16 when anything overflows")
@@ -51,9 +49,7 @@ class Fp16(Rung):
         if not self.check:
             return self
         if not job.samples:
-            raise RungError(
-                "fp16: the overflow check needs real inputs: pass samples=, or write fp16(check=false)."
-            )
+            raise RungError("fp16: the overflow check needs real inputs: pass samples=, or write fp16(check=false).")
         overflow = find_overflow(job.model, job.samples, job.device)
         if not overflow:
             return self
@@ -67,11 +63,7 @@ class Fp16(Rung):
         sentence = proof_of_conversion(job, self)
         if not sentence:
             return ""
-        checked = (
-            f"nothing overflowed on {len(job.samples)} sample(s)"
-            if self.check
-            else "overflow was not checked"
-        )
+        checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow was not checked"
         return f"{sentence}; {checked}"
 
 

@@ -49,7 +49,7 @@ class Fp8(Rung):
     excludes: ClassVar[frozenset[str]] = frozenset({"int8", "onnxruntime", "tensorrt"})
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         return cls(mode="dynamic"), cls(mode="weight_only")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
@@ -105,9 +105,7 @@ class Fp8(Rung):
         # A library must not change the compiler's global settings: that would leak into other trials.
         if self.mode == "weight_only":
             return ao.Float8WeightOnlyConfig(granularity=granularity, set_inductor_config=False)
-        return ao.Float8DynamicActivationFloat8WeightConfig(
-            granularity=granularity, set_inductor_config=False
-        )
+        return ao.Float8DynamicActivationFloat8WeightConfig(granularity=granularity, set_inductor_config=False)
 
 
 def _fits(layer: nn.Linear) -> bool:

@@ -134,7 +134,7 @@ class FusedOptimizer(Rung):
     backend: str = option("auto", "who steps the weights; auto takes the best there is", ("auto", *_BACKENDS))
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         if not machine.is_cuda:
             return (cls("fused"), cls("foreach"))
         # On a GPU foreach is what torch does by itself.

@@ -47,9 +47,7 @@ class Int8(Rung):
         "weight_only", "what is int8: weights, or inputs too", choices=("weight_only", "dynamic", "static")
     )
     calibration: str = option("minmax", "static: how each layer's input limit is found", choices=METHODS)
-    percentile: float = option(
-        99.9, "static: share of values (in %) inside the limit, with calibration=percentile"
-    )
+    percentile: float = option(99.9, "static: share of values (in %) inside the limit, with calibration=percentile")
     skip: tuple[str, ...] = option((), "names of modules to leave alone")
     progressive: bool = option(False, "quantize layers by measured sensitivity until a gate would fail")
     min_features: int = option(64, "leave layers with fewer inputs or outputs alone")
@@ -65,12 +63,10 @@ class Int8(Rung):
         if not 0 < self.percentile <= 100:
             raise RungError(f"int8: percentile is above 0 and at most 100, not {self.percentile}.")
         if self.mode != "static" and self.calibration != "minmax":
-            raise RungError(
-                f"int8: calibration={self.calibration} belongs to mode=static, not to mode={self.mode}."
-            )
+            raise RungError(f"int8: calibration={self.calibration} belongs to mode=static, not to mode={self.mode}.")
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         if machine.why_slow("int8"):
             return (cls(),)
         return cls(), cls(mode="dynamic"), cls(mode="static", calibration="mse")
@@ -92,9 +88,7 @@ class Int8(Rung):
         if job.device.type == "cuda" and self.mode != "weight_only" and job.samples:
             seen = observe(job, layers)
             layers = {
-                name: layer
-                for name, layer in layers.items()
-                if name not in seen or seen[name].rows >= _CUDA_ROWS
+                name: layer for name, layer in layers.items() if name not in seen or seen[name].rows >= _CUDA_ROWS
             }
             if not layers:
                 raise RungError(
@@ -122,9 +116,7 @@ class Int8(Rung):
         if self.mode == "static":
             remarks.append(f"inputs calibrated by {self.calibration} on {len(job.samples)} batches")
         if len(layers) < found:
-            remarks.append(
-                f"{found - len(layers)} left alone (skipped, too small, or not seen on the samples)"
-            )
+            remarks.append(f"{found - len(layers)} left alone (skipped, too small, or not seen on the samples)")
         job = job.with_evidence(self.name, Quantized("int8", self.mode, before, tuple(remarks)))
         precision = job.precision if self.mode == "weight_only" else "int8"
         return without_replaced(replace(job, precision=precision))
@@ -148,9 +140,7 @@ class Int8(Rung):
         # A library must not change the compiler's global settings: that would leak into other trials.
         common: dict[str, Any] = {"set_inductor_config": False}
         if self.mode == "weight_only":
-            return lambda name, layer: quantize_layer(
-                self.name, name, layer, ao.Int8WeightOnlyConfig(**common)
-            ), layers
+            return lambda name, layer: quantize_layer(self.name, name, layer, ao.Int8WeightOnlyConfig(**common)), layers
         reduced = not products_are_exact(job.device)
         common["reduce_range"] = reduced
         if self.mode == "dynamic":
@@ -168,9 +158,7 @@ class Int8(Rung):
             limit, rank = limits[name]
             scale = torch.full((1,) * rank, limit / (63 if reduced else 127), device=layer.weight.device)
             granularity = [ao.PerTensor(), ao.PerRow()]
-            config = ao.Int8StaticActivationInt8WeightConfig(
-                act_quant_scale=scale, granularity=granularity, **common
-            )
+            config = ao.Int8StaticActivationInt8WeightConfig(act_quant_scale=scale, granularity=granularity, **common)
             quantize_layer(self.name, name, layer, config)
 
         return static, {name: layer for name, layer in layers.items() if name in limits}
@@ -182,7 +170,5 @@ def products_are_exact(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     generator = torch.Generator().manual_seed(0)
-    a, b = (
-        torch.randint(0, 2, (64, 64), generator=generator).mul(255).sub(128).to(torch.int8) for _ in range(2)
-    )
+    a, b = (torch.randint(0, 2, (64, 64), generator=generator).mul(255).sub(128).to(torch.int8) for _ in range(2))
     return torch.equal(torch._int_mm(a, b).long(), a.long() @ b.long())

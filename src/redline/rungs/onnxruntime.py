@@ -50,15 +50,11 @@ class OnnxModule(PerShape[OnnxEngine]):
 
 @dataclass(frozen=True)
 class Onnxruntime(Rung):
-    provider: str = option(
-        "auto", "what runs the graph; auto: where the model is", choices=("auto", *_PROVIDERS)
-    )
+    provider: str = option("auto", "what runs the graph; auto: where the model is", choices=("auto", *_PROVIDERS))
     int8: str = option(
         "none", "int8 arithmetic: no, scaled per call, or calibrated", choices=("none", "dynamic", "static")
     )
-    calibration: str = option(
-        "minmax", "int8=static: how the ranges are found on the samples", choices=METHODS
-    )
+    calibration: str = option("minmax", "int8=static: how the ranges are found on the samples", choices=METHODS)
     percentile: float = option(99.999, "share of values (in %) inside the range, with calibration=percentile")
     threads: int = option(0, "threads per operator; 0: as many as torch uses")
 
@@ -78,7 +74,7 @@ class Onnxruntime(Rung):
             raise RungError(f"onnxruntime: threads is zero or more, not {self.threads}.")
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         if not machine.is_cuda:
             return cls(), cls(int8="static")
         found = [kind for kind in ("cuda", "tensorrt") if _PROVIDERS[kind] in _available()]
@@ -86,9 +82,7 @@ class Onnxruntime(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         kind = self._kind(machine.is_cuda)
-        missing = [
-            name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None
-        ]
+        missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
         if missing:
             extra = "onnx" if kind == "cpu" else "onnx-gpu"
             return f'{" and ".join(missing)} not installed: pip install "redline[{extra}]"'
@@ -128,17 +122,13 @@ class Onnxruntime(Rung):
         wanted = _PROVIDERS[self._kind(job.device.type == "cuda")]
         if not any(node.provider == wanted for node in nodes):
             return ""
-        parts = [
-            f"{count} nodes ran on {name}" for name, count in Counter(n.provider for n in nodes).most_common()
-        ]
+        parts = [f"{count} nodes ran on {name}" for name, count in Counter(n.provider for n in nodes).most_common()]
         if self.int8 != "none":
             converted = Counter(node.operator for node in nodes if is_int8(node.operator))
             if not converted and wanted == _PROVIDERS["cpu"]:
                 return ""  # asked for int8, and every product stayed in float
             listed = ", ".join(f"{operator} {count}" for operator, count in converted.most_common())
-            parts.append(
-                f"{converted.total()} of them in int8 ({listed})" if converted else "int8 inside its engines"
-            )
+            parts.append(f"{converted.total()} of them in int8 ({listed})" if converted else "int8 inside its engines")
         parts.append(f"{len(engines)} session{'s' if len(engines) > 1 else ''}, one per input shape")
         return "; ".join(parts)
 
@@ -197,9 +187,7 @@ class _Builder:
         for sample in alike:
             with torch.no_grad():
                 if not all_finite(model(*sample[0], **sample[1])):
-                    raise RungError(
-                        "onnxruntime: the model gives a NaN or an infinity on a sample to calibrate on."
-                    )
+                    raise RungError("onnxruntime: the model gives a NaN or an infinity on a sample to calibrate on.")
         return [flat_tensors(*sample) for sample in alike]
 
 

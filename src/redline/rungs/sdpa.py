@@ -8,6 +8,7 @@ plan keeps the winner.
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -40,13 +41,20 @@ class _Prefer:
 
     def __init__(self, backend: str) -> None:
         self.first = int(BACKENDS[backend].value)
+        switch = {"efficient": "mem_efficient"}.get(backend, backend)
+        self.enabled = getattr(torch._C, f"_get_{switch}_sdp_enabled")
+        self.enable = getattr(torch._C, f"_set_sdp_use_{switch}")
 
     def __enter__(self) -> None:
-        self.before = torch._C._get_sdp_priority_order()
-        torch._C._set_sdp_priority_order([self.first, *(b for b in self.before if b != self.first)])
+        self.order, self.was_enabled = torch._C._get_sdp_priority_order(), self.enabled()
+        torch._C._set_sdp_priority_order([self.first, *(b for b in self.order if b != self.first)])
+        if not self.was_enabled:
+            self.enable(True)
 
     def __exit__(self, *_: object) -> None:
-        torch._C._set_sdp_priority_order(self.before)
+        torch._C._set_sdp_priority_order(self.order)
+        if not self.was_enabled:
+            self.enable(False)
 
 
 def _context(backend: str) -> Context:
@@ -64,9 +72,7 @@ class _Evidence:
 class Sdpa(Rung):
     name: ClassVar[str] = "sdpa"
     stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = (
-        "fused attention in place of hand-written, by the kernel that is fastest for its shapes"
-    )
+    summary: ClassVar[str] = "fused attention in place of hand-written, by the kernel that is fastest for its shapes"
 
     backend: str = option(
         "auto",
@@ -98,9 +104,7 @@ class Sdpa(Rung):
         if job.device.type != "cuda" or not job.samples:
             return replace(self, backend="default")
         machine = Machine.detect(str(job.device))
-        dtype = (
-            self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
-        )
+        dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
         # The shapes are known once the model is rewritten; that is taken back, because apply does it.
         rewriting = fuse(job.model, observe(job), job.training)
         try:
@@ -108,9 +112,7 @@ class Sdpa(Rung):
         finally:
             rewriting.undo()
         candidates = [name for name in ("cudnn", "flash", "efficient") if name in machine.attention_kernels]
-        times = {
-            name: _total_seconds(name, calls, DTYPES[dtype], job.device, job.training) for name in candidates
-        }
+        times = {name: _total_seconds(name, calls, DTYPES[dtype], job.device, job.training) for name in candidates}
         best = min(times, key=lambda name: times[name]) if calls and times else "default"
         return replace(self, backend=best, dtype=dtype)
 
@@ -129,11 +131,7 @@ class Sdpa(Rung):
 
     def proof(self, job: Job) -> str:
         evidence: _Evidence | None = job.evidence.get(self.name)
-        if (
-            evidence is None
-            or not evidence.seen.calls
-            or not (evidence.rewriting.done or self.backend in BACKENDS)
-        ):
+        if evidence is None or not evidence.seen.calls or not (evidence.rewriting.done or self.backend in BACKENDS):
             return ""
         done, left = evidence.rewriting.done, evidence.rewriting.left
         parts = []
@@ -141,14 +139,21 @@ class Sdpa(Rung):
             parts.append(f"{_count(len(done), 'attention module')} rewritten ({_some(done)})")
         if left:
             parts.append(f"{len(left)} left: " + evidence.rewriting.reasons)
+        dtype = _dtype(job)
         kernels: dict[str, int] = {}
         for seen, count in evidence.seen.calls.items():
-            kernel = _kernel(job, seen)
+            kernel = _kernel(job, seen, dtype)
             kernels[kernel] = kernels.get(kernel, 0) + count
-        ran = ", ".join(
-            f"{_count(count, 'call')} by the {kernel} kernel" for kernel, count in kernels.items()
-        )
-        return "; ".join([*parts, f"a forward pass makes {ran} in {job.precision}"])
+        ran = ", ".join(f"{_count(count, 'call')} by the {kernel} kernel" for kernel, count in kernels.items())
+        name = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+        return "; ".join([*parts, f"a forward pass makes {ran} in {name}"])
+
+
+def _dtype(job: Job) -> torch.dtype:
+    """What attention is computed in at the end of the plan; int8 and fp8 weights leave it as it is."""
+    floats = Counter(p.dtype for p in job.model.parameters() if p.dtype in DTYPES.values())
+    common = floats.most_common(1)[0][0] if floats else torch.float32
+    return DTYPES.get(job.precision, common)
 
 
 def _own(module: torch.nn.Module) -> bool:
@@ -163,9 +168,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _kernel(job: Job, seen: AttentionCall) -> str:
+def _kernel(job: Job, seen: AttentionCall, dtype: torch.dtype) -> str:
     """The dispatcher's own answer, under the plan's settings and in the dtype that the plan ended with."""
-    given = seen.inputs(DTYPES.get(job.precision, torch.float32), job.device, gradients=job.training)
+    given = seen.inputs(dtype, job.device, gradients=job.training)
     with torch.set_grad_enabled(job.training), entered(job.contexts):
         chosen = torch._fused_sdp_choice(**given)
     return next((name for name, backend in BACKENDS.items() if backend.value == chosen), f"number {chosen}")

@@ -123,9 +123,7 @@ class OverlappedCopies(PlainCopies):
 class Pipeline:
     """Called with inputs in host memory; gives outputs in host memory."""
 
-    def __init__(
-        self, function: Callable[..., Any], copies: PlainCopies, chunks: int, tally: dict[str, int]
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], copies: PlainCopies, chunks: int, tally: dict[str, int]) -> None:
         self.function = function
         self.copies = copies
         self.chunks = chunks
@@ -166,9 +164,7 @@ class Pipeline:
         if pieces == 1:
             return self.copies.new_output(list(leaf.shape), leaf.dtype)
         if not leaf.ndim or leaf.shape[0] != count:
-            raise RungError(
-                f"streams: an output of shape {tuple(leaf.shape)} has no row per input row: use chunks=1."
-            )
+            raise RungError(f"streams: an output of shape {tuple(leaf.shape)} has no row per input row: use chunks=1.")
         return self.copies.new_output([rows, *leaf.shape[1:]], leaf.dtype)
 
 
@@ -200,16 +196,14 @@ class Streams(Rung):
             raise RungError("streams: chunks and depth are 1 or more.")
 
     @classmethod
-    def variants(cls, machine: Machine) -> "tuple[Rung, ...]":
+    def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
         return tuple(cls(chunks=chunks) for chunks in (2, 4, 8))
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
             return "it needs a CUDA GPU: on a CPU there is nothing to copy"
         if job is not None and not job.host_inputs:
-            return (
-                "the inputs are on the GPU already (a workload with host_inputs=True has copies to overlap)"
-            )
+            return "the inputs are on the GPU already (a workload with host_inputs=True has copies to overlap)"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -231,29 +225,21 @@ class Streams(Rung):
             for sample in job.samples:
                 whole = call(job.finish(), sample)
                 try:
-                    cut = call(
-                        replace(job, wrappers=(*job.wrappers, wrap), host_inputs=False).finish(), sample
-                    )
+                    cut = call(replace(job, wrappers=(*job.wrappers, wrap), host_inputs=False).finish(), sample)
                 except RungError:
                     raise
                 except Exception as error:
                     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    raise RungError(
-                        f"streams: the model does not take a cut batch ({text}): use chunks=1."
-                    ) from error
+                    raise RungError(f"streams: the model does not take a cut batch ({text}): use chunks=1.") from error
                 problem = mismatch(tensors_of(whole), tensors_of(cut))
                 if problem:
                     problem = problem.rstrip(".")
-                    raise RungError(
-                        f"streams: cutting the batch changes the output ({problem}): use chunks=1."
-                    )
+                    raise RungError(f"streams: cutting the batch changes the output ({problem}): use chunks=1.")
                 scores = [gate.judge(whole, cut) for gate in job.gates]
                 red = [score for score in scores if not score.passed]
                 if red or not all_finite(cut):
                     reason = str(red[0]) if red else "not finite"
-                    raise RungError(
-                        f"streams: cutting the batch changes the output ({reason}): use chunks=1."
-                    )
+                    raise RungError(f"streams: cutting the batch changes the output ({reason}): use chunks=1.")
 
     def proof(self, job: Job) -> str:
         tally = job.evidence[self.name]

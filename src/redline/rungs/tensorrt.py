@@ -44,9 +44,7 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Tensorrt(Rung):
-    precision: str = option(
-        "keep", "the dtypes of the model, or fp16 where it is safe", choices=("keep", "fp16")
-    )
+    precision: str = option("keep", "the dtypes of the model, or fp16 where it is safe", choices=("keep", "fp16"))
     optimization_level: int = option(3, "how long TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
 
     name: ClassVar[str] = "tensorrt"
@@ -56,7 +54,7 @@ class Tensorrt(Rung):
     excludes: ClassVar[frozenset[str]] = frozenset({"compile", "onnxruntime", "int8", "fp8"})
 
     @classmethod
-    def variants(cls, machine: Machine) -> tuple[Rung, ...]:
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         return cls(), cls(precision="fp16")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

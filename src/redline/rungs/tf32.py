@@ -135,11 +135,7 @@ class Tf32(Rung):
         if job.precision != "fp32":
             return f"the arithmetic is {job.precision}, so no fp32 product is left to speed up"
         found = look_at(job.model)
-        return (
-            ""
-            if found.products or found.convolutions
-            else "the model has no fp32 matrix product or convolution"
-        )
+        return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
 
     def apply(self, job: Job) -> Job:
         _hear_the_deprecation()

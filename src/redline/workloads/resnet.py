@@ -12,8 +12,8 @@ Its weights are random, but it behaves like a trained one where that matters for
 What the limits mean: correct static int8 (weights per channel, activations per tensor) lands at a relative
 error of 5–6% on these centred logits, because eight bits round each of twenty layers by about 1%. Six bits
 land at 19%, and one lost batch-norm shift at 33%. The limit of 8% lies between what is right and what is
-broken. There is no gate on the top-1 class: among a thousand random logits the first two are so close that
-correct int8 swaps them now and then.
+broken; draw and limit were chosen together (see docs/workloads.md). There is no gate on the top-1 class:
+among a thousand random logits the first two are so close that correct int8 swaps them now and then.
 """
 
 import torch

@@ -80,9 +80,7 @@ class UNet(nn.Module):
         # Blocks in the order in which they run; each takes its slice of one product with the time embedding.
         self.widths = (*outer, bottom, *reversed(outer))
         self.register_buffer("sinusoids", _sinusoids(STEPS, base), persistent=False)
-        self.time = nn.Sequential(
-            nn.Linear(base, embedding), nn.SiLU(), nn.Linear(embedding, embedding), nn.SiLU()
-        )
+        self.time = nn.Sequential(nn.Linear(base, embedding), nn.SiLU(), nn.Linear(embedding, embedding), nn.SiLU())
         self.film = nn.Linear(embedding, 2 * sum(self.widths))
 
         self.stem = nn.Conv2d(channels_in, base, 3, padding=1)

@@ -35,9 +35,7 @@ def draw_ablation(climb: Climb, width: int) -> Drawing | None:
         drawing.label(0, label_y, entry.row.rung, room, words)
         drawing.text(width, label_y, note, "figure" if kept else "quiet", "end")
         one, end = scale(1.0), scale(worth.middle)
-        drawing.bar(
-            min(one, end), bar_y, abs(end - one), 14, "m-kept" if kept else "m-faint", entry.row.reason
-        )
+        drawing.bar(min(one, end), bar_y, abs(end - one), 14, "m-kept" if kept else "m-faint", entry.row.reason)
         if worth.low > 0:
             low, high, middle = scale(worth.low), scale(worth.high), bar_y + 7
             ends = f"M{low:.1f} {middle - 3.5:.1f}v7M{high:.1f} {middle - 3.5:.1f}v7"

@@ -113,9 +113,7 @@ def _step(entry: Entry, memory: bool, last_bytes: int | None) -> _Step:
     elif row.role in (*TRIED, "final") and m.shapes and m.against_samples.get(m.shapes[0]):
         before = median(m.against_samples[m.shapes[0]])
     figure = "" if value is None else format_bytes(value) if memory else format_seconds(value)
-    ratio = (
-        row.over_last.middle if row.over_last and row.role not in ("baseline", "compile") else row.over_start
-    )
+    ratio = row.over_last.middle if row.over_last and row.role not in ("baseline", "compile") else row.over_start
     gain = f" · {format_ratio(ratio)}" if ratio and row.role != "baseline" else ""
     if memory:
         gain = f" · {format_change(value / before)}" if before and value else ""

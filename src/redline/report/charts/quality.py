@@ -84,9 +84,7 @@ def _draw_axes(drawing: Drawing, x: Scale, y: Scale, name: str, gate: Score, lan
     drawing.text(left, 9, f"{name} ({better} is better)", "axis-title")
 
 
-def _draw_path(
-    drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Score]], x: Scale, y: Scale
-) -> None:
+def _draw_path(drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Score]], x: Scale, y: Scale) -> None:
     """The way of the climb: from the baseline over the kept rungs to the final plan."""
     scores = {id(entry): score for entry, score in placed}
     way = [e for e in (climb.baseline, *climb.kept, climb.final) if e is not None and id(e) in scores]

@@ -13,9 +13,7 @@ def draw_roofline(climb: Climb, width: int) -> Drawing | None:
     if not points:
         return None
     machine = climb.subject.machine
-    dtypes = {
-        e.measurement.precision: ceiling_flops_per_s(machine, e.measurement.precision) for e, _, _ in points
-    }
+    dtypes = {e.measurement.precision: ceiling_flops_per_s(machine, e.measurement.precision) for e, _, _ in points}
     bandwidth = points[0][2].ceiling_bytes_per_s
     ridges = [peak / bandwidth for peak in dtypes.values()]
     heights = [r.achieved_flops_per_s for _, _, r in points]
@@ -56,9 +54,7 @@ def _draw_axes(drawing: Drawing, x: Scale, y: Scale) -> None:
         drawing.line(x(tick), y.start, x(tick), y.start + 4, "axis")
         drawing.text(x(tick), y.start + 17, f"{tick:g}", "tick", "middle")
     drawing.line(x.start, y.start, x.end, y.start, "axis")
-    drawing.text(
-        (x.start + x.end) / 2, drawing.height - 6, "operations per byte moved →", "axis-title", "middle"
-    )
+    drawing.text((x.start + x.end) / 2, drawing.height - 6, "operations per byte moved →", "axis-title", "middle")
     drawing.text(x.start, 11, "FLOP/s", "axis-title")
 
 

@@ -24,9 +24,7 @@ class Drawing:
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
         self.parts.append(
-            Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
-                kind, x1, y1, x2, y2
-            )
+            Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(kind, x1, y1, x2, y2)
         )
 
     def bar(self, x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> None:
@@ -44,15 +42,11 @@ class Drawing:
     def path(self, data: str, kind: str) -> None:
         self.parts.append(Markup('<path class="{}" d="{}"/>').format(kind, data))
 
-    def text(
-        self, x: float, y: float, text: str, kind: str = "", anchor: str = "start", tip: str = ""
-    ) -> None:
+    def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start", tip: str = "") -> None:
         form = '<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}{}</text>'
         self.parts.append(Markup(form).format(kind, x, y, anchor, text, _tip(tip)))
 
-    def label(
-        self, x: float, y: float, text: str, room: float, kind: str = "", anchor: str = "start"
-    ) -> None:
+    def label(self, x: float, y: float, text: str, room: float, kind: str = "", anchor: str = "start") -> None:
         """Text shortened to the room there is; the whole of it shows on hovering."""
         short = shorten(text, room)
         self.text(x, y, short, kind, anchor, tip=text if short != text else "")

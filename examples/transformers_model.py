@@ -1,0 +1,50 @@
+"""Transformers models as your own workloads, built from a config, so that nothing is downloaded.
+
+redline climb examples/transformers_model.py:llama
+redline climb examples/transformers_model.py:bert --shapes batch=8,length=512,width=768,layers=12
+"""
+
+import torch
+import transformers
+
+from redline import Gate, Workload
+
+
+def llama(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, vocabulary: int = 4096) -> Workload:
+    """A Llama-shaped decoder reading `length` tokens; returns the logits."""
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=max(1, width // 256),
+        max_position_embeddings=length,
+        use_cache=False,
+    )
+    return Workload(
+        build=lambda: transformers.LlamaForCausalLM(config),
+        inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},
+        # With random weights the first two logits are close, so the distribution is judged, not the winner.
+        gates=(Gate("relative_error", 0.03), Gate("kl_divergence", 0.001)),
+        items=batch * length,
+        unit="token",
+    )
+
+
+def bert(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, vocabulary: int = 4096) -> Workload:
+    """A BERT-shaped encoder over `length` tokens; returns the hidden states and the pooled one."""
+    config = transformers.BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 64,
+        max_position_embeddings=length,
+    )
+    return Workload(
+        build=lambda: transformers.BertModel(config),
+        inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},
+        items=batch * length,
+        unit="token",
+    )

@@ -1,0 +1,111 @@
+"""What a climb, a verification and a benchmark have in common: their settings, the machine, and the references."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError, WorkloadError
+from redline.machine import Ceilings, Machine
+from redline.plan import parse_rung
+from redline.trial import FRESH_SEEDS, JUDGE_SEEDS, Course
+from redline.workers import WorkerFailed, WorkerPool
+
+OBJECTIVES = ("latency", "throughput", "memory")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a climb is asked to do."""
+
+    workload: str
+    folder: Path
+    shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    device: str = "auto"
+    objective: str = "latency"
+    target_s: float | None = None
+    target_bytes: int | None = None
+    budget_s: float | None = None
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    reference: str = "fp32"
+    timeout_s: float = 300.0
+    sampling_s: float = 6.0
+    ablate: bool = True
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise RedlineError(f"unknown objective {self.objective!r}: choose {', '.join(OBJECTIVES)}.")
+        if self.reference not in ("fp32", "fp64"):
+            raise RedlineError(f"the reference is fp32 or fp64, not {self.reference!r}.")
+        for text in (*self.only, *self.without):
+            parse_rung(text)
+
+    @property
+    def measurements_path(self) -> Path:
+        return self.folder / "measurements.jsonl"
+
+
+def ask_machine(pool: WorkerPool, device: str = "auto", measure: bool = True, again: bool = False) -> Machine:
+    """The machine, read in a worker so that this process never starts CUDA."""
+    worker = pool.start()
+    try:
+        seen = worker.ask("machine", 300, device=device, measure=measure, again=again)
+    except WorkerFailed as failure:
+        raise RedlineError(f"{failure}.") from failure
+    finally:
+        worker.stop()
+    return machine_from_dict(seen)
+
+
+def machine_from_dict(data: Mapping[str, Any]) -> Machine:
+    values = {key: value for key, value in data.items() if key != "fingerprint"}
+    for key in ("features", "hardware_dtypes", "attention_kernels", "capability"):
+        values[key] = tuple(values[key])
+    if values["ceilings"] is not None:
+        values["ceilings"] = Ceilings(**values["ceilings"])
+    return Machine(**values)
+
+
+def make_references(
+    pool: WorkerPool, settings: Settings, device: str
+) -> tuple[dict[tuple[int, ...], str], dict[str, Any]]:
+    """Runs the untouched model on every judging seed; gives the files and what is known of the workload."""
+    references, facts = {}, {}
+    for seeds in (JUDGE_SEEDS, FRESH_SEEDS):
+        path = str(pool.scratch / f"reference-{seeds[0]}.pt")
+        worker = pool.start()
+        try:
+            facts = worker.ask(
+                "reference",
+                settings.timeout_s,
+                address=settings.workload,
+                shapes=settings.shapes,
+                device=device,
+                seeds=seeds,
+                path=path,
+                dtype=settings.reference,
+            )
+        except WorkerFailed as failure:
+            prefix = "" if failure.kind == "workload" else f"{settings.workload}: the untouched model failed: "
+            raise WorkloadError(f"{prefix}{failure}.") from failure
+        finally:
+            worker.stop()
+        references[seeds] = path
+    return references, facts
+
+
+def lay_course(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[Course, dict[str, Any]]:
+    """Runs the untouched model for reference; gives the course that all arms share, and the workload's facts."""
+    references, facts = make_references(pool, settings, machine.device)
+    course = Course(
+        settings.workload,
+        settings.shapes,
+        machine.device,
+        references,
+        settings.objective,
+        settings.timeout_s,
+        settings.sampling_s,
+    )
+    return course, facts

@@ -1,0 +1,89 @@
+"""The final race: the plan that was climbed against its rivals, interleaved, on inputs that nothing has seen before."""
+
+from collections.abc import Mapping, Sequence
+
+from redline.errors import WorkloadError
+from redline.logbook import Logbook
+from redline.measurement import Measurement
+from redline.plan import Plan
+from redline.statistics import Interval
+from redline.trial import FRESH_SEEDS, SMALLER, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.workers import WorkerFailed, WorkerPool
+
+Samples = Mapping[str, Sequence[float]]
+
+
+def run_race(pool: WorkerPool, course: Course, log: Logbook, plan: Plan, rivals: Sequence[Plan]) -> Measurement:
+    """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner."""
+    others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
+    arms, notes = _open_racers(pool, course, log, [Plan(), *others, *([plan] if plan.rungs else [])])
+    try:
+        for arm in arms:
+            measure_peak(arm, course)
+        taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
+        winner = _winner(arms, taken, course.objective, favourite=str(plan))
+        rows = []
+        for index, (arm, samples) in enumerate(zip(arms, taken, strict=True)):
+            last = index == winner
+            reason = _reason(arm, compare(taken[0], samples)) if last else "raced against the final plan"
+            against = {"against": "eager", "against_samples": taken[0]} if index else {}
+            rows.append(
+                log.row(
+                    "final",
+                    arm.plan,
+                    "kept" if last else "baseline",
+                    reason,
+                    arm,
+                    samples,
+                    notes=notes if last else (),
+                    **against,
+                )
+            )
+        # The winner is written last, so that a file always ends with its result.
+        for row in sorted(rows, key=lambda row: row.verdict == "kept"):
+            log.record(row)
+        return log.rows[-1]
+    finally:
+        close(*arms)
+
+
+def _open_racers(
+    pool: WorkerPool, course: Course, log: Logbook, plans: Sequence[Plan]
+) -> tuple[list[Arm], tuple[str, ...]]:
+    """Eager first. A racer that cannot run, or whose gate is red on fresh inputs, is out, whatever it won before."""
+    arms: list[Arm] = []
+    notes: tuple[str, ...] = ()
+    for plan in plans:
+        try:
+            arm = open_arm(pool, course, plan, FRESH_SEEDS)
+        except WorkerFailed as failure:
+            if not plan.rungs:
+                close(*arms)
+                raise WorkloadError(f"{course.address}: the untouched model did not run again: {failure}.") from failure
+            notes += (f"{plan} could not run in the final race: {failure}",)
+            continue
+        if arm.passed:
+            arms.append(arm)
+            continue
+        red = next(score for score in arm.scores if not score.passed)
+        close(arm)
+        if not plan.rungs:
+            raise WorkloadError(f"{course.address}: the untouched model fails its own gate on fresh inputs ({red}).")
+        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {red}", arm))
+    return arms, notes
+
+
+def _winner(arms: Sequence[Arm], taken: Sequence[Samples], objective: str, favourite: str) -> int:
+    """The climbed plan, unless another beats it beyond the noise; without it, eager has to be beaten."""
+    best = next((i for i, arm in enumerate(arms) if str(arm.plan) == favourite), 0)
+    for index, arm in enumerate(arms):
+        if objective == "memory":
+            if arm.peak_bytes < SMALLER * arms[best].peak_bytes:
+                best = index
+        elif index != best and compare(taken[best], taken[index]).above(1.0):
+            best = index
+    return best
+
+
+def _reason(arm: Arm, over_eager: Interval) -> str:
+    return f"{over_eager} over eager" if arm.plan.rungs else "nothing beat the model as it is"

@@ -1,0 +1,185 @@
+"""docs/claims.md: complete, fresh, and computed from raw samples."""
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from redline.errors import RedlineError
+from redline.gate import Score
+from redline.measurement import Measurement, append
+
+ROOT = Path(__file__).parents[2]
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("redline_claims", ROOT / "benchmarks/claims.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+claims = _load()
+RESULT = "benchmarks/results/test/unet.jsonl"
+MACHINE = {
+    "name": "Test GPU",
+    "ceilings": {
+        "bytes_per_s": 4.2e12,
+        "matmul_flops_per_s": {"fp16": 719e12},
+        "convolution_flops_per_s": {},
+    },
+}
+EAGER = (0.0200, 0.0202, 0.0198, 0.0201, 0.0199)
+FAST = tuple(value / 4 for value in EAGER)
+PASSED = (Score("relative_error", 0.01, 0.02, "lower", True),)
+
+
+def row(plan: str, role: str, samples: tuple[float, ...], **values: Any) -> Measurement:
+    defaults: dict[str, Any] = {
+        "workload": "unet",
+        "verdict": "baseline" if role == "baseline" else "kept",
+        "reason": "",
+        "machine": MACHINE,
+        "samples": {"": samples} if samples else {},
+        "items": {"": 1.0},
+        "unit": "frame",
+        "run": "one",
+        "scores": PASSED,
+    }
+    return Measurement(plan=plan, role=role, **{**defaults, **values})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Results as a climb leaves them."""
+    gib = 2**30
+    paired = {"against": "eager", "against_samples": {"": EAGER}}
+    rows = [
+        row("eager", "baseline", (9.9,), run="an older climb"),
+        row("eager", "baseline", EAGER, peak_bytes=5 * gib),
+        row("bf16", "trial", FAST, peak_bytes=3 * gib, rung="bf16", **paired),
+        row("bf16 + channels_last", "trial", (0.006,), verdict="dropped", rung="channels_last",
+            peak_bytes=4 * gib, against="bf16", against_samples={"": (0.005,)}),
+        row("fp16", "trial", (), rung="fp16", verdict="refused", reason="outside the gate"),
+        row("compile", "compile", tuple(v / 2 for v in EAGER), verdict="baseline", **paired),
+        row("compile(mode=reduce-overhead)", "compile", EAGER, verdict="baseline", **paired),
+        row("bf16", "final", FAST, peak_bytes=3 * gib, **paired),
+        row("eager", "final", EAGER, verdict="baseline", peak_bytes=6 * gib),
+    ]  # fmt: skip
+    for measurement in rows:
+        append(tmp_path / RESULT, measurement)
+    return tmp_path
+
+
+def claim(**values: Any) -> Any:
+    return claims.Claim(guide=1, topic="t", quote="q", meaning="m", **values)
+
+
+def answer(root: Path, kind: str, **values: Any) -> str:
+    return claims.measured(claim(result=RESULT, kind=kind, **values), root)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (
+            "speedup",
+            {"plan": "final", "against": "baseline"},
+            "**4.00× (4.00–4.00)** with `bf16` on Test GPU",
+        ),
+        ("speedup", {"rung": "bf16"}, "**4.00× (4.00–4.00)**"),
+        ("speedup", {"plan": "bf16", "against": "eager"}, "**4.00× (4.00–4.00)**"),
+        ("speedup", {"plan": "compile", "against": "baseline"}, "**2.00× (2.00–2.00)** with `compile` on"),
+        ("memory_saving", {"rung": "bf16"}, "**40.0% less (5.00 → 3.00 GiB)**"),
+        ("saved_ms", {"rung": "bf16"}, "**15 ms less**"),
+        ("saved_ms", {"rung": "channels_last"}, "**1 ms more**"),
+        ("median_ms", {"plan": "final"}, "**5 ms**"),
+        ("median_ms", {"plan": "eager"}, "**20 ms**"),
+        ("fps", {"plan": "final"}, "**200 frames/s**"),
+        ("peak_gib", {"plan": "baseline"}, "**5.00 GiB**"),
+        ("memory_saving", {"plan": "final", "against": "baseline"}, "**40.0% less (5.00 → 3.00 GiB)**"),
+        ("memory_saving", {"rung": "channels_last"}, "**33.3% more (3.00 → 4.00 GiB)**"),
+        ("matmul_tflops", {"plan": "baseline", "dtype": "fp16"}, "**719 TFLOP/s**"),
+        ("copy_tb_per_s", {"plan": "baseline"}, "**4.20 TB/s**"),
+    ],
+)
+def test_figures_come_from_the_samples(root: Path, kind: str, values: dict[str, str], expected: str) -> None:
+    text = answer(root, kind, **values)
+    assert text.startswith(expected)
+    assert "[unet.jsonl](../benchmarks/results/test/unet.jsonl)" in text
+
+
+def test_every_kind_is_tested() -> None:
+    tested = {"speedup", "saved_ms", "median_ms", "fps", "peak_gib", "memory_saving", "matmul_tflops"}
+    assert set(claims.KINDS) == tested | {"copy_tb_per_s", "throughput"}
+
+
+def test_no_file_no_row_no_figure(root: Path) -> None:
+    assert claims.measured(claim(), root) == "not measured yet"
+    missing = claim(result="benchmarks/results/none.jsonl", kind="fps", plan="final")
+    assert claims.measured(missing, root) == "not measured yet"
+    assert answer(root, "fps", plan="tf32").startswith("not measured yet ([unet.jsonl]")
+    assert "has no `tensorrt`" in answer(root, "speedup", rung="tensorrt")
+
+
+def test_a_refused_row_gives_its_reason_and_no_figure(root: Path) -> None:
+    text = answer(root, "median_ms", rung="fp16")
+    assert text.startswith("refused: outside the gate") and "ms" not in text
+
+
+def test_a_red_gate_gives_no_figure(root: Path) -> None:
+    red = (dataclasses.replace(PASSED[0], passed=False),)
+    append(root / RESULT, row("tf32", "trial", FAST, scores=red, rung="tf32"))
+    assert "**" not in answer(root, "median_ms", plan="tf32")
+
+
+def test_bench_rows_are_interleaved_and_other_rows_are_not(root: Path) -> None:
+    for workload in ("a", "b"):
+        for plan, samples in (("eager", EAGER), ("bf16", FAST)):
+            measurement = row(plan, "bench", samples, workload=workload, verdict="baseline", command="redline bench")
+            append(root / "bench.jsonl", measurement)
+    values = {"result": "bench.jsonl", "kind": "speedup", "plan": "bf16", "against": "eager"}
+    assert claims.measured(claim(**values, workload="b"), root).startswith("**4.00× (4.00–4.00)**")
+    with pytest.raises(RedlineError, match="holds a, b: say which workload"):
+        claims.measured(claim(**values), root)
+    apart = answer(root, "speedup", plan="bf16 + channels_last", against="eager")
+    assert apart.startswith("**3.33× (separate runs)**")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"result": RESULT}, "belong together"),
+        ({"result": RESULT, "kind": "sped", "plan": "eager"}, "unknown kind 'sped'"),
+        ({"result": RESULT, "kind": "fps"}, "either the plan or the rung"),
+        ({"result": RESULT, "kind": "fps", "plan": "bf17"}, "unknown rung 'bf17'"),
+    ],
+)
+def test_a_wrong_claim_raises_by_name(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RedlineError, match=problem):
+        claims._check(claim(**values), {1: {}})
+
+
+def test_the_committed_page_is_fresh_and_a_stale_one_is_found(tmp_path: Path) -> None:
+    assert claims.main(["--check"]) == 0
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks/claims.toml").write_text((ROOT / "benchmarks/claims.toml").read_text())
+    assert claims.main(["--check"], tmp_path) == 1
+    assert claims.main([], tmp_path) == 0
+    assert claims.main(["--check"], tmp_path) == 0
+    page = tmp_path / "docs/claims.md"
+    page.write_text(page.read_text().replace("not measured yet", "5× faster", 1))
+    assert claims.main(["--check"], tmp_path) == 1
+
+
+def test_every_guide_has_claims_with_a_meaning() -> None:
+    guides, found = claims.load_claims(ROOT / "benchmarks/claims.toml")
+    assert set(guides) == {1, 2, 3, 4, 5} == {c.guide for c in found}
+    assert all(c.quote and c.meaning and c.topic for c in found)
+    assert len({(c.guide, c.quote) for c in found}) == len(found)
