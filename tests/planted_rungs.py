@@ -22,6 +22,8 @@ class Waits(nn.Module):
         self.seconds = 0.008
         self.scale = 1.0
         self.layer = nn.Linear(6, 5)
+        # 256 MiB in pieces, because an allocator may hold on to the last piece that is freed.
+        self.ballast = [torch.ones(2**22) for _ in range(16)]
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)  # other load on the machine does not stretch a sleep as it does a busy loop
@@ -64,6 +66,17 @@ class PlantedSlow(Planted):
 
     def apply(self, job: Job) -> Job:
         job.model.seconds *= 1.1  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedSmall(Planted):
+    """As fast, and without the ballast that the model carries."""
+
+    name: ClassVar[str] = "planted_small"
+
+    def apply(self, job: Job) -> Job:
+        job.model.ballast.clear()  # pyright: ignore
         return job
 
 
@@ -144,6 +157,7 @@ PLANTED = (
     PlantedFast,
     PlantedUseless,
     PlantedSlow,
+    PlantedSmall,
     PlantedWrong,
     PlantedNan,
     PlantedEmpty,

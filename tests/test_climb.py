@@ -41,6 +41,7 @@ def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> N
     assert seen["planted_fast"][0] == "kept"
     assert seen["planted_useless"][0] == "dropped" and "noise" in seen["planted_useless"][1]
     assert seen["planted_slow"][0] == "dropped" and "slower" in seen["planted_slow"][1]
+    assert seen["planted_small"][0] == "kept" and "as fast, and smaller" in seen["planted_small"][1]
     assert seen["planted_wrong"][0] == "refused" and "outside the gate" in seen["planted_wrong"][1]
     assert seen["planted_nan"][0] == "refused" and "nan" in seen["planted_nan"][1]
     assert seen["planted_empty"][0] == "refused" and "no proof" in seen["planted_empty"][1]
@@ -57,7 +58,8 @@ def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
 def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0], "ablation")
     assert seen["planted_fast"][0] == "dropped" and seen["planted_fixed"][0] == "kept"
-    assert str(climbed[0].plan) == "planted_fixed"
+    assert seen["planted_small"][0] == "kept" and "instead of" in seen["planted_small"][1]
+    assert str(climbed[0].plan) == "planted_small + planted_fixed"
 
 
 def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tuple[Climbed, Path]) -> None:
@@ -65,7 +67,7 @@ def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tupl
     assert [m.plan for m in rows if m.role == "baseline"] == ["eager"]
     assert any(m.role == "compile" for m in rows)
     final = [m for m in rows if m.role == "final" and m.verdict == "kept"]
-    assert len(final) == 1 and final[0].plan == "planted_fixed" and final[0].passed
+    assert len(final) == 1 and final[0].plan == "planted_small + planted_fixed" and final[0].passed
     speedup = final[0].speedup()
     assert speedup is not None and 3.4 < speedup.middle < 4.1
 
@@ -94,7 +96,30 @@ def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed,
     assert after[:6] == lines[:6]
     assert len({(m.role, m.rung, m.against, m.plan) for m in resumed.measurements}) == len(resumed.measurements)
     assert len(after) == len(resumed.measurements)
-    assert str(resumed.plan) in ("planted_fast + planted_fixed", "planted_fixed")
+    assert str(resumed.plan) == "planted_fast + planted_small + planted_fixed"
+
+
+def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
+    climbed: tuple[Climbed, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "measurements.jsonl").write_text((climbed[1] / "measurements.jsonl").read_text())
+    names = tuple(rung.name for rung in planted_rungs.PLANTED)
+    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
+    resumed = climb(settings)
+    saved = load_measurements(tmp_path / "measurements.jsonl")
+    assert [m.to_json() for m in saved] == [m.to_json() for m in resumed.measurements]
+    assert len([m for m in saved if m.role == "final" and m.verdict == "kept"]) == 1
+    assert resumed.plan == climbed[0].plan
+
+
+def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
+    """torch.compile is raced as the second baseline, and would win against an empty plan."""
+    settings = Settings(
+        f"{TINY}:convolutions", tmp_path, device="cpu", without=("compile",), only=("tf32",), sampling_s=1
+    )
+    result = climb(settings)
+    assert str(result.plan) == "eager"
+    assert any(m.role == "final" and m.plan == "compile" for m in result.measurements)
 
 
 def test_a_target_stops_the_climb(tmp_path: Path) -> None:
@@ -109,6 +134,7 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
     )
     result = climb(settings)
     assert str(result.plan) == "planted_fast"
+    assert verdicts(result)["planted_fixed"] == ("unmeasured", "the target was reached")
 
 
 def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from redline import memory
 from redline.errors import MachineError, RedlineError
-from redline.memory import MemoryMonitor, MemoryPool, PerformanceTracker, available_host_bytes
+from redline.memory import MemoryMonitor, MemoryPool, PerformanceTracker
+from redline.resident import available_host_bytes, host_bytes
 
 MEGABYTE = 2**20
 
@@ -59,7 +60,7 @@ def test_an_unknown_device() -> None:
 
 
 def test_available_memory_is_part_of_the_whole() -> None:
-    assert 0 < available_host_bytes() <= memory.host_bytes()
+    assert 0 < available_host_bytes() <= host_bytes()
 
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ from torch import nn
 from redline.errors import RedlineError
 from redline.job import Job
 from redline.machine import resolve_device
-from redline.memory import MemoryMonitor, available_host_bytes, resident_bytes
+from redline.memory import MemoryMonitor
 from redline.quantities import format_bytes, format_seconds
+from redline.resident import available_host_bytes, resident_bytes
 from redline.workload import Inputs, LossFunction, OptimizerFactory, call, load_workload
 
 # Address space is not memory: threads' stacks and arenas reserve some that is never touched.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,23 @@ def bench(
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Measurement]:
     """Every workload under every plan, the plans of one workload interleaved with each other."""
+    asked = [
+        Settings(
+            workload,
+            Path("."),
+            shapes,
+            device,
+            objective=objective,
+            timeout_s=timeout_s,
+            sampling_s=sampling_s,
+        )
+        for workload in workloads
+    ]
     with WorkerPool() as pool:
         machine = ask_machine(pool, device)
         rows: list[Measurement] = []
-        for workload in workloads:
-            say(f"{workload}: running the untouched model for reference")
-            settings = Settings(workload, Path("."), shapes, device, objective=objective, timeout_s=timeout_s)
+        for settings in asked:
+            say(f"{settings.workload}: running the untouched model for reference")
             course, facts = lay_course(pool, settings, machine)
             rows += _bench_one(pool, course, plans, machine, facts, say)
         return rows
@@ -102,7 +113,9 @@ def _bench_one(
 
 
 def save(path: Path, rows: Sequence[Measurement]) -> None:
-    write_text(path, json.dumps({"schema": SCHEMA, "measurements": [asdict(row) for row in rows]}, indent=1) + "\n")
+    # Through its own JSON, which has no NaN for the score of a red gate.
+    found = [json.loads(row.to_json()) for row in rows]
+    write_text(path, json.dumps({"schema": SCHEMA, "measurements": found}, indent=1, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> list[Measurement]:
@@ -118,7 +131,12 @@ def load(path: Path) -> list[Measurement]:
         raise MeasurementError(
             f"{str(path)!r} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA})."
         )
-    return [Measurement.from_dict(row, f"{str(path)!r}") for row in document.get("measurements", [])]
+    rows = document.get("measurements")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise MeasurementError(f"{str(path)!r} is damaged: `measurements` is not a list of them.")
+    if not rows:
+        raise MeasurementError(f"{str(path)!r} holds no measurement.")
+    return [Measurement.from_dict(row, repr(str(path))) for row in rows]
 
 
 def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_machine: bool = False) -> list[Change]:

@@ -5,7 +5,7 @@ Every measurement is written to disk as it is made; a climb that is killed goes 
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redline.course import Settings, ask_machine, lay_course
@@ -36,6 +36,9 @@ _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu":
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
 # under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
 _FIRST = ("bf16", "fp16", "compile", "onnxruntime", "tensorrt", "cuda_graph")
+# As fast, for a rung that saves memory: what is lost, if anything, is below what anyone would notice.
+NOT_SLOWER = 0.97
+MUCH_SMALLER = 0.9
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ class _Climb:
         finally:
             close(self._arm)
         self.listen("the final race", None)
-        final = run_race(self.pool, self.course, self.log, self.plan, self._rivals())
+        tried = {rung.name for rung in self._candidates()}
+        barred = [name for name in RUNGS if name not in tried]
+        final = run_race(self.pool, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
         return Climbed(Plan.parse(final.plan), tuple(self.log.rows), self.machine)
 
@@ -107,9 +112,9 @@ class _Climb:
         """A fifth of the budget, a minute at most, is kept for the final race."""
         return self._left_s() < min(60.0, 0.2 * (self.settings.budget_s or 0.0))
 
-    def _timeout_s(self) -> float:
+    def _timeout_s(self, share: float = 0.35) -> float:
         """No single trial may eat up the budget."""
-        return max(5.0, min(self.settings.timeout_s, 0.35 * self._left_s()))
+        return max(5.0, min(self.settings.timeout_s, share * self._left_s()))
 
     def _target_reached(self) -> bool:
         for row in self.log.rows:
@@ -189,7 +194,10 @@ class _Climb:
     def _step(self, role: str, rung: Rung) -> None:
         """Tries one rung on top of what is kept."""
         candidate = self.plan.with_rung(rung)
-        if str(candidate) == str(self.plan) or self._target_reached():
+        if str(candidate) == str(self.plan):
+            return
+        if self._target_reached():
+            self._record(role, candidate, "unmeasured", "the target was reached", rung=str(rung))
             return
         if self._spent():
             self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(rung))
@@ -207,10 +215,13 @@ class _Climb:
         reason = rung.why_not(self.machine)
         if reason:
             return self._record(role, candidate, "unavailable", reason, **about)
+        measured = self._measured_as_baseline(role, rung, candidate)
+        if measured is not None:
+            return measured
         self.listen(f"trying {rung}", None)
         arm: Arm | None = None
         try:
-            incumbent, arm = self._open_beside(candidate)
+            incumbent, arm = self._open_beside(candidate, self._timeout_s(0.15 if role == "compile" else 0.35))
             if not arm.passed:
                 red = next(score for score in arm.scores if not score.passed)
                 return self._record(role, arm.plan, "refused", f"outside the gate: {red}", arm, **about)
@@ -224,7 +235,7 @@ class _Climb:
                 incumbent = self._incumbent()
                 (old,) = take_turns([incumbent], self.course)
                 notes = ("both plans do not fit in memory together, so they were timed one after the other",)
-            verdict, reason = self._judge(arm, incumbent, compare(old, new))
+            verdict, reason = self._judge(arm.peak_bytes, incumbent.peak_bytes, compare(old, new))
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self._record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
@@ -239,22 +250,37 @@ class _Climb:
         finally:
             close(arm)
 
-    def _open_beside(self, candidate: Plan) -> tuple[Arm | None, Arm]:
+    def _measured_as_baseline(self, role: str, rung: Rung, candidate: Plan) -> Measurement | None:
+        """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
+        if self.plan.rungs or role != "trial":
+            return None
+        for row in self.log.rows:
+            ratio = row.speedup() if row.role == "compile" and row.plan == str(candidate) and row.samples else None
+            if ratio is not None:
+                verdict, reason = self._judge(row.peak_bytes, self.log.rows[0].peak_bytes, ratio)
+                again = replace(
+                    row, role=role, rung=str(rung), verdict=verdict, reason=f"{reason} (the baseline's run)"
+                )
+                return self._tell(self.log.record(again))
+        return None
+
+    def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
         """The kept plan and the candidate, side by side; on a GPU too small for both, the candidate alone."""
         incumbent = self._incumbent()
         try:
-            return incumbent, open_arm(self.pool, self.course, candidate, timeout_s=self._timeout_s())
+            return incumbent, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
         close(self._arm)
         self._arm = None
-        return None, open_arm(self.pool, self.course, candidate, timeout_s=self._timeout_s())
+        return None, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
 
-    def _judge(self, arm: Arm, incumbent: Arm, ratio: Interval) -> tuple[str, str]:
+    def _judge(self, peak_bytes: int, before_bytes: int, ratio: Interval) -> tuple[str, str]:
+        """The verdict on a rung whose gates are green: kept only when it is faster or smaller beyond the noise."""
+        share = peak_bytes / max(before_bytes, 1)
+        sizes = f"{format_bytes(before_bytes)} → {format_bytes(peak_bytes)}, speed {ratio}"
         if self.settings.objective == "memory":
-            share = arm.peak_bytes / max(incumbent.peak_bytes, 1)
-            sizes = f"{format_bytes(incumbent.peak_bytes)} → {format_bytes(arm.peak_bytes)}, speed {ratio}"
             if share < SMALLER:
                 return "kept", f"smaller: {sizes}"
             if share < 1 / SMALLER and ratio.above(WORTHWHILE):
@@ -262,6 +288,8 @@ class _Climb:
             return "dropped", f"not smaller: {sizes}"
         if ratio.above(WORTHWHILE):
             return "kept", f"{ratio} faster"
+        if ratio.above(NOT_SLOWER) and share < MUCH_SMALLER:
+            return "kept", f"as fast, and smaller: {sizes}"
         if ratio.below(1.0):
             return "dropped", f"slower: {ratio}"
         return "dropped", f"no gain beyond the noise: {ratio}"
@@ -305,6 +333,11 @@ class _Climb:
             old, new = take_turns([whole, arm], self.course)
             ratio = compare(new, old)  # how many times faster the plan is *with* the rung
             worth, span = ratio.above(1.0), str(ratio)
+            if whole.peak_bytes < MUCH_SMALLER * arm.peak_bytes and ratio.above(NOT_SLOWER):
+                worth, span = (
+                    True,
+                    f"{format_bytes(whole.peak_bytes)} instead of {format_bytes(arm.peak_bytes)}, {ratio}",
+                )
             if self.settings.objective == "memory":
                 smaller_with = whole.peak_bytes < SMALLER * arm.peak_bytes
                 worth = smaller_with or (whole.peak_bytes <= arm.peak_bytes / SMALLER and worth)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from redline.files import write_text
 from redline.machine import Machine
 from redline.measurement import Measurement, append, load_measurements
 from redline.plan import Plan
@@ -32,13 +33,14 @@ class Logbook:
             aside = self.path.with_name(f"{self.path.stem}-{time.time_ns() // 1_000_000}{self.path.suffix}")
             self.path.rename(aside)
             return
-        text = self.path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):  # the line that a killed climb was writing
-            self.path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-        for row in load_measurements(self.path):
+        rows = load_measurements(self.path)
+        for row in rows:
             if self._is_ours(row):
                 self._known[(row.role, row.rung, row.against)] = row
                 self.run = row.run
+        # What is measured again (a final race, what a budget left out, a line cut short) must not stand there twice.
+        kept = [row for row in rows if row.run != self.run or self._is_ours(row)]
+        write_text(self.path, "".join(row.to_json() + "\n" for row in kept))
 
     def _is_ours(self, row: Measurement) -> bool:
         return (

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from redline.errors import MachineError
+from redline.resident import host_bytes
 
 LIBRARIES = (
     "torch",
@@ -48,6 +49,8 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Machine:
+    """One device of one computer: what it is, what it can do, and what it reaches."""
+
     device: str
     name: str
     cores: int
@@ -117,18 +120,19 @@ class Machine:
         return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
 
     def recommended_precision(self) -> tuple[str, str]:
-        """The dtype to start from, and why."""
+        """The dtype to start from, and why: faster in matrix products and in convolutions, range before digits."""
         if self.ceilings is None:
             best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
             return best, "by hardware support; run `redline doctor` for measured rates"
-        rates = {d: self.ceilings.flops_per_s(d) for d in ("fp32", "bf16", "fp16") if not self.why_slow(d)}
-        fp32 = rates["fp32"]
-        gains = ", ".join(f"{d} {r / fp32:.2g}×" for d, r in rates.items() if d != "fp32")
-        if "bf16" in rates and rates["bf16"] > 1.2 * fp32 and rates["bf16"] >= 0.8 * max(rates.values()):
-            return "bf16", f"measured over fp32: {gains}; bf16 keeps fp32's range, so nothing overflows"
-        if "fp16" in rates and rates["fp16"] > 1.2 * fp32:
-            return "fp16", f"measured over fp32: {gains}; fp16 needs the overflow check, which the rung does"
-        return "fp32", f"no smaller float is faster here{f' ({gains} over fp32)' if gains else ''}"
+        matmul, convolution = self.ceilings.matmul_flops_per_s, self.ceilings.convolution_flops_per_s
+        gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in ("bf16", "fp16")}
+        said = "; ".join(f"{d} is {m:.2g}× fp32 in products, {c:.2g}× in convolutions" for d, (m, c) in gains.items())
+        good = {d: m for d, (m, c) in gains.items() if min(m, c) > 1.2}
+        if "bf16" in good and good["bf16"] >= 0.8 * max(good.values()):
+            return "bf16", f"{said}; bf16 keeps fp32's range, so nothing overflows"
+        if "fp16" in good:
+            return "fp16", f"{said}; fp16 needs the overflow check, which the rung does"
+        return "fp32", said
 
     def as_dict(self) -> dict[str, Any]:
         """As it reads back from a file: lists for tuples."""
@@ -155,7 +159,7 @@ def _detect(device: str) -> Machine:
     common: dict[str, Any] = {
         "device": device,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "host_bytes": _host_bytes(),
+        "host_bytes": host_bytes(),
         "versions": _versions(),
     }
     if device == "cpu":
@@ -231,10 +235,6 @@ def _cpu_name() -> str:
     except (OSError, subprocess.SubprocessError):
         pass
     return platform.processor() or platform.machine()
-
-
-def _host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _driver() -> str:

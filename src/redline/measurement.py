@@ -125,11 +125,14 @@ class Measurement:
 
 def append(path: Path, measurement: Measurement) -> None:
     """Adds one line, whole, and makes sure that it is on disk before going on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(measurement.to_json() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(measurement.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise MeasurementError(f"cannot write the measurements {str(path)!r}: {error.strerror or error}.") from error
 
 
 def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:

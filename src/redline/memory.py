@@ -1,6 +1,5 @@
 """Memory and throughput while a program runs: a monitor, a tracker, and a pool of buffers to use again."""
 
-import os
 import sys
 import threading
 import time
@@ -8,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.machine import resolve_device
 from redline.quantities import format_bytes
+from redline.resident import host_bytes, peak_resident_bytes, reset_peak_resident, resident_bytes
 
 
 @dataclass(frozen=True)
@@ -110,51 +109,6 @@ class MemoryMonitor:
     def _poll(self) -> None:
         while not self._stop.wait(self.interval_s):
             self._polled_peak = max(self._polled_peak or 0, resident_bytes())
-
-
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RedlineError(f"/proc/self/status has no {field}, so this system's memory cannot be read.")
-
-
-def resident_bytes() -> int:
-    """What this process holds in RAM now."""
-    return _status_bytes("VmRSS")
-
-
-def peak_resident_bytes() -> int:
-    """The most it has held since it began, or since the last `reset_peak_resident`."""
-    return _status_bytes("VmHWM")
-
-
-def reset_peak_resident() -> bool:
-    """Whether the kernel let the peak start anew."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    # Some sandboxes take the write and ignore it.
-    return peak_resident_bytes() <= resident_bytes() + 16 * 2**20
-
-
-def host_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def available_host_bytes() -> int:
-    """What a new process could still take without swapping, within this container's limit if it has one."""
-    available = host_bytes()
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return available
-    return available if limit == "max" else max(0, min(available, int(limit) - used))
 
 
 class PerformanceTracker:

@@ -13,15 +13,21 @@ from redline.workers import WorkerFailed, WorkerPool
 Samples = Mapping[str, Sequence[float]]
 
 
-def run_race(pool: WorkerPool, course: Course, log: Logbook, plan: Plan, rivals: Sequence[Plan]) -> Measurement:
-    """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner."""
+def run_race(
+    pool: WorkerPool, course: Course, log: Logbook, plan: Plan, rivals: Sequence[Plan], barred: Sequence[str] = ()
+) -> Measurement:
+    """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner.
+
+    A rival with a rung that the user left out (`barred`) is shown, and cannot win.
+    """
     others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
     arms, notes = _open_racers(pool, course, log, [Plan(), *others, *([plan] if plan.rungs else [])])
     try:
         for arm in arms:
             measure_peak(arm, course)
         taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
-        winner = _winner(arms, taken, course.objective, favourite=str(plan))
+        allowed = [not any(rung.name in barred for rung in arm.plan.rungs) for arm in arms]
+        winner = _winner(arms, taken, allowed, course.objective, favourite=str(plan))
         rows = []
         for index, (arm, samples) in enumerate(zip(arms, taken, strict=True)):
             last = index == winner
@@ -73,10 +79,14 @@ def _open_racers(
     return arms, notes
 
 
-def _winner(arms: Sequence[Arm], taken: Sequence[Samples], objective: str, favourite: str) -> int:
+def _winner(
+    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: str, favourite: str
+) -> int:
     """The climbed plan, unless another beats it beyond the noise; without it, eager has to be beaten."""
     best = next((i for i, arm in enumerate(arms) if str(arm.plan) == favourite), 0)
     for index, arm in enumerate(arms):
+        if not allowed[index]:
+            continue
         if objective == "memory":
             if arm.peak_bytes < SMALLER * arms[best].peak_bytes:
                 best = index

@@ -3,41 +3,41 @@
 import functools
 import gc
 import json
-import os
-import resource
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from redline.ceilings import with_ceilings
-from redline.errors import GateError, RedlineError, WorkloadError
-from redline.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.errors import RedlineError, WorkloadError
+from redline.gate import Score, tensors_of
 from redline.job import Job
+from redline.judging import (
+    TRAINING_STEPS,
+    Refused,
+    as_dtype,
+    check_reference,
+    detached,
+    judge,
+    losses_and_gradients,
+    worst_per_gate,
+)
 from redline.machine import Machine
 from redline.plan import Plan, Unavailable
 from redline.quantization import stored_bytes
+from redline.resident import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
 from redline.workload import Inputs, Workload, load_workload
 
 # Seeds are kept apart, so that no rung is judged on what it was calibrated on.
 TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
-TRAINING_STEPS = 3
-# Below this relative change, an output does not react to its input.
-_SENSITIVITY = 1e-6
-
-
-class Refused(RedlineError):
-    """The plan ran, but what it did cannot be accepted (an empty proof)."""
 
 
 def serve(channel: int) -> None:
@@ -106,23 +106,16 @@ class Bench:
         flops: dict[str, float] = {}
         run = job.finish()
         for label, workload in workloads.items():
-            batches = [_as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
+            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
             if workload.training:
                 flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
                 if label == next(iter(workloads)):
-                    outputs[label] = [_train_and_judge(run, batches[:TRAINING_STEPS])]
+                    outputs[label] = [losses_and_gradients(run, batches[:TRAINING_STEPS])]
                 continue
             flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
             results = [workload.step(run, batch) for batch in batches]
-            for seed, result in zip(seeds, results, strict=True):
-                if not tensors_of(result):
-                    raise WorkloadError(f"{workload.label}: the model returned no tensor, so there is nothing to judge")
-                if not all_finite(result):
-                    raise WorkloadError(
-                        f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})"
-                    )
-            _check_sensitivity(workload, results)
-            outputs[label] = [_as_dtype(_detached(result), "fp32") for result in results]
+            check_reference(workload, seeds, results)
+            outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
         torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
         return {
             "flops": flops,
@@ -147,7 +140,7 @@ class Bench:
         machine = Machine.detect(device)
         self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(self.workloads.values()))
-        self.rss_before = _resident_bytes()
+        self.rss_before = resident_bytes()
         asked = Plan.parse(plan)
         samples = tuple(first.fresh_inputs(seed, device) for seed in SAMPLE_SEEDS) if asked.rungs else ()
         model = first.fresh_model(device)
@@ -172,6 +165,8 @@ class Bench:
             self.run = self.job.finish()
             scores, setup_s, warmups = self._first_calls(start, reference, seeds)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
+        # Samples have done their work; held on to, they would count as the plan's memory.
+        self.job = replace(self.job, samples=())
         for name, sentence in proof.items():
             if not sentence:
                 raise Refused(f"{name} has no proof that it did anything")
@@ -204,18 +199,18 @@ class Bench:
                 start = time.perf_counter()  # a later shape costs what it adds: a recompilation, a capture
             if workload.training and label in expected:
                 mark = functools.partial(self._mark, setup_s, label, start)
-                first = _train_and_judge(self.run, batches[:TRAINING_STEPS], mark)
-                scores += _judge(workload.gates, expected[label], [first])
+                first = losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)
+                scores += judge(workload.gates, expected[label], [first])
                 warmups += TRAINING_STEPS
                 continue
             output = workload.step(self.run, batches[0])
             self._mark(setup_s, label, start)
             warmups += 1
             if not workload.training:
-                outputs = [_detached(output)] + [_detached(workload.step(self.run, b)) for b in batches[1:]]
-                scores += _judge(workload.gates, expected[label], outputs)
+                outputs = [detached(output)] + [detached(workload.step(self.run, b)) for b in batches[1:]]
+                scores += judge(workload.gates, expected[label], outputs)
                 warmups += len(batches) - 1
-        return _worst_per_gate(scores), setup_s, warmups
+        return worst_per_gate(scores), setup_s, warmups
 
     def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
         self.wait()
@@ -241,7 +236,8 @@ class Bench:
         """One turn: seconds per step for every shape, after a few untimed steps that put the caches back in place."""
         seconds = {}
         for label, workload in self.workloads.items():
-            batches = self.batches[label]
+            # Each turn starts with the next batch, so that no sample is always of the same data.
+            batches = self.batches[label] = [*self.batches[label][1:], self.batches[label][0]]
             for index in range(warm[label]):
                 workload_step(workload, self.run, batches[index % len(batches)])
             gc.disable()
@@ -258,7 +254,6 @@ class Bench:
 
     def peak(self) -> int:
         """Bytes at the peak of steady steps: autotuning work spaces are gone, pools of CUDA graphs are counted."""
-        self.batches = {label: batches[:2] for label, batches in self.batches.items()}
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -266,13 +261,14 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
             self._steps_of_every_shape()
             return max(torch.cuda.max_memory_allocated(self.device), held)
-        _reset_peak_resident()
+        return_freed_memory()
+        reset_peak_resident()
         self._steps_of_every_shape()
-        return max(_peak_resident_bytes() - self.rss_before, 0)
+        return max(peak_resident_bytes() - self.rss_before, 0)
 
     def _steps_of_every_shape(self) -> None:
         for label, workload in self.workloads.items():
-            for batch in self.batches[label]:
+            for batch in self.batches[label][:2]:
                 workload_step(workload, self.run, batch)
         self.wait()
 
@@ -304,25 +300,6 @@ def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
     )
 
 
-def _train_and_judge(
-    run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None
-) -> list[Tensor]:
-    """The losses of a few steps, then the first step's gradients: what training gates compare."""
-    losses: list[Tensor] = []
-    gradients: list[Tensor] = []
-    for batch in batches:
-        torch.manual_seed(7)  # the same dropout for every arm
-        losses.append(run(batch).float().clone())
-        if not gradients:
-            if after_first is not None:
-                after_first()
-            found = run.gradients()
-            if not found:
-                raise WorkloadError("the training step left no gradient, so it cannot be judged")
-            gradients = [found[name].detach().float().clone() for name in sorted(found)]
-    return [torch.stack(losses), *gradients]
-
-
 def _forward_backward(job: Job, batch: Inputs) -> None:
     from redline.workload import call
 
@@ -339,55 +316,6 @@ def _count_flops(run: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def _judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
-    scores = []
-    for gate in gates:
-        if not all(all_finite(o) for o in outputs):
-            scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
-            continue
-        try:
-            scores.append(worst([gate.judge(e, o) for e, o in zip(expected, outputs, strict=True)]))
-        except GateError as error:
-            raise Refused(str(error)) from error
-    return scores
-
-
-def _worst_per_gate(scores: Sequence[Score]) -> list[Score]:
-    by_metric: dict[str, list[Score]] = {}
-    for score in scores:
-        by_metric.setdefault(score.metric, []).append(score)
-    return [worst(found) for found in by_metric.values()]
-
-
-def _check_sensitivity(workload: Workload, results: Sequence[Any]) -> None:
-    first, second = (torch.cat([t.double().flatten() for t in tensors_of(r)]) for r in results[:2])
-    if first.shape == second.shape:
-        change = float((first - second).norm() / first.norm().clamp_min(1e-300))
-        if not change > _SENSITIVITY:
-            raise WorkloadError(
-                f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
-                "batches), so no speed-up of it would mean anything"
-            )
-
-
-def _detached(output: Any) -> Any:
-    """A copy, because a later call may overwrite what an earlier one returned."""
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
-
-
-def _as_dtype(tree: Any, dtype: str) -> Any:
-    from torch.utils import _pytree as pytree
-
-    target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
-
-    def convert(leaf: Any) -> Any:
-        return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return pytree.tree_map(convert, tree)
-
-
 def _weight_bytes(model: nn.Module) -> int:
     known = sum(int(getattr(m, "weight_bytes", 0)) for m in model.modules())
     if known:
@@ -398,29 +326,6 @@ def _weight_bytes(model: nn.Module) -> int:
 
 def _loud(warning: warnings.WarningMessage) -> bool:
     return issubclass(warning.category, UserWarning) or issubclass(warning.category, RuntimeWarning)
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return _peak_resident_bytes()
-
-
-def _peak_resident_bytes() -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def _reset_peak_resident() -> None:
-    with suppress(OSError):  # elsewhere than on Linux the peak is that of the whole process
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def main() -> None:
     except RedlineError as error:
         fail(str(error))
         sys.exit(2)
-    except KeyboardInterrupt:
-        fail("interrupted.")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # what Typer makes of Ctrl-C
+            fail("interrupted.")
+        raise

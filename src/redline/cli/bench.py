@@ -11,9 +11,9 @@ from rich.table import Table
 from redline.bench import PRECISIONS, Change, compare_runs, load, save
 from redline.bench import bench as run_bench
 from redline.cli.console import print_json, progress, results
+from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.measurement import Measurement
-from redline.plan import Plan
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 
 
@@ -23,7 +23,7 @@ def bench(
     ] = None,
     plan: Annotated[
         list[str] | None,
-        typer.Option("--plan", help="A plan file or a plan in one line; repeat it. Default: eager."),
+        typer.Option("--plan", help=f"{PLAN_HELP} Repeat it. Default: eager."),
     ] = None,
     matrix: Annotated[bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(PRECISIONS)}.")] = False,
     save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
@@ -33,6 +33,7 @@ def bench(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
     timeout: Annotated[str, typer.Option(help="Time limit of one set-up.")] = "5m",
+    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one workload.")] = "6s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.
@@ -41,7 +42,7 @@ def bench(
     redline bench unet_100m unet_390m unet_880m --matrix
     """
     texts = list(PRECISIONS) if matrix else (plan or ["eager"])
-    plans = [Plan.load(t) if t.endswith(".toml") else Plan.parse(t) for t in texts]
+    plans = [read_plan(text) for text in texts]
     then = load(compare_path) if compare_path else []
     with progress.status("starting …") as status:
         rows = run_bench(
@@ -51,11 +52,13 @@ def bench(
             device,
             objective,
             parse_seconds(timeout),
+            parse_seconds(sampling),
             say=lambda text: status.update(f"{text} …"),
         )
-    changes = compare_runs(then, rows, any_machine) if compare_path else []
+    # Saved first: what was measured is worth keeping even where it cannot be compared.
     if save_path:
         save(save_path, rows)
+    changes = compare_runs(then, rows, any_machine) if compare_path else []
     if as_json:
         print_json({"measurements": [asdict(row) for row in rows], "changes": [asdict(c) for c in changes]})
     else:

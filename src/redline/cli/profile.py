@@ -8,10 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.plans import read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
-from redline.errors import PlanError, RedlineError
+from redline.errors import RedlineError
 from redline.machine import Machine
-from redline.plan import Plan
 from redline.profile import Attention, LayerTimes, Memory, Profile, profile_workload, write_page
 from redline.profile.deeper import why_no_nvtx
 from redline.profile.kernels import KernelTime
@@ -81,16 +81,6 @@ def _options(shapes: list[str]) -> dict[str, Any]:
     for shape in shapes:
         options |= parse_shape(shape)
     return options
-
-
-def read_plan(text: str) -> Plan:
-    """A file when it looks like one, else the one-line form."""
-    path = Path(text)
-    if text.endswith(".toml") or (text and path.is_file()):
-        if not path.is_file():
-            raise PlanError(f"there is no plan file {text!r}.")
-        return Plan.load(path)
-    return Plan.parse(text)
 
 
 def print_profile(seen: Profile, top: int) -> None:

@@ -9,15 +9,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.course import Settings
-from redline.plan import Plan
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 from redline.verify import verify as verify_plan
 
 
 def verify(
-    plan: Annotated[str, typer.Argument(help="A plan file, or a plan in one line: 'bf16 + compile'.")],
+    plan: Annotated[str, typer.Argument(help=PLAN_HELP)],
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
     shapes: Annotated[
         list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")
@@ -25,13 +25,13 @@ def verify(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
+    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Re-measure a plan here; exit code 1 when a rung no longer holds.
 
     Example: redline verify redline-out/resnet/plan.toml resnet
     """
-    loaded = Plan.load(plan) if plan.endswith(".toml") or Path(plan).is_file() else Plan.parse(plan)
     settings = Settings(
         workload,
         Path("."),
@@ -39,9 +39,10 @@ def verify(
         device,
         objective=objective,
         timeout_s=parse_seconds(timeout),
+        sampling_s=parse_seconds(sampling),
     )
     with progress.status("starting …") as status:
-        seen = verify_plan(loaded, settings, lambda text: status.update(f"{text} …"))
+        seen = verify_plan(read_plan(plan), settings, lambda text: status.update(f"{text} …"))
     if as_json:
         print_json({**asdict(seen), "machine": seen.machine.as_dict()})
     else:

@@ -9,7 +9,6 @@ no such allocator to ask: there the process's resident size stands beside the co
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from redline.profile.ledger import Ledger, storage_parts, tensors_in
 from redline.profile.subject import Subject
 from redline.profile.tracker import OPTIMIZER, OUTSIDE, Tracker
+from redline.resident import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 
 @dataclass(frozen=True)
@@ -222,28 +222,9 @@ def _device_peak(subject: Subject) -> _DevicePeak:
         reserved = torch.cuda.max_memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
         return _DevicePeak(peak, reserved, reserved - peak)
-    resettable = _reset_resident_peak()
+    resettable = reset_peak_resident()
     subject.step()
-    return _DevicePeak(resident=_status("VmRSS"), resident_peak=_status("VmHWM") if resettable else None)
-
-
-def _reset_resident_peak() -> bool:
-    """Linux forgets a process's highest resident size when 5 is written here."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _status(key: str) -> int | None:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+    return _DevicePeak(resident=resident_bytes(), resident_peak=peak_resident_bytes() if resettable else None)
 
 
 def _unique_bytes(tensors: Iterable[Tensor]) -> int:

@@ -24,7 +24,7 @@ def render_markdown(climb: Climb) -> str:
         fenced(plan_toml(result.row.plan), "toml"),
     ]
     for table in all_tables(climb):
-        parts += [f"## {escape(table.title)}", _table(table)]
+        parts += [f"## {escape(table.title)}", markdown_table(table)]
         parts += [f"<sub>{escape(table.note)}</sub>"] if table.note else []
     parts.append(f"<sub>Made by Redline {escape(m.redline)} from {len(climb.entries)} measurements.</sub>")
     return "\n\n".join(parts) + "\n"
@@ -44,7 +44,8 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """A report's table; columns in which no row has anything to say are left out."""
     shown = columns_with_values(table)
     columns = [table.columns[i] for i in shown] + (["Reason"] if table.why else [])
     aligned = ["---" if i < table.words else "---:" for i in shown] + (["---"] if table.why else [])

@@ -1,0 +1,247 @@
+"""Writes the README's table of results, and docs/results.md, from the committed measurement files.
+
+    python benchmarks/tables.py            writes both
+    python benchmarks/tables.py --check    exits with 1 when one of them is stale, and writes nothing
+
+A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl. Its
+last run counts. Every figure is computed from the raw samples of the final race, in which eager, the best
+torch.compile, eager bf16 and the climbed plan took turns; nothing measured is typed in by hand.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.measurement import Measurement, load_measurements
+from redline.quantities import format_bytes, format_seconds
+from redline.report import Climb, choose_run
+from redline.report.ladder import format_score, timed, worst_score
+from redline.report.markdown import escape, fenced, markdown_table
+from redline.report.tables import all_tables, format_date
+from redline.statistics import Interval, ratio_interval
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path("benchmarks/results")
+README = Path("README.md")
+PAGE = Path("docs/results.md")
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+NO_RESULTS = "No results yet."
+NONE = "–"
+# What of a climb's report the page shows; the rest is in the report that `redline report` makes of the file.
+SHOWN = ("ladder", "rejected", "shapes", "ablation", "proof", "gates")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The last climb of one file."""
+
+    path: Path  # below the repository's root
+    climb: Climb
+    # By plan, from the same turns; the winner is among them.
+    race: dict[str, Measurement]
+    winner: Measurement
+
+    @classmethod
+    def load(cls, path: Path, root: Path) -> "Result":
+        climb = Climb.of(choose_run(load_measurements(root / path)))
+        rows = [entry.measurement for entry in climb.entries if entry.row.role == "final"]
+        if not rows or rows[-1].verdict != "kept":
+            raise RedlineError(f"{path} does not end with the final race of a climb: let it finish, then commit it.")
+        return cls(path, climb, {row.plan: row for row in rows if timed(row)}, rows[-1])
+
+    @property
+    def machine(self) -> str:
+        return str(self.winner.machine.get("name", "unknown machine"))
+
+    @property
+    def name(self) -> str:
+        """Bundled workloads by their name, a file's by its function."""
+        return self.winner.workload.rpartition(":")[2]
+
+    @property
+    def eager(self) -> Measurement | None:
+        return self.race.get("eager")
+
+    @property
+    def compiled(self) -> Measurement | None:
+        """torch.compile on the untouched model, as it raced."""
+        rivals = [self.race[entry.row.plan] for entry in self.climb.compiles if entry.row.plan in self.race]
+        return min(rivals, key=lambda row: row.median_s(), default=None)
+
+    @property
+    def bf16(self) -> Measurement | None:
+        alone = [row for plan, row in self.race.items() if plan.partition("(")[0] == "bf16" and " + " not in plan]
+        return alone[0] if alone else None
+
+    def over(self, rival: Measurement | None) -> Interval | None:
+        """How many times faster the winner is, from the turns that both took."""
+        if rival is None or rival is self.winner or not timed(self.winner):
+            return None
+        shapes = [shape for shape in self.winner.shapes if rival.samples.get(shape)]
+        return ratio_interval([(rival.samples[s], self.winner.samples[s]) for s in shapes]) if shapes else None
+
+
+def find_results(root: Path) -> list[Result]:
+    """Sorted by machine, then workload."""
+    paths = sorted(path.relative_to(root) for path in (root / RESULTS).glob("*/*.jsonl"))
+    found = [Result.load(path, root) for path in paths if _is_climb(root / path)]
+    return sorted(found, key=lambda result: (result.machine, result.name, str(result.path)))
+
+
+def _is_climb(path: Path) -> bool:
+    """Other measurements may lie beside the climbs (a bench, say); they have no ladder."""
+    return any(row.role == "baseline" for row in load_measurements(path))
+
+
+def readme_table(results: Sequence[Result]) -> str:
+    if not results:
+        return NO_RESULTS
+    columns = (
+        "workload", "machine", "eager", "best `torch.compile`", "eager bf16", "the plan that Redline found", "Redline",
+        "× eager", "× `torch.compile`", "peak memory", "closest gate",
+    )  # fmt: skip
+    lines = [_line(columns), _line(["---"] * len(columns))]
+    return "\n".join([*lines, *(_line(_cells(result)) for result in results)])
+
+
+def _cells(result: Result) -> list[str]:
+    link = f"[{escape(result.name)}]({result.path.as_posix()})"
+    winner, compiled = result.winner, result.compiled
+    mode = f" ({_mode(compiled.plan)})" if compiled is not None else ""
+    worst = worst_score(winner.scores)
+    return [
+        link,
+        escape(result.machine),
+        _time(result.eager),
+        f"{_time(compiled)}{mode}",
+        _time(result.bf16),
+        f"`{winner.plan}`".replace("|", "\\|"),
+        f"**{_time(winner)}**",
+        _ratio(result.over(result.eager)),
+        "the same plan" if compiled is winner else _ratio(result.over(compiled)),
+        _memory(result.eager, winner),
+        escape(format_score(worst)) if worst is not None else NONE,
+    ]
+
+
+def _time(row: Measurement | None) -> str:
+    """By shape where there are several."""
+    if row is None or not timed(row):
+        return NONE
+    times = [(shape, format_seconds(row.median_s(shape))) for shape in row.shapes]
+    return times[0][1] if len(times) == 1 else "<br>".join(f"{escape(shape)}: {time}" for shape, time in times)
+
+
+def _mode(plan: str) -> str:
+    """`compile(mode=max-autotune)` -> `max-autotune`."""
+    options = plan.removeprefix("compile").strip("()").split(", ")
+    modes = [option.removeprefix("mode=") for option in options if option.startswith("mode=")]
+    return modes[0] if modes else "default"
+
+
+def _ratio(interval: Interval | None) -> str:
+    """With its 99% interval; a single turn has none."""
+    if interval is None:
+        return NONE
+    return str(interval) if interval.low > 0 else f"{interval.middle:.2f}×"
+
+
+def _memory(eager: Measurement | None, winner: Measurement) -> str:
+    before = format_bytes(eager.peak_bytes) if eager is not None and eager.peak_bytes else NONE
+    return f"{before} → {format_bytes(winner.peak_bytes) if winner.peak_bytes else NONE}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def results_page(results: Sequence[Result]) -> str:
+    parts = [
+        "# Results",
+        "<!-- Written by benchmarks/tables.py from benchmarks/results: add a result file there and run it. -->",
+        "Every climb whose measurements are in this repository, rung by rung. Figures are medians with 99% "
+        "intervals, computed from the samples in the file beside each; `redline report FILE` makes the whole "
+        "page of it, with its plots.",
+    ]
+    if not results:
+        return "\n\n".join([*parts, NO_RESULTS]) + "\n"
+    machine = ""
+    for result in results:
+        if result.machine != machine:
+            machine = result.machine
+            parts.append(f"## {escape(machine)}")
+        parts += _section(result)
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(result: Result) -> list[str]:
+    row, link = result.winner, os.path.relpath(result.path, PAGE.parent)
+    parts = [
+        f"### {escape(result.name)}",
+        f"**{escape(result.climb.headline())}**",
+        f"[{result.path.name}]({Path(link).as_posix()}) · {format_date(row.created)} · {_environment(row)}",
+        fenced(row.command, "sh"),
+        fenced(row.plan),
+    ]
+    for table in all_tables(result.climb):
+        if table.name in SHOWN:
+            parts += [f"#### {escape(table.title)}", markdown_table(table)]
+    return parts
+
+
+def _environment(row: Measurement) -> str:
+    machine = row.machine
+    parts = [f"Redline {row.redline}", f"Python {machine.get('python', '?')}"]
+    parts += [f"{name} {version}" for name, version in (machine.get("versions") or {}).items()]
+    parts += [f"CUDA {machine['cuda']}"] if machine.get("cuda") else []
+    parts += [f"driver {machine['driver']}"] if machine.get("driver") else []
+    parts += [f"{machine.get('cores', '?')} cores", str(machine.get("system", ""))]
+    return escape(", ".join(part for part in parts if part))
+
+
+def with_table(readme: str, table: str) -> str:
+    """The README with what stands between its markers replaced."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in after or END in after:
+        raise RedlineError(f"{README} needs {BEGIN} and, after it, {END}, once each.")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+def render(root: Path) -> dict[Path, str]:
+    """Every generated file with its text."""
+    results = find_results(root)
+    readme = root / README
+    if not readme.is_file():
+        raise RedlineError(f"there is no {README} to write the table into.")
+    return {
+        README: with_table(readme.read_text(encoding="utf-8"), readme_table(results)),
+        PAGE: results_page(results),
+    }
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description="Writes the README's results and docs/results.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a file is stale")
+    check = parser.parse_args(arguments).check
+    try:
+        files = render(root)
+    except RedlineError as error:
+        print(f"tables: {error}", file=sys.stderr)
+        return 2
+    stale = [p for p, text in files.items() if not (root / p).is_file() or (root / p).read_text("utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path} is stale: run `python benchmarks/tables.py`.", file=sys.stderr)
+        else:
+            write_text(root / path, files[path])
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

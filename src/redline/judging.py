@@ -1,0 +1,93 @@
+"""Whether a plan's output is still good: what is compared, by which gates, and whether it can be judged at all."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from redline.errors import GateError, RedlineError, WorkloadError
+from redline.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.workload import Inputs, Workload
+
+TRAINING_STEPS = 3
+# Below this relative change, an output does not react to its input.
+_SENSITIVITY = 1e-6
+
+
+class Refused(RedlineError):
+    """The plan ran, but what it did cannot be accepted (an empty proof, an output of another form)."""
+
+
+def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
+    """One score per gate: its worst over the batches, and NaN where any output is not finite."""
+    scores = []
+    for gate in gates:
+        if not all(all_finite(o) for o in outputs):
+            scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
+            continue
+        try:
+            scores.append(worst([gate.judge(e, o) for e, o in zip(expected, outputs, strict=True)]))
+        except GateError as error:
+            raise Refused(str(error)) from error
+    return scores
+
+
+def worst_per_gate(scores: Sequence[Score]) -> list[Score]:
+    """One score per gate over several shapes."""
+    by_metric: dict[str, list[Score]] = {}
+    for score in scores:
+        by_metric.setdefault(score.metric, []).append(score)
+    return [worst(found) for found in by_metric.values()]
+
+
+def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[Any]) -> None:
+    """Raises when the untouched model's outputs are no ground to judge on."""
+    for seed, result in zip(seeds, results, strict=True):
+        if not tensors_of(result):
+            raise WorkloadError(f"{workload.label}: the model returned no tensor, so there is nothing to judge")
+        if not all_finite(result):
+            raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
+    first, second = (torch.cat([t.double().flatten() for t in tensors_of(r)]) for r in results[:2])
+    if first.shape == second.shape:
+        change = float((first - second).norm() / first.norm().clamp_min(1e-300))
+        if not change > _SENSITIVITY:
+            raise WorkloadError(
+                f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
+                "batches), so no speed-up of it would mean anything"
+            )
+
+
+def losses_and_gradients(
+    run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None
+) -> list[Tensor]:
+    """Trains a few steps: their losses, then the first step's gradients, which is what training gates compare."""
+    losses: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for batch in batches:
+        torch.manual_seed(7)  # the same dropout for every arm
+        losses.append(run(batch).float().clone())
+        if not gradients:
+            if after_first is not None:
+                after_first()
+            found = run.gradients()
+            if not found:
+                raise WorkloadError("the training step left no gradient, so it cannot be judged")
+            gradients = [found[name].detach().float().clone() for name in sorted(found)]
+    return [torch.stack(losses), *gradients]
+
+
+def detached(output: Any) -> Any:
+    """A copy, because a later call may overwrite what an earlier one returned."""
+    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+
+
+def as_dtype(tree: Any, dtype: str) -> Any:
+    """The same tree with its floats in fp32 or fp64."""
+    target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
+
+    def convert(leaf: Any) -> Any:
+        return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+    return pytree.tree_map(convert, tree)

@@ -1,0 +1,71 @@
+"""Memory of the host as the kernel sees it: what this process holds in RAM, its peak, and what is still free."""
+
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+
+def resident_bytes() -> int:
+    """What this process holds now; where there is no /proc, the most it has held."""
+    held = _status_bytes("VmRSS")
+    return peak_resident_bytes() if held is None else held
+
+
+def peak_resident_bytes() -> int:
+    """The most it has held since it began, or since the last `reset_peak_resident`."""
+    peak = _status_bytes("VmHWM")
+    if peak is not None:
+        return peak
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_resident() -> bool:
+    """Whether the kernel let the peak start anew; elsewhere than on Linux it is that of the whole process."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    # Some sandboxes take the write and ignore it.
+    return peak_resident_bytes() <= resident_bytes() + 16 * 2**20
+
+
+def return_freed_memory() -> None:
+    """Has the allocator give back what was freed, as it would in time anyway, so that it does not count as held.
+
+    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a while later.
+    """
+    time.sleep(0.05)
+    torch.empty(2**28, dtype=torch.uint8)
+
+
+def _status_bytes(field: str) -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def host_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_host_bytes() -> int:
+    """What a new process could still take without swapping, within this container's limit if it has one."""
+    available = host_bytes()
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return available
+    return available if limit == "max" else max(0, min(available, int(limit) - used))

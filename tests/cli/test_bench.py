@@ -1,0 +1,100 @@
+"""`redline bench`: a saved run compares as the same, a planted slow-down is found, other machines are refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import TINY, Seen
+
+# Long sleeps, so that the machine's other work is a small share of them.
+WORKLOAD = [f"{TINY}:sleeper", "--device", "cpu", "--shapes", "milliseconds=20", "--sampling", "1s"]
+
+
+@pytest.fixture
+def saved(command: Callable[..., Seen], tmp_path: Path) -> Path:
+    path = tmp_path / "then.json"
+    seen = command("bench", *WORKLOAD, "--save", path)
+    assert seen.code == 0, seen.err
+    assert "sleeper milliseconds=20" in seen.out and f"saved {path}" in seen.err.replace("\n", "")
+    return path
+
+
+def change(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    document = json.loads(path.read_text())
+    for row in document["measurements"]:
+        edit(row)
+    path.write_text(json.dumps(document))
+
+
+def scale(factor: float) -> Callable[[dict[str, Any]], None]:
+    def edit(row: dict[str, Any]) -> None:
+        row["samples"] = {shape: [factor * s for s in samples] for shape, samples in row["samples"].items()}
+
+    return edit
+
+
+def verdict(seen: Seen) -> str:
+    (only,) = seen.json()["changes"]
+    return only["verdict"]
+
+
+def test_compare(saved: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+    arguments = ["bench", *WORKLOAD, "--compare", saved]
+    same = command(*arguments, "--json")
+    assert (same.code, verdict(same)) == (0, "same")
+    # The earlier run was 20% faster: this one is a regression.
+    change(saved, scale(0.8))
+    slower = command(*arguments)
+    assert slower.code == 1 and slower.out.rstrip().endswith("slower")
+    change(saved, scale(1.6))
+    faster = command(*arguments, "--json")
+    assert (faster.code, verdict(faster)) == (0, "faster")
+
+    change(saved, lambda row: row["machine"].update(fingerprint="another", name="Another machine"))
+    refused = command(*arguments, "--save", tmp_path / "now.json")
+    assert refused.code == 2 and refused.out == ""
+    assert "different machines" in refused.err and "Another machine" in refused.err
+    # What was measured is kept all the same.
+    assert len(json.loads((tmp_path / "now.json").read_text())["measurements"]) == 1
+    assert command(*arguments, "--any-machine").code == 0
+
+    change(saved, lambda row: row.update(plan="bf16"))
+    missing = command(*arguments, "--any-machine", "--json")
+    assert (missing.code, verdict(missing)) == (1, "missing")
+
+
+def test_plans_side_by_side(command: Callable[..., Seen], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('schema = 1\n[[rung]]\nname = "fold_batchnorm"\n')
+    arguments = [f"{TINY}:convolutions", "--device", "cpu", "--sampling", "1s"]
+    seen = command("bench", *arguments, "--plan", "eager", "--plan", "plan.toml", "--plan", "tf32", "--json")
+    rows = seen.json()["measurements"]
+    assert {row["plan"]: row["verdict"] for row in rows} == {
+        "eager": "baseline",
+        "fold_batchnorm": "baseline",
+        "tf32": "unavailable",
+    }
+    timed = [row for row in rows if row["samples"]]
+    assert len({len(row["samples"][""]) for row in timed}) == 1 and seen.code == 0
+
+
+def test_a_plan_outside_its_gate_fails_and_is_saved_as_strict_json(
+    command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    arguments = [f"{TINY}:strict", "--device", "cpu", "--sampling", "1s"]
+    seen = command("bench", *arguments, "--plan", "autocast(dtype=bf16)", "--save", "run.json", "--json")
+    (row,) = seen.json()["measurements"]
+    assert (row["verdict"], seen.code) in (("refused", 1), ("unavailable", 0))
+    json.loads((tmp_path / "run.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+def test_the_matrix_has_a_row_per_precision(command: Callable[..., Seen]) -> None:
+    workloads = [f"{TINY}:perceptron", f"{TINY}:strict"]
+    seen = command("bench", *workloads, "--matrix", "--device", "cpu", "--sampling", "1s")
+    assert seen.code == 0, seen.err
+    header, *rows = seen.out.splitlines()
+    assert header.split()[:3] == ["workload", "plan", "median"]
+    for precision in ("eager", "tf32", "autocast", "bf16", "fp16"):
+        assert sum(f" {precision} " in row for row in rows) >= 2, precision

@@ -1,0 +1,126 @@
+"""`redline climb` from end to end: what it writes, what it prints where, and that it never overwrites."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.cli.climb import split_rungs
+from redline.measurement import load_measurements
+from redline.plan import Plan
+
+from .conftest import TINY, Seen, strict_json
+
+ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "1s"]
+WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
+
+
+@dataclass(frozen=True)
+class Ended:
+    folder: Path
+    said: dict[str, Any]
+    err: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """One real process, its output piped."""
+    place = tmp_path_factory.mktemp("climb")
+    arguments = [sys.executable, "-m", "redline", *ARGUMENTS, "--out", "out", "--json"]
+    seen = subprocess.run(arguments, capture_output=True, text=True, cwd=place)
+    assert seen.returncode == 0, seen.stderr
+    return Ended(place / "out", strict_json(seen.stdout), seen.stderr)
+
+
+def test_the_files_are_written_and_named(ended: Ended) -> None:
+    assert {path.name for path in ended.folder.iterdir()} == WRITTEN
+    assert {Path(path).name for path in ended.said["files"].values()} == WRITTEN
+    assert str(Plan.load(ended.folder / "plan.toml")) == ended.said["plan"]
+    assert "# workload: " in (ended.folder / "plan.toml").read_text()
+    assert (ended.folder / "report.html").read_text().startswith("<!doctype html>")
+    assert (ended.folder / "report.md").read_text().startswith("# ")
+
+
+def test_the_json_is_what_was_measured(ended: Ended) -> None:
+    rows = load_measurements(ended.folder / "measurements.jsonl")
+    assert [row["plan"] for row in ended.said["measurements"]] == [row.plan for row in rows]
+    assert (rows[-1].role, rows[-1].verdict, rows[-1].plan) == ("final", "kept", ended.said["plan"])
+    assert ended.said["final"]["samples"] == {"": list(rows[-1].samples[""])}
+    assert {"baseline", "compile", "trial", "final"} <= {row.role for row in rows}
+    assert all(row.command.startswith("redline climb") for row in rows)
+
+
+def test_progress_goes_to_stderr_a_line_per_event(ended: Ended) -> None:
+    for line in ("timing the model as it is …", "trying fold_batchnorm …", "the final race …"):
+        assert line in ended.err.splitlines()
+    assert "\x1b" not in ended.err and "Traceback" not in ended.err
+
+
+def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
+    ended: Ended, command: Callable[..., Seen]
+) -> None:
+    path = ended.folder / "measurements.jsonl"
+    before = path.read_bytes()
+    # The memory objective has no torch.compile baseline, which takes most of a small climb's time.
+    arguments = [*ARGUMENTS, "--out", ended.folder, "--objective", "memory", "--no-ablation"]
+    second = command(*arguments)
+    assert second.code == 0, second.err
+    (aside,) = {path.name for path in ended.folder.iterdir()} - WRITTEN
+    assert re.fullmatch(r"measurements-\d+\.jsonl", aside) and (ended.folder / aside).read_bytes() == before
+    rows = load_measurements(path)
+    assert {row.objective for row in rows} == {"memory"} and len({row.run for row in rows}) == 1
+    table = second.out.splitlines()
+    assert table[0].split()[:2] == ["rung", "median"] and table[1].startswith("eager")
+    assert any(line.startswith("plan ") for line in table)
+    assert all(str(ended.folder / name) in second.out for name in WRITTEN)
+
+    first_lines = path.read_text().splitlines()
+    assert command(*arguments, "--resume").code == 0
+    after = path.read_text().splitlines()
+    assert after[: len(first_lines)] == first_lines
+    assert {path.name for path in ended.folder.iterdir()} == {*WRITTEN, aside}
+    # Only the final race is run again.
+    assert {row.role for row in load_measurements(path)[len(first_lines) :]} == {"final"}
+
+
+def test_the_default_folder_is_named_after_the_workload(command: Callable[..., Seen], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TINY.read_text())
+    arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "1s"]
+    seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments)
+    assert seen.code == 0, seen.err
+    (folder,) = (tmp_path / "redline-out").iterdir()
+    assert folder.name.endswith("mine-perceptron") and {path.name for path in folder.iterdir()} == WRITTEN
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    arguments = [sys.executable, "-m", "redline", "climb", f"{TINY}:convolutions", "--device", "cpu", "--out", "out"]
+    environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as climb:
+        assert climb.stderr is not None
+        for line in climb.stderr:
+            if line.startswith("trying compile"):
+                climb.send_signal(signal.SIGINT)
+                break
+        rest = climb.stderr.read()
+        assert climb.wait(30) == 130
+    assert "redline: interrupted." in rest and "Traceback" not in rest
+    assert list(scratch.glob("redline-*")) == []
+    assert [row.role for row in load_measurements(tmp_path / "out" / "measurements.jsonl")] == ["baseline"]
+
+
+def test_lists_of_rungs() -> None:
+    assert split_rungs(None) == split_rungs("") == split_rungs(" , ") == ()
+    assert split_rungs("bf16, compile(mode=default, fullgraph=true)") == (
+        "bf16",
+        "compile(mode=default, fullgraph=true)",
+    )
+    assert split_rungs("bf16 + compile") == ("bf16", "compile")

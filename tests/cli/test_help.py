@@ -1,0 +1,84 @@
+"""What someone sees who has just installed it: help with examples, the rungs, the bundled workloads."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from redline.rungs import RUNGS
+from redline.workloads import BUNDLED
+
+from .conftest import Seen
+
+COMMANDS = ("doctor", "climb", "verify", "report", "bench", "profile", "batch-size", "rungs")
+
+
+def plain(text: str) -> str:
+    """Without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+
+
+def test_python_m_redline_lists_every_command(tmp_path: Path) -> None:
+    seen = subprocess.run([sys.executable, "-m", "redline", "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert (seen.returncode, seen.stderr) == (0, "")
+    assert all(re.search(rf"\b{name}\b", seen.stdout) for name in COMMANDS)
+
+
+def test_every_command_has_an_example_that_begins_with_its_name(command: Callable[..., Seen]) -> None:
+    for name in COMMANDS:
+        seen = command(name, "--help")
+        assert seen.code == 0
+        assert re.search(rf"Examples?: redline {name}\b", plain(seen.out)), name
+        assert plain(command(name, "-h").out) == plain(seen.out)
+
+
+def test_an_unknown_command_and_an_unknown_option_are_bad_input(command: Callable[..., Seen]) -> None:
+    for arguments in (["fly"], ["climb"], ["climb", "resnet", "--warp"], ["bench", "--any-machine=maybe"]):
+        seen = command(*arguments)
+        assert seen.code == 2 and seen.out == "" and "Traceback" not in seen.err
+
+
+def test_rungs_lists_all_of_them_in_order(command: Callable[..., Seen]) -> None:
+    seen = command("rungs")
+    assert [line.split()[0] for line in seen.out.splitlines()[1:]] == list(RUNGS)
+    assert [row["name"] for row in command("rungs", "--json").json()] == list(RUNGS)
+
+
+def test_one_rung_shows_its_options(command: Callable[..., Seen]) -> None:
+    text = command("rungs", "compile").out
+    (row,) = command("rungs", "compile", "--json").json()
+    for option in row["options"]:
+        assert option["name"] in text and option["help"]
+    assert {"mode", "fullgraph", "dynamic"} <= {option["name"] for option in row["options"]}
+
+
+@pytest.mark.parametrize("name", list(RUNGS))
+def test_every_rung_can_be_shown(name: str, command: Callable[..., Seen]) -> None:
+    seen = command("rungs", name)
+    assert seen.code == 0 and seen.out.startswith(name) and RUNGS[name].summary[:40] in plain(seen.out)
+
+
+def test_bundled_workloads(command: Callable[..., Seen]) -> None:
+    text = command("rungs", "--workloads").out
+    rows = command("rungs", "--workloads", "--json").json()
+    assert [row["name"] for row in rows] == list(BUNDLED)
+    for row in rows:
+        assert row["summary"] and row["name"] in text
+
+
+def test_doctor_says_what_the_machine_can_do(command: Callable[..., Seen]) -> None:
+    seen = command("doctor", "--device", "cpu", "--json")
+    machine = seen.json()
+    assert seen.code == 0 and machine["device"] == "cpu"
+    assert machine["ceilings"]["bytes_per_s"] > 1e8 and machine["ceilings"]["matmul_flops_per_s"]["fp32"] > 1e8
+    assert machine["recommended_precision"]["precision"] in ("fp32", "fp16", "bf16")
+    assert list(machine["rungs"]) == list(RUNGS)
+    for name, rung in machine["rungs"].items():
+        assert rung["available"] == (rung["why_not"] == ""), name
+        assert rung["available"] or len(rung["why_not"].split()) >= 3, name
+    assert not machine["rungs"]["cuda_graph"]["available"] and machine["rungs"]["fold_batchnorm"]["available"]
+    text = command("doctor", "--device", "cpu").out
+    assert machine["name"] in text and "copy" in text and machine["rungs"]["cuda_graph"]["why_not"] in text

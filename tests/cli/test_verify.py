@@ -1,0 +1,50 @@
+"""`redline verify`: exit code 0 while a plan holds, 1 when a rung of it no longer does."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import planted_rungs
+from redline.plan import Plan
+
+from .conftest import Seen
+
+PLANTED = Path(__file__).parents[1] / "planted_rungs.py"
+ARGUMENTS = [f"{PLANTED}:waits", "--device", "cpu", "--sampling", "1s"]
+
+
+@pytest.fixture(autouse=True)
+def planted() -> Iterator[None]:
+    planted_rungs.plant()
+    yield
+    planted_rungs.uproot()
+
+
+def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None:
+    Plan.parse("planted_fast").save(tmp_path / "plan.toml")
+    seen = command("verify", "plan.toml", *ARGUMENTS, "--json")
+    said = seen.json()
+    assert seen.code == 0 and said["holds"] and said["plan"] == "planted_fast"
+    assert said["speedup"]["low"] > 1.5 and [row["holds"] for row in said["rungs"]] == [True]
+
+
+def test_a_rung_that_is_worth_nothing(command: Callable[..., Seen]) -> None:
+    seen = command("verify", "planted_fast + planted_useless", *ARGUMENTS)
+    assert seen.code == 1
+    assert "does not hold: no longer holds: planted_useless" in seen.out
+    table = [line.split()[:2] for line in seen.out.splitlines()]
+    assert ["planted_fast", "yes"] in table and ["planted_useless", "no"] in table
+
+
+def test_a_plan_that_turns_the_gate_red(command: Callable[..., Seen]) -> None:
+    seen = command("verify", "planted_wrong", *ARGUMENTS, "--json")
+    said = seen.json()
+    assert seen.code == 1 and "outside the gate" in said["reason"] and said["speedup"] is None
+
+
+def test_a_rung_that_cannot_run_here(command: Callable[..., Seen]) -> None:
+    seen = command("verify", "tf32", *ARGUMENTS, "--json")
+    said = seen.json()
+    assert seen.code == 1 and not said["holds"] and said["median_s"] is None
+    assert "cannot run here" in said["reason"] and said["rungs"][0]["reason"]

@@ -1,0 +1,106 @@
+"""The documentation is true where a machine can tell: its Python runs, its links lead somewhere, nothing is missing."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from redline.cli import app
+from redline.rungs import RUNGS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md")
+COMMANDS = typer.main.get_group(app).commands
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# A page that defines tests means them to pass, and one that defines workloads means them to be usable.
+_EPILOGUE = """
+
+from redline.workload import Workload as _Workload, call as _call
+if __name__ == "__main__":
+    for _name, _value in list(globals().items()):
+        if _name.startswith("test_"):
+            _value()
+        elif getattr(_value, "__annotations__", {}).get("return") is _Workload and _value.__module__ == "__main__":
+            _work = _value()
+            _model, _batch = _work.fresh_model("cpu"), _work.fresh_inputs(0, "cpu")
+            _seen = _work.step(_model, _batch)
+            if not _work.training:
+                assert all(gate.judge(_seen, _seen).passed for gate in _work.gates), _name
+            else:
+                _work.loss(_seen, _batch).backward()
+        else:
+            continue
+        print("checked", _name)
+"""
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them: lower case, spaces to hyphens, punctuation dropped."""
+    titles = _HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
+    blocks = _BLOCK.findall((DOCS / name).read_text(encoding="utf-8"))
+    assert blocks
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    script = tmp_path / "page.py"
+    script.write_text("\n\n".join(blocks) + _EPILOGUE, encoding="utf-8")
+    seen = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert seen.returncode == 0, seen.stderr[-2000:]
+    promised = {f"checked {test}" for test in re.findall(r"^def (test_\w+)", script.read_text("utf-8"), re.MULTILINE)}
+    assert promised <= set(seen.stdout.splitlines())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in _LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")):
+            continue
+        place, _, anchor = target.partition("#")
+        found = (page.parent / place).resolve() if place else page
+        assert found.exists(), f"{page.name}: no {target}"
+        assert not anchor or anchor in anchors(found), f"{page.name}: no heading for {target}"
+
+
+def test_the_index_names_every_page() -> None:
+    index = DOCS / "index.md"
+    linked = {(DOCS / target.partition("#")[0]).resolve() for target in _LINK.findall(index.read_text("utf-8"))}
+    assert {page.resolve() for page in PAGES} - {index.resolve()} <= linked
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_page_with_its_options(name: str) -> None:
+    text = (DOCS / "commands" / f"{name}.md").read_text(encoding="utf-8")
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "option" and parameter.name != "help":
+            option = max(parameter.opts, key=len)
+            assert f"`{option}" in text or f" {option}" in text, f"{name}.md does not mention {option}"
+
+
+def test_the_changelog_and_the_concepts_know_every_rung_and_verdict() -> None:
+    from redline.measurement import VERDICTS
+
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in changelog for name in RUNGS)
+    concepts = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    assert all(f"| `{verdict}` |" in concepts for verdict in VERDICTS)
+
+
+def test_every_metric_is_explained() -> None:
+    from redline.metrics import METRICS
+
+    text = (DOCS / "workloads-of-your-own.md").read_text(encoding="utf-8")
+    for metric in METRICS.values():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{metric.name}` |"))
+        assert metric.better in line

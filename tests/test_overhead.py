@@ -1,0 +1,65 @@
+"""What a climb costs beyond the model itself: at most two seconds a trial.
+
+The clock runs from the baseline's row to the final race, so it sees the trials and nothing else. What the model
+took is counted from the measurements alone: each trial's set-up, and its samples with the untimed steps before
+each, as `trial` chooses them. All the rest counts as Redline's own, even where the model runs in it: forking,
+building, the gate's batches, the proof, the rough time of a step, the peak of memory, statistics, writing.
+"""
+
+import time
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+import planted_rungs
+from redline.climb import Settings, climb
+from redline.measurement import Measurement
+
+PLANTED = Path(__file__).with_name("planted_rungs.py")
+TRIALS = ("planted_fast", "planted_useless", "planted_slow")
+ALLOWED_S = 2.0
+
+
+@pytest.fixture(autouse=True)
+def planted() -> Iterator[None]:
+    planted_rungs.plant()
+    yield
+    planted_rungs.uproot()
+
+
+def in_the_model_s(row: Measurement) -> float:
+    """Set-up, and every turn of both arms."""
+    turns = [s for arm in (row.samples, row.against_samples) for samples in arm.values() for s in samples]
+    return sum(row.setup_s.values()) + sum(seconds * (1 + _untimed_steps(seconds)) for seconds in turns)
+
+
+def _untimed_steps(seconds: float) -> int:
+    return 0 if seconds > 1.0 else max(1, min(20, ceil(0.005 / seconds)))
+
+
+def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(tmp_path: Path) -> None:
+    moments: dict[str, float] = {}
+
+    def listen(text: str, row: Measurement | None) -> None:
+        moments[row.role if row else text] = time.monotonic()
+
+    # The memory objective has no torch.compile baseline, whose set-up would drown what is looked for.
+    settings = Settings(
+        f"{PLANTED}:waits",
+        tmp_path,
+        device="cpu",
+        objective="memory",
+        only=TRIALS,
+        sampling_s=1,
+        timeout_s=60,
+        ablate=False,
+    )
+    rows = [row for row in climb(settings, listen).measurements if row.role == "trial"]
+    assert tuple(row.rung for row in rows) == TRIALS and all(row.samples for row in rows)
+    wall_s = moments["the final race"] - moments["baseline"]
+    model_s = sum(map(in_the_model_s, rows))
+    assert 0 < model_s < wall_s
+    overhead_s = (wall_s - model_s) / len(rows)
+    assert overhead_s < ALLOWED_S, f"{overhead_s:.2f} s a trial beyond {model_s / len(rows):.2f} s in the model"

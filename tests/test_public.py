@@ -1,0 +1,56 @@
+"""The public names: complete, importable, documented; and importing them starts nothing."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import redline
+
+HEAVY = ("torchao", "onnxruntime", "onnx", "transformers", "torch_tensorrt", "typer", "rich", "jinja2")
+
+
+def test_all_is_what_is_public() -> None:
+    names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert sorted(names | {"__version__"}) == redline.__all__
+    assert all(hasattr(redline, name) for name in redline.__all__)
+
+
+def test_a_star_import_gives_them_all() -> None:
+    space: dict[str, object] = {}
+    exec("from redline import *", space)
+    assert set(redline.__all__) <= set(space)
+
+
+@pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
+def test_every_public_name_says_what_it_is(name: str) -> None:
+    value = getattr(redline, name)
+    assert value.__module__.startswith("redline.")
+    # A dataclass without a docstring shows its signature instead.
+    doc = inspect.getdoc(value) or ""
+    assert doc and not doc.startswith(f"{name}("), name
+
+
+def test_the_version_is_the_packages() -> None:
+    from importlib.metadata import version
+
+    assert redline.__version__ == version("redline")
+
+
+def test_importing_starts_nothing_and_loads_no_engine(tmp_path: Path) -> None:
+    code = f"""
+import sys
+import redline
+import torch
+assert not torch.cuda.is_initialized()
+loaded = [name for name in {HEAVY!r} if name in sys.modules]
+assert not loaded, loaded
+assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+import threading
+assert threading.active_count() == 1
+"""
+    seen = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (seen.returncode, seen.stdout, seen.stderr) == (0, "", "")
+    assert list(tmp_path.iterdir()) == []
