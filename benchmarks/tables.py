@@ -3,9 +3,10 @@
     python benchmarks/tables.py            writes both
     python benchmarks/tables.py --check    exits with 1 when one of them is stale, and writes nothing
 
-A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl. Its
-last run counts. Every figure is computed from the raw samples of the final race, in which eager, the best
-torch.compile, eager bf16 and the climbed plan took turns; nothing measured is typed in by hand.
+A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl, or the
+measurements of a `redline bench`, one a line, which are shown in docs/results.md alone. A file's last run counts.
+Every figure is computed from the raw samples of the final race, in which eager, the best torch.compile, eager bf16
+and the climbed plan took turns; nothing measured is typed in by hand.
 """
 
 import argparse
@@ -98,6 +99,42 @@ def _is_climb(path: Path) -> bool:
     return any(row.role == "baseline" for row in load_measurements(path))
 
 
+def find_benches(root: Path) -> list[tuple[Path, list[Measurement]]]:
+    """Plans that took turns in a `redline bench`, by file."""
+    paths = sorted(path.relative_to(root) for path in (root / RESULTS).glob("*/*.jsonl"))
+    return [(path, load_measurements(root / path)) for path in paths if not _is_climb(root / path)]
+
+
+def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
+    link = Path(os.path.relpath(path, PAGE.parent)).as_posix()
+    lines = [_line(("workload", "plan", "median", "99% interval", "× eager", "peak memory", "closest gate"))]
+    lines.append(_line(["---"] * 7))
+    for row in rows:
+        eager = next((r for r in rows if r.plan == "eager" and r.workload == row.workload and timed(r)), None)
+        if not timed(row):
+            lines.append(
+                _line([escape(row.workload), f"`{row.plan}`", escape(f"{row.verdict}: {row.reason}"), *[NONE] * 4])
+            )
+            continue
+        interval, worst = row.interval_s(), worst_score(row.scores)
+        ratio = ratio_interval([(eager.samples[s], row.samples[s]) for s in row.shapes]) if eager else None
+        lines.append(
+            _line(
+                [
+                    escape(row.workload),
+                    f"`{row.plan}`",
+                    f"**{format_seconds(interval.middle)}**",
+                    f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
+                    _ratio(ratio),
+                    format_bytes(row.peak_bytes),
+                    escape(format_score(worst)) if worst is not None else NONE,
+                ]
+            )
+        )
+    head = f"[{path.name}]({link}) · {rows[-1].machine.get('name')} · {format_date(rows[-1].created)} · "
+    return [f"### {path.stem}", head + _environment(rows[-1]), fenced(rows[-1].command, "sh"), "\n".join(lines)]
+
+
 def readme_table(results: Sequence[Result]) -> str:
     if not results:
         return NO_RESULTS
@@ -160,7 +197,7 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def results_page(results: Sequence[Result]) -> str:
+def results_page(results: Sequence[Result], benches: Sequence[tuple[Path, list[Measurement]]] = ()) -> str:
     parts = [
         "# Results",
         "<!-- Written by benchmarks/tables.py from benchmarks/results: add a result file there and run it. -->",
@@ -176,6 +213,10 @@ def results_page(results: Sequence[Result]) -> str:
             machine = result.machine
             parts.append(f"## {escape(machine)}")
         parts += _section(result)
+    if benches:
+        parts.append("## Plans raced with `redline bench`")
+    for path, rows in benches:
+        parts += _bench_section(path, rows)
     return "\n\n".join(parts) + "\n"
 
 
@@ -221,7 +262,7 @@ def render(root: Path) -> dict[Path, str]:
         raise RedlineError(f"there is no {README} to write the table into.")
     return {
         README: with_table(readme.read_text(encoding="utf-8"), readme_table(results)),
-        PAGE: results_page(results),
+        PAGE: results_page(results, find_benches(root)),
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redline.errors import RedlineError
 from redline.files import write_text
 from redline.machine import Ceilings, Machine
 
@@ -23,7 +24,8 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
         return machine
     machine = replace(machine, ceilings=measure_ceilings(machine))
     assert machine.ceilings is not None
-    write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
+    with suppress(RedlineError):  # without a writable cache they are measured again next time
+        write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
     return machine
 
 
@@ -51,7 +53,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     matmul["int8"] = _matmul_rate(device, torch.int8)
     if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
         # torch's own int8 product is not tuned on every CPU; the ceiling is what some engine reaches.
-        matmul["int8"] = max(matmul["int8"], _onnxruntime_int8_rate())
+        matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
     if "fp8" in machine.hardware_dtypes:
         matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
     return Ceilings(copied, matmul, convolution)

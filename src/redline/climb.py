@@ -112,8 +112,9 @@ class _Climb:
         """A fifth of the budget, a minute at most, is kept for the final race."""
         return self._left_s() < min(60.0, 0.2 * (self.settings.budget_s or 0.0))
 
-    def _timeout_s(self, share: float = 0.35) -> float:
-        """No single trial may eat up the budget."""
+    def _timeout_s(self, rung: Rung) -> float:
+        """No single trial may eat up the budget, least of all a search over kernels that can take many minutes."""
+        share = 0.15 if "max-autotune" in str(rung) else 0.35
         return max(5.0, min(self.settings.timeout_s, share * self._left_s()))
 
     def _target_reached(self) -> bool:
@@ -196,6 +197,9 @@ class _Climb:
         candidate = self.plan.with_rung(rung)
         if str(candidate) == str(self.plan):
             return
+        if reason := rung.why_not(self.machine):
+            self._record(role, candidate, "unavailable", reason, rung=str(rung), against=str(self.plan))
+            return
         if self._target_reached():
             self._record(role, candidate, "unmeasured", "the target was reached", rung=str(rung))
             return
@@ -212,16 +216,13 @@ class _Climb:
         if known is not None:
             return self._tell(known)
         about: dict[str, Any] = {"rung": str(rung), "against": str(self.plan)}
-        reason = rung.why_not(self.machine)
-        if reason:
-            return self._record(role, candidate, "unavailable", reason, **about)
         measured = self._measured_as_baseline(role, rung, candidate)
         if measured is not None:
             return measured
         self.listen(f"trying {rung}", None)
         arm: Arm | None = None
         try:
-            incumbent, arm = self._open_beside(candidate, self._timeout_s(0.15 if role == "compile" else 0.35))
+            incumbent, arm = self._open_beside(candidate, self._timeout_s(rung))
             if not arm.passed:
                 red = next(score for score in arm.scores if not score.passed)
                 return self._record(role, arm.plan, "refused", f"outside the gate: {red}", arm, **about)
@@ -326,7 +327,7 @@ class _Climb:
         arm: Arm | None = None
         try:
             whole = self._incumbent()
-            arm = open_arm(self.pool, self.course, smaller, timeout_s=self._timeout_s())
+            arm = open_arm(self.pool, self.course, smaller, timeout_s=self._timeout_s(rung))
             if not arm.passed:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
             measure_peak(arm, self.course)

@@ -79,6 +79,17 @@ class Job:
             tensor = next(self.model.buffers(), None)
         return tensor.device if tensor is not None else torch.device("cpu")
 
+    @property
+    def mostly(self) -> str:
+        """What most weights are used in: "convolution" or "matmul"; empty for a model of neither."""
+        counts = {"convolution": 0, "matmul": 0}
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.conv._ConvNd):
+                counts["convolution"] += module.weight.numel()
+            elif isinstance(module, (nn.Linear, nn.MultiheadAttention)):
+                counts["matmul"] += sum(p.numel() for p in module.parameters(recurse=False))
+        return max(counts, key=lambda kind: counts[kind]) if any(counts.values()) else ""
+
     def with_evidence(self, rung: str, evidence: Any) -> "Job":
         from dataclasses import replace
 

@@ -42,8 +42,9 @@ class Ceilings:
     convolution_flops_per_s: Mapping[str, float]
 
     def flops_per_s(self, dtype: str) -> float:
-        """The best rate seen in that dtype; fp32's where it was not measured."""
-        rates = [r[dtype] for r in (self.matmul_flops_per_s, self.convolution_flops_per_s) if dtype in r]
+        """The best rate seen in that dtype, by whatever engine; fp32's where it was not measured."""
+        tables = (self.matmul_flops_per_s, self.convolution_flops_per_s)
+        rates = [rate for table in tables for name, rate in table.items() if name.partition(" ")[0] == dtype]
         return max(rates) if rates else self.matmul_flops_per_s["fp32"]
 
 
@@ -103,21 +104,25 @@ class Machine:
             os.environ.get("REDLINE_CACHE")
             or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
         )
-        return Path(root) / f"ceilings-3-{self.fingerprint}.json"
+        return Path(root) / f"ceilings-4-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions
 
-    def why_slow(self, dtype: str) -> str:
-        """A sentence when this dtype is emulated here; the measured rate decides, else what the hardware lists."""
-        if self.ceilings is not None:
-            rate, fp32 = self.ceilings.flops_per_s(dtype), self.ceilings.flops_per_s("fp32")
-            measured = dtype in self.ceilings.matmul_flops_per_s
-            if measured and rate < _EMULATED * fp32:
-                return f"{self.name} emulates {dtype}: measured at {rate / fp32:.1%} of the fp32 rate"
-            if measured:
-                return ""
-        return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
+    def why_slow(self, dtype: str, mostly: str = "") -> str:
+        """A sentence when torch emulates this dtype here; the measured rate decides, else what the hardware lists.
+
+        `mostly` says what a model consists of, "matmul" or "convolution"; without it the better of the two counts.
+        """
+        if self.ceilings is None or dtype not in self.ceilings.matmul_flops_per_s:
+            return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
+        tables = {"matmul": self.ceilings.matmul_flops_per_s, "convolution": self.ceilings.convolution_flops_per_s}
+        shares = {kind: rates[dtype] / rates["fp32"] for kind, rates in tables.items() if dtype in rates}
+        share = shares.get(mostly, max(shares.values()))
+        if share >= _EMULATED:
+            return ""
+        where = " in matrix products" if mostly == "matmul" else " in convolutions" if mostly else ""
+        return f"{self.name} emulates {dtype}{where}: measured at {share:.1%} of the fp32 rate"
 
     def recommended_precision(self) -> tuple[str, str]:
         """The dtype to start from, and why: faster in matrix products and in convolutions, range before digits."""

@@ -110,8 +110,8 @@ class Plan:
 
     def with_rung(self, rung: Rung) -> "Plan":
         """This plan with the rung added, in place of itself and of whatever it excludes."""
-        kept = [rung.beside(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
-        return Plan.of([*kept, rung])
+        others = [rung.beside(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
+        return Plan.of([*(other for other in others if other is not None), rung])
 
     def without(self, name: str) -> "Plan":
         return Plan(tuple(rung for rung in self.rungs if rung.name != name))

@@ -56,8 +56,8 @@ class Rung(ABC):
         """What a climb tries; by default the rung with its default options."""
         return (cls(),)
 
-    def beside(self, other: "Rung") -> "Rung":
-        """The other rung as it must be when this one joins the plan; as it is, unless the two overlap."""
+    def beside(self, other: "Rung") -> "Rung | None":
+        """The other rung as it must be when this one joins the plan; None when it has to leave."""
         return other
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

@@ -314,3 +314,14 @@ def test_on_a_gpu() -> None:
         assert relative_error([model(x)], [fast(x)]) < 2e-3
         assert fast(x).is_cuda
     assert "nodes ran on CUDAExecutionProvider" in rung.proof(fast.job)
+
+
+def test_int8_takes_the_place_of_half_precision() -> None:
+    static = Onnxruntime(int8="static")
+    assert (
+        str(Plan.parse("fp16 + channels_last + compile").with_rung(static))
+        == "channels_last + onnxruntime(int8=static)"
+    )
+    assert str(Plan.parse("fp16").with_rung(Onnxruntime())) == "fp16 + onnxruntime"
+    half = replace(Job.of(nn.Linear(4, 4), (torch.randn(2, 4),)), precision="fp16")
+    assert "starts from fp32" in static.why_not(CPU, half)

@@ -60,7 +60,7 @@ class Autocast(Rung):
         return (next((cls(dtype) for dtype in DTYPES if not machine.why_slow(dtype)), cls()),)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow(self.dtype)
+        slow = machine.why_slow(self.dtype, job.mostly if job is not None else "")
         if slow:
             return slow
         if job is not None and not any(isinstance(m, PRODUCTS) for m in job.model.modules()):

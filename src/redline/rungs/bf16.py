@@ -51,7 +51,7 @@ class Bf16(Rung):
     excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow("bf16")
+        slow = machine.why_slow("bf16", job.mostly if job is not None else "")
         if slow:
             return slow
         if job is not None and not count_convertible(job.model, torch.bfloat16):

@@ -47,7 +47,7 @@ class CudaGraph(Rung):
         if self.limit < 1 or self.rehearsals < 1:
             raise RungError("cuda_graph: limit and rehearsals are 1 or more.")
 
-    def beside(self, other: Rung) -> Rung:
+    def beside(self, other: Rung) -> Rung | None:
         """torch.compile's modes with graphs of their own become the same modes without."""
         if isinstance(other, Compile) and other.uses_cuda_graphs:
             plain = "default" if other.mode == "reduce-overhead" else "max-autotune-no-cudagraphs"

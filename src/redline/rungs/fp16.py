@@ -38,7 +38,7 @@ class Fp16(Rung):
     check: bool = option(True, "run the samples in fp16 first, and fall back to bf16 when anything overflows")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow("fp16")
+        slow = machine.why_slow("fp16", job.mostly if job is not None else "")
         if slow:
             return slow
         if job is not None and not count_convertible(job.model, torch.float16):

@@ -38,6 +38,7 @@ _PROVIDERS = {
 }
 # A protobuf file holds at most 2 GiB; quantizing is kept well below it.
 _EXTERNAL_BYTES = 2**30
+_HALF_PRECISION = ("bf16", "fp16", "autocast")
 
 
 class OnnxModule(PerShape[OnnxEngine]):
@@ -80,6 +81,10 @@ class Onnxruntime(Rung):
         found = [kind for kind in ("cuda", "tensorrt") if _PROVIDERS[kind] in _available()]
         return tuple(cls(provider=kind) for kind in found or ("cuda",))
 
+    def beside(self, other: Rung) -> Rung | None:
+        """ONNX Runtime quantizes an fp32 graph: half precision before it would leave its quantizer without kernels."""
+        return None if self.int8 != "none" and other.name in _HALF_PRECISION else other
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         kind = self._kind(machine.is_cuda)
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
@@ -98,6 +103,8 @@ class Onnxruntime(Rung):
             return ""
         if not job.samples:
             return "the graph is exported from sample inputs, and none were given"
+        if self.int8 != "none" and job.precision not in ("fp32", "tf32"):
+            return f"its quantizer starts from fp32, and the model is in {job.precision}"
         if kind == "cpu" and job.precision == "bf16":
             return "ONNX Runtime has no bf16 kernels on a CPU: leave the model in fp32, or take int8=static"
         return ""

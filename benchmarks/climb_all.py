@@ -1,0 +1,68 @@
+"""Climbs every workload that the README reports, and keeps the finished ones as result files.
+
+    python benchmarks/climb_all.py                      all of them, ten minutes each at most
+    python benchmarks/climb_all.py vit unet_880m --budget 5m --out results
+
+A climb goes to OUT/NAME.jsonl only when it ended with its final race; `benchmarks/tables.py` makes the tables.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from redline.climb import Settings, climb
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.quantities import parse_seconds
+
+# The larger shapes are for a GPU; on a CPU the workloads' own are long enough.
+WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
+    "resnet": ("resnet", {}),
+    "vit": ("vit", {}),
+    "unet_100m": ("unet_100m", {}),
+    "unet_390m": ("unet_390m", {}),
+    "unet_880m": ("unet_880m", {}),
+    "gpt": ("gpt", {}),
+    "gpt_124m": ("gpt_124m", {}),
+    "llama": ("examples/transformers_model.py:llama", {"width": 1024, "layers": 12, "length": 512}),
+    "timm_resnet50": ("examples/timm_model.py:resnet50", {"batch": 8}),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Climbs the workloads that the README reports.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"from {', '.join(WORKLOADS)}; default: all")
+    parser.add_argument("--budget", default="10m", help="time for one climb")
+    parser.add_argument("--timeout", default="2m", help="time limit of one trial")
+    parser.add_argument("--sampling", default="3s", help="time for the turns of one comparison")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the result files")
+    arguments = parser.parse_args()
+    failed = False
+    for name in arguments.names or WORKLOADS:
+        if name not in WORKLOADS:
+            parser.error(f"unknown workload {name!r}")
+        address, shape = WORKLOADS[name]
+        label = ",".join(f"{key}={value}" for key, value in shape.items())
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Settings(
+                address,
+                Path(folder),
+                {label: shape},
+                budget_s=parse_seconds(arguments.budget),
+                timeout_s=parse_seconds(arguments.timeout),
+                sampling_s=parse_seconds(arguments.sampling),
+            )
+            try:
+                climbed = climb(settings, lambda text, row: print(f"  {text}", row.reason if row else "", flush=True))
+            except RedlineError as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                failed = True
+                continue
+            write_text(arguments.out / f"{name}.jsonl", settings.measurements_path.read_text(encoding="utf-8"))
+            print(f"{name}: {climbed.plan}: {climbed.measurements[-1].reason}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What a machine says of itself, and what its measured rates decide."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from redline.ceilings import measure_ceilings, with_ceilings
+from redline.errors import MachineError
+from redline.job import Job
+from redline.machine import Ceilings, Machine, resolve_device
+from redline.rungs.fp16 import Fp16
+
+CPU = replace(Machine.detect("cpu"), ceilings=None)
+# fp16 convolutions are fast and fp16 products emulated, as on a Neoverse-N1; bf16 is emulated altogether.
+RATES = Ceilings(
+    1e10,
+    {"fp32": 100.0, "fp16": 1.0, "bf16": 1.0, "int8": 10.0, "int8 (onnxruntime)": 400.0},
+    {"fp32": 80.0, "fp16": 160.0, "bf16": 1.0},
+)
+ODD = replace(CPU, ceilings=RATES, hardware_dtypes=("fp32", "fp16"))
+
+
+def test_an_emulated_dtype_is_known_by_its_rate() -> None:
+    assert "emulates bf16" in ODD.why_slow("bf16")
+    assert not ODD.why_slow("fp16") and not ODD.why_slow("fp16", "convolution")
+    assert "in matrix products: measured at 1.0%" in ODD.why_slow("fp16", "matmul")
+    assert "emulates int8" in ODD.why_slow("int8")
+
+
+def test_without_rates_the_hardware_list_decides() -> None:
+    plain = replace(ODD, ceilings=None)
+    assert not plain.why_slow("fp16") and "no hardware support for bf16" in plain.why_slow("bf16")
+
+
+def test_a_ceiling_is_the_best_engine_s() -> None:
+    assert RATES.flops_per_s("int8") == 400 and RATES.flops_per_s("fp16") == 160 and RATES.flops_per_s("tf32") == 100
+
+
+def test_the_rung_asks_for_what_the_model_consists_of() -> None:
+    samples = (torch.randn(1, 3, 8, 8),)
+    convolutions = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 16, 2))
+    products = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.Linear(64, 2))
+    assert Job.of(convolutions).mostly == "convolution" and not Fp16().why_not(ODD, Job.of(convolutions, samples))
+    assert Job.of(products).mostly == "matmul" and "products" in Fp16().why_not(ODD, Job.of(products, samples))
+    assert Job.of(nn.ReLU()).mostly == ""
+
+
+def test_the_precision_to_start_from() -> None:
+    assert ODD.recommended_precision()[0] == "fp32"
+    fast = Ceilings(1e12, {"fp32": 1.0, "bf16": 8.0, "fp16": 8.5}, {"fp32": 1.0, "bf16": 6.0, "fp16": 6.0})
+    assert replace(CPU, ceilings=fast).recommended_precision()[0] == "bf16"
+    half = Ceilings(1e12, {"fp32": 1.0, "bf16": 0.1, "fp16": 8.0}, {"fp32": 1.0, "bf16": 0.1, "fp16": 6.0})
+    assert replace(CPU, ceilings=half).recommended_precision()[0] == "fp16"
+
+
+def test_measured_ceilings_are_sane_and_cached() -> None:
+    machine = with_ceilings(CPU, again=True)
+    assert machine.ceilings is not None
+    assert 1e8 < machine.ceilings.bytes_per_s < 1e13
+    assert 1e8 < machine.ceilings.matmul_flops_per_s["fp32"] < 1e15
+    assert Machine.detect("cpu").ceilings == machine.ceilings
+
+
+def test_a_ceiling_that_the_machine_outruns_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = with_ceilings(CPU, again=True)
+    assert measured.ceilings is not None
+    low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
+    calls = []
+    monkeypatch.setattr("redline.ceilings.measure_ceilings", lambda m: calls.append(m) or measure_ceilings(m))
+    assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99"])
+def test_unknown_devices_are_one_sentence(device: str) -> None:
+    with pytest.raises(MachineError):
+        resolve_device(device)
