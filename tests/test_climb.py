@@ -27,7 +27,7 @@ def planted() -> Iterator[None]:
 def climbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Climbed, Path]]:
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
-    names = tuple(rung.name for rung in planted_rungs.PLANTED)
+    names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
     settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=20, sampling_s=2)
     yield climb(settings), folder
 
@@ -49,6 +49,7 @@ def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> N
     assert seen["planted_hang"][0] == "failed" and "no result within" in seen["planted_hang"][1]
     assert seen["planted_raises"][0] == "failed" and "this rung is broken" in seen["planted_raises"][1]
     assert seen["planted_fixed"][0] == "kept"
+    assert seen["cuda_graph"] == ("unavailable", "it needs a CUDA GPU")
 
 
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
@@ -103,7 +104,7 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     climbed: tuple[Climbed, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "measurements.jsonl").write_text((climbed[1] / "measurements.jsonl").read_text())
-    names = tuple(rung.name for rung in planted_rungs.PLANTED)
+    names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
     settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
     resumed = climb(settings)
     saved = load_measurements(tmp_path / "measurements.jsonl")

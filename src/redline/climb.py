@@ -198,7 +198,9 @@ class _Climb:
         if str(candidate) == str(self.plan):
             return
         if reason := rung.why_not(self.machine):
-            self._record(role, candidate, "unavailable", reason, rung=str(rung), against=str(self.plan))
+            known = self.log.recall(role, str(rung), str(self.plan))
+            about = {"rung": str(rung), "against": str(self.plan)}
+            self._tell(known) if known else self._record(role, candidate, "unavailable", reason, **about)
             return
         if self._target_reached():
             self._record(role, candidate, "unmeasured", "the target was reached", rung=str(rung))

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from redline.brackets import split_outside_brackets
 from redline.errors import PlanError, RedlineError
 from redline.files import write_text
 from redline.gate import Gate
@@ -56,7 +57,7 @@ class Plan:
         """The one-line form; empty text or `eager` is the empty plan."""
         if text.strip() in ("", "eager"):
             return cls()
-        return cls(tuple(parse_rung(part) for part in _split(text, "+")))
+        return cls(tuple(parse_rung(part) for part in split_outside_brackets(text, "+")))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
@@ -172,7 +173,7 @@ def parse_rung(text: str) -> Rung:
     if match is None:
         raise PlanError(f"{text.strip()!r} is not a rung: write name or name(option=value, …).")
     options: dict[str, Any] = {}
-    for part in _split(match[2] or "", ","):
+    for part in filter(str.strip, split_outside_brackets(match[2] or "", ",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise PlanError(f"{part.strip()!r} in {text.strip()!r} is not option=value.")
@@ -215,18 +216,6 @@ def _convert(rung: str, key: str, value: Any, default: Any) -> Any:
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list"}
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """Splits at the separator, outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        depth += (char in "([") - (char in ")]")
-        if char == separator and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    parts.append(text[start:])
-    return [part for part in parts if part.strip()] if separator == "," else parts
 
 
 def _toml(value: Any) -> str:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
 
+from redline.brackets import split_outside_brackets
 from redline.cli.console import print_json, progress, results
 from redline.cli.ladder_table import ladder_table
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
@@ -101,15 +102,7 @@ def climb(
 
 def split_rungs(text: str | None) -> tuple[str, ...]:
     """`bf16, compile(mode=default, fullgraph=true)` -> its two rungs; plus signs separate too."""
-    parts, depth, current = [], 0, ""
-    for char in text or "":
-        depth += (char == "(") - (char == ")")
-        if char in ",+" and depth == 0:
-            parts.append(current)
-            current = ""
-        else:
-            current += char
-    return tuple(part.strip() for part in [*parts, current] if part.strip())
+    return tuple(part.strip() for part in split_outside_brackets(text or "", ",+") if part.strip())
 
 
 def _parse_target(text: str | None) -> tuple[float | None, int | None]:

@@ -2,6 +2,8 @@
 
 import re
 
+from redline.brackets import split_outside_brackets
+
 _PART = re.compile(r"\s*([^\s(]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
@@ -9,12 +11,12 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 def plan_toml(plan: str) -> str:
     """`bf16 + compile(mode=max-autotune)` -> the document that `Plan.load` reads."""
     lines = ["schema = 1"]
-    for part in _split(plan, "+"):
+    for part in filter(str.strip, split_outside_brackets(plan, "+")):
         match = _PART.fullmatch(part)
         if match is None or part.strip() == "eager":
             continue
         lines += ["", "[[rung]]", f"name = {_text(match[1])}"]
-        for option in _split(match[2] or "", ","):
+        for option in filter(str.strip, split_outside_brackets(match[2] or "", ",")):
             key, _, value = option.partition("=")
             lines.append(f"{key.strip()} = {_value(value.strip())}")
     return "\n".join(lines) + "\n"
@@ -30,14 +32,3 @@ def _value(value: str) -> str:
 
 def _text(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ") + '"'
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """At the separator, outside of brackets."""
-    parts, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        depth += (char in "([") - (char in ")]")
-        if char == separator and depth == 0:
-            parts.append(text[start:index])
-            start = index + 1
-    return [part for part in (*parts, text[start:]) if part.strip()]
