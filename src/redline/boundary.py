@@ -23,26 +23,25 @@ class Boundary(nn.Module):
 
     def _enter(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            if self.dtype is not None and leaf.is_floating_point():
+            if self.dtype is not None and leaf.dtype != self.dtype and leaf.is_floating_point():
                 leaf = leaf.to(self.dtype)
-            if self.memory_format is not None and leaf.ndim == 4:
-                leaf = leaf.contiguous(memory_format=self.memory_format)
+            layout = self.memory_format
+            if layout is not None and leaf.dim() == 4 and not leaf.is_contiguous(memory_format=layout):
+                leaf = leaf.contiguous(memory_format=layout)
         return leaf
 
     def _leave(self, leaf: Any) -> Any:
-        if self.dtype is not None and isinstance(leaf, Tensor) and leaf.dtype == self.dtype:
-            return leaf.to(torch.float32)
-        return leaf
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.dtype else leaf
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or not all(isinstance(a, Tensor) for a in args):
+        if kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in args):
             args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
         else:
-            args = tuple(self._enter(a) for a in args)
+            args = tuple([self._enter(arg) for arg in args])
         output = self.model(*args, **kwargs)
-        if isinstance(output, Tensor):
-            return self._leave(output)
-        return pytree.tree_map(self._leave, output)
+        if self.dtype is None:
+            return output
+        return self._leave(output) if isinstance(output, Tensor) else pytree.tree_map(self._leave, output)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

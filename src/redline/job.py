@@ -114,6 +114,8 @@ def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
 class Applied(nn.Module):
     """The fast model: called exactly like the user's own, without gradients."""
 
+    _function: Callable[..., Any]
+
     def __init__(self, job: Job) -> None:
         super().__init__()
         self.model = job.model
@@ -123,16 +125,25 @@ class Applied(nn.Module):
             function = _through_the_device(function, job.device)
         for wrapper in job.wrappers:
             function = wrapper(function)
-        # A list keeps nn.Module from registering a wrapped module a second time.
-        self._function = [function]
+        # Past nn.Module's own bookkeeping, which would register a wrapped module a second time.
+        object.__setattr__(self, "_function", _in_contexts(function, job.contexts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        contexts = self.job.contexts
+        if not torch.is_grad_enabled():  # entering no_grad once more would cost microseconds
+            return self._function(*args, **kwargs)
         with torch.no_grad():
-            if not contexts:
-                return self._function[0](*args, **kwargs)
-            with entered(contexts):
-                return self._function[0](*args, **kwargs)
+            return self._function(*args, **kwargs)
+
+
+def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) -> Callable[..., Any]:
+    if not contexts:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with entered(contexts):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _through_the_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
