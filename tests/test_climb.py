@@ -113,6 +113,34 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     assert resumed.plan == climbed[0].plan
 
 
+def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Climbed, Path], tmp_path: Path) -> None:
+    changed = tmp_path / "planted_rungs.py"
+    changed.write_text(Path(PLANTED).read_text() + "# another version\n")
+    rows = (climbed[1] / "measurements.jsonl").read_text().replace(PLANTED, str(changed))
+    (tmp_path / "measurements.jsonl").write_text(rows)
+    settings = Settings(
+        f"{changed}:waits", tmp_path, device="cpu", only=("planted_fast",), sampling_s=1, resume=True, budget_s=60
+    )
+    resumed = climb(settings)
+    old = {row.created for row in climbed[0].measurements}
+    assert not any(row.created in old for row in resumed.measurements)
+
+
+def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> None:
+    from redline.course import ask_machine, lay_course
+    from redline.logbook import Logbook
+    from redline.race import run_race
+    from redline.workers import WorkerPool
+
+    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", sampling_s=1)
+    with WorkerPool() as pool:
+        machine = ask_machine(pool, "cpu", measure=False)
+        course, facts = lay_course(pool, settings, machine)
+        log = Logbook(course, machine, facts)
+        assert run_race(pool, course, log, Plan.parse("planted_useless"), []).plan == "eager"
+        assert run_race(pool, course, log, Plan.parse("planted_fast"), []).plan == "planted_fast"
+
+
 def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
     """torch.compile is raced as the second baseline, and would win against an empty plan."""
     settings = Settings(

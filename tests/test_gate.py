@@ -115,3 +115,20 @@ def test_the_worst_batch_counts() -> None:
     gate = Gate("relative_error", 0.1)
     one, two = gate.judge([torch.ones(2)], [torch.ones(2)]), gate.judge([torch.ones(2)], [torch.zeros(2)])
     assert worst([one, two]) is two and worst([two, one]) is two
+
+
+@pytest.mark.parametrize("metric", ["relative_error", "cosine", "psnr"])
+def test_a_large_right_output_cannot_hide_a_small_wrong_one(metric: str) -> None:
+    large, small = torch.randn(4, 1000), 0.1 * torch.randn(4, 10)
+    assert Gate(metric, LIMITS[metric]).judge([large, small], [large, small]).passed
+    wrong = small.flip(0) * 30 if metric == "psnr" else -5 * small
+    assert not Gate(metric, LIMITS[metric]).judge([large, small], [large, wrong]).passed
+
+
+def test_two_gates_of_one_metric_are_both_asked() -> None:
+    from redline.judging import judge, worst_per_gate
+
+    reference, output = [torch.ones(100)], [torch.ones(100) * 1.05]
+    gates = (Gate("relative_error", 0.1), Gate("relative_error", 0.01))
+    scores = worst_per_gate(judge(gates, [reference], [output]) * 2, shapes=2)
+    assert [score.passed for score in scores] == [True, False]

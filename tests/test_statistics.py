@@ -59,3 +59,14 @@ def test_one_sample_decides_nothing() -> None:
 def test_the_interval_of_a_median_holds_the_median() -> None:
     interval = median_interval(list(np.random.default_rng(4).normal(5, 1, 200)))
     assert interval.low < 5 < interval.high and interval.high - interval.low < 1
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_a_handful_of_turns_is_not_too_sure_of_itself(count: int) -> None:
+    rng = np.random.default_rng(5)
+    told_apart = 0
+    for _ in range(400):
+        mood = moods(rng, count)
+        ratio = ratio_interval([(noisy(rng, 1e-3, count, mood), noisy(rng, 1e-3, count, mood))])
+        told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
+    assert told_apart <= 0.05 * 400

@@ -59,6 +59,7 @@ def test_how_workers_end() -> None:
     ("function", "sentence"),
     [
         ("deaf", "does not react to the input"),
+        ("deaf_training", "does not react to the input"),
         ("nan", "NaN or infinity"),
         ("raises", "this model is broken"),
         ("wrong_device", "tensor on meta while the model runs on cpu"),

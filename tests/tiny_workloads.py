@@ -71,6 +71,15 @@ def deaf() -> Workload:
     return Workload(Deaf, lambda seed: torch.randn(2, 3))
 
 
+def deaf_training() -> Workload:
+    return Workload(
+        Deaf,
+        lambda seed: torch.randn(2, 3),
+        loss=lambda output, _batch: (output**2).mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
+
+
 class Nan(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -20,12 +20,14 @@ from redline.rung import Rung, Stage
 from redline.rungs import RUNGS, find_rung
 from redline.statistics import Interval
 from redline.trial import (
-    SMALLER,
+    NOT_SLOWER,
     WORTHWHILE,
     Arm,
     close,
     compare,
     geometric_mean_s,
+    is_much_smaller,
+    is_smaller,
     measure_peak,
     open_arm,
     take_turns,
@@ -36,9 +38,6 @@ _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu":
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
 # under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
 _FIRST = ("bf16", "fp16", "compile", "onnxruntime", "tensorrt", "cuda_graph")
-# As fast, for a rung that saves memory: what is lost, if anything, is below what anyone would notice.
-NOT_SLOWER = 0.97
-MUCH_SMALLER = 0.9
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class _Climb:
 
     def _target_reached(self) -> bool:
         for row in self.log.rows:
-            if row.verdict != "kept" or not row.samples:
+            if not row.samples or not (row.verdict == "kept" or row.role == "baseline"):
                 continue
             target_s = self.settings.target_s
             if target_s is not None and all(row.interval_s(shape).high <= target_s for shape in row.shapes):
@@ -160,8 +159,6 @@ class _Climb:
 
     def _compile_baselines(self) -> None:
         """torch.compile on the untouched model: beating eager alone proves nothing."""
-        if self.settings.objective == "memory":
-            return
         for mode in _COMPILE_MODES[self.machine.device.partition(":")[0]]:
             if self._spent():
                 break
@@ -238,7 +235,7 @@ class _Climb:
                 incumbent = self._incumbent()
                 (old,) = take_turns([incumbent], self.course)
                 notes = ("both plans do not fit in memory together, so they were timed one after the other",)
-            verdict, reason = self._judge(arm.peak_bytes, incumbent.peak_bytes, compare(old, new))
+            verdict, reason = self._judge(arm, incumbent, compare(old, new))
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self._record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
@@ -259,11 +256,10 @@ class _Climb:
             return None
         for row in self.log.rows:
             ratio = row.speedup() if row.role == "compile" and row.plan == str(candidate) and row.samples else None
-            if ratio is not None:
-                verdict, reason = self._judge(row.peak_bytes, self.log.rows[0].peak_bytes, ratio)
-                again = replace(
-                    row, role=role, rung=str(rung), verdict=verdict, reason=f"{reason} (the baseline's run)"
-                )
+            if ratio is not None and self.settings.objective != "memory":
+                kept = ratio.above(WORTHWHILE)
+                reason = f"{ratio} {'faster' if kept else 'is no gain beyond the noise'} (the baseline's run)"
+                again = replace(row, role=role, rung=str(rung), verdict="kept" if kept else "dropped", reason=reason)
                 return self._tell(self.log.record(again))
         return None
 
@@ -279,19 +275,18 @@ class _Climb:
         self._arm = None
         return None, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
 
-    def _judge(self, peak_bytes: int, before_bytes: int, ratio: Interval) -> tuple[str, str]:
+    def _judge(self, arm: Arm, before: Arm, ratio: Interval) -> tuple[str, str]:
         """The verdict on a rung whose gates are green: kept only when it is faster or smaller beyond the noise."""
-        share = peak_bytes / max(before_bytes, 1)
-        sizes = f"{format_bytes(before_bytes)} → {format_bytes(peak_bytes)}, speed {ratio}"
+        sizes = f"{format_bytes(before.peak_bytes)} → {format_bytes(arm.peak_bytes)}, speed {ratio}"
         if self.settings.objective == "memory":
-            if share < SMALLER:
+            if is_smaller(arm, before):
                 return "kept", f"smaller: {sizes}"
-            if share < 1 / SMALLER and ratio.above(WORTHWHILE):
+            if not is_smaller(before, arm) and ratio.above(WORTHWHILE):
                 return "kept", f"as small, and faster: {sizes}"
             return "dropped", f"not smaller: {sizes}"
         if ratio.above(WORTHWHILE):
             return "kept", f"{ratio} faster"
-        if ratio.above(NOT_SLOWER) and share < MUCH_SMALLER:
+        if ratio.above(NOT_SLOWER) and is_much_smaller(arm, before):
             return "kept", f"as fast, and smaller: {sizes}"
         if ratio.below(1.0):
             return "dropped", f"slower: {ratio}"
@@ -336,14 +331,13 @@ class _Climb:
             old, new = take_turns([whole, arm], self.course)
             ratio = compare(new, old)  # how many times faster the plan is *with* the rung
             worth, span = ratio.above(1.0), str(ratio)
-            if whole.peak_bytes < MUCH_SMALLER * arm.peak_bytes and ratio.above(NOT_SLOWER):
+            if is_much_smaller(whole, arm) and ratio.above(NOT_SLOWER):
                 worth, span = (
                     True,
                     f"{format_bytes(whole.peak_bytes)} instead of {format_bytes(arm.peak_bytes)}, {ratio}",
                 )
             if self.settings.objective == "memory":
-                smaller_with = whole.peak_bytes < SMALLER * arm.peak_bytes
-                worth = smaller_with or (whole.peak_bytes <= arm.peak_bytes / SMALLER and worth)
+                worth = is_smaller(whole, arm) or (not is_smaller(arm, whole) and worth)
                 span = f"{format_bytes(arm.peak_bytes)} without it, speed {ratio}"
             reason = f"worth {span} in the whole plan" if worth else f"made useless by the others: {span}"
             row = self._record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
@@ -352,7 +346,9 @@ class _Climb:
                 self._arm, arm = arm, None
             return row
         except WorkerFailed as failure:
-            return self._record("ablation", smaller, "kept", f"the others do not run without it: {failure}", **about)
+            verdict = "unmeasured" if failure.kind in ("oom", "timeout") else "kept"
+            said = "not measured" if verdict == "unmeasured" else "the others do not run without it"
+            return self._record("ablation", smaller, verdict, f"{said}: {failure}", **about)
         finally:
             close(arm)
 

@@ -48,8 +48,10 @@ class Logbook:
             and row.workload == self.course.address
             and row.objective == self.course.objective
             and row.options == {label: dict(options) for label, options in self.course.shapes.items()}
+            and row.digest == self.facts["digest"]
             and row.role != "final"
-            and row.verdict != "unmeasured"
+            # A failure may be a time limit that was too short: it is tried again.
+            and row.verdict not in ("unmeasured", "failed")
         )
 
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
@@ -106,6 +108,7 @@ class Logbook:
             training=self.facts["training"],
             objective=self.course.objective,
             options={label: dict(options) for label, options in self.course.shapes.items()},
+            digest=self.facts["digest"],
             run=self.run,
             command=" ".join(["redline", *sys.argv[1:]]),
             redline=VERSION,

@@ -104,7 +104,7 @@ class Machine:
             os.environ.get("REDLINE_CACHE")
             or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
         )
-        return Path(root) / f"ceilings-4-{self.fingerprint}.json"
+        return Path(root) / f"ceilings-5-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions

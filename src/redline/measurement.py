@@ -58,6 +58,8 @@ class Measurement:
     options: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     created: float = field(default_factory=time.time)
+    # Of the workload's source, gates and reference: what has another digest is another workload.
+    digest: str = ""
     # One climb, one id: a file may hold several.
     run: str = ""
     command: str = ""

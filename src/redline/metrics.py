@@ -25,12 +25,32 @@ class Metric:
 def _floats(tensors: Tensors) -> list[Tensor]:
     floats = [t.detach().to(torch.float64).flatten() for t in tensors if t.is_floating_point()]
     if not floats:
-        raise GateError("this metric compares floating-point outputs, and the workload has none.")
+        raise GateError(
+            "this metric compares floating-point outputs, and there is none: take Gate('top1', …) for tokens."
+        )
     return floats
 
 
 def _flat(reference: Tensors, output: Tensors) -> tuple[Tensor, Tensor]:
     return torch.cat(_floats(reference)), torch.cat(_floats(output))
+
+
+def _worst_tensor(measure: Callable[[Tensors, Tensors], float], better: str) -> Callable[[Tensors, Tensors], float]:
+    """The metric of the output that fares worst, so that a large right output cannot hide a small wrong one.
+
+    An output a thousand times smaller than the others is noise beside them, and is judged on their scale.
+    """
+
+    def over_outputs(reference: Tensors, output: Tensors) -> float:
+        pairs = [(e, s) for e, s in zip(reference, output, strict=True) if e.is_floating_point()]
+        flat = torch.cat(_floats(reference))
+        least = 1e-3 * float(flat.norm()) / math.sqrt(flat.numel())
+        large = [(e, s) for e, s in pairs if float(e.double().norm()) > least * math.sqrt(max(e.numel(), 1))]
+        values = [measure([e], [s]) for e, s in large] + [measure(reference, output)]
+        # torch's min and max carry a NaN through, Python's do not.
+        return float((torch.max if better == "lower" else torch.min)(torch.tensor(values, dtype=torch.float64)))
+
+    return over_outputs
 
 
 def relative_error(reference: Tensors, output: Tensors) -> float:
@@ -125,10 +145,10 @@ def gradient_difference(reference: Tensors, output: Tensors) -> float:
 METRICS = {
     metric.name: metric
     for metric in (
-        Metric("relative_error", relative_error, "lower"),
+        Metric("relative_error", _worst_tensor(relative_error, "lower"), "lower"),
         Metric("max_error", max_error, "lower"),
-        Metric("cosine", cosine, "higher"),
-        Metric("psnr", psnr, "higher", "dB"),
+        Metric("cosine", _worst_tensor(cosine, "higher"), "higher"),
+        Metric("psnr", _worst_tensor(psnr, "higher"), "higher", "dB"),
         Metric("ssim", ssim, "higher"),
         Metric("top1", top1, "higher"),
         Metric("kl_divergence", kl_divergence, "lower", "nat"),

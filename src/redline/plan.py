@@ -139,6 +139,7 @@ class Plan:
         gates: tuple[Gate, ...] = (),
         loss: LossFunction | None = None,
         optimizer: OptimizerFactory | None = None,
+        host_inputs: bool = False,
         share: bool = False,
     ) -> Applied | TrainingStep:
         """The fast model. The one you pass in is left as it is (`share=True` hands it over, to save its memory).
@@ -147,7 +148,7 @@ class Plan:
         With `loss` and `optimizer` (a function from parameters to an optimizer) the result is a training step.
         """
         batches = tuple(samples) if isinstance(samples, list) else (() if samples is None else (samples,))
-        job = Job.of(model, batches, gates, loss, optimizer, share=share)
+        job = Job.of(model, batches, gates, loss, optimizer, host_inputs, share)
         if not job.training:
             job.model.eval()
         machine = Machine.detect(str(job.device))

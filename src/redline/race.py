@@ -7,7 +7,19 @@ from redline.logbook import Logbook
 from redline.measurement import Measurement
 from redline.plan import Plan
 from redline.statistics import Interval
-from redline.trial import FRESH_SEEDS, SMALLER, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.trial import (
+    FRESH_SEEDS,
+    NOT_SLOWER,
+    Arm,
+    Course,
+    close,
+    compare,
+    is_much_smaller,
+    is_smaller,
+    measure_peak,
+    open_arm,
+    take_turns,
+)
 from redline.workers import WorkerFailed, WorkerPool
 
 Samples = Mapping[str, Sequence[float]]
@@ -21,10 +33,9 @@ def run_race(
     A rival with a rung that the user left out (`barred`) is shown, and cannot win.
     """
     others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
-    arms, notes = _open_racers(pool, course, log, [Plan(), *others, *([plan] if plan.rungs else [])])
+    # The climbed plan is opened before its rivals: if memory is short, they are the ones to stay away.
+    arms, notes = _open_racers(pool, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
-        for arm in arms:
-            measure_peak(arm, course)
         taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
         allowed = [not any(rung.name in barred for rung in arm.plan.rungs) for arm in arms]
         winner = _winner(arms, taken, allowed, course.objective, favourite=str(plan))
@@ -62,6 +73,7 @@ def _open_racers(
     for plan in plans:
         try:
             arm = open_arm(pool, course, plan, FRESH_SEEDS)
+            measure_peak(arm, course)
         except WorkerFailed as failure:
             if not plan.rungs:
                 close(*arms)
@@ -82,17 +94,20 @@ def _open_racers(
 def _winner(
     arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: str, favourite: str
 ) -> int:
-    """The climbed plan, unless another beats it beyond the noise; without it, eager has to be beaten."""
-    best = next((i for i, arm in enumerate(arms) if str(arm.plan) == favourite), 0)
-    for index, arm in enumerate(arms):
-        if not allowed[index]:
-            continue
-        if objective == "memory":
-            if arm.peak_bytes < SMALLER * arms[best].peak_bytes:
-                best = index
-        elif index != best and compare(taken[best], taken[index]).above(1.0):
+    """Eager, unless the climbed plan is better beyond the noise; then that one, unless a rival is better still."""
+    order = sorted(range(1, len(arms)), key=lambda i: str(arms[i].plan) != favourite)
+    best = 0
+    for index in order:
+        if allowed[index] and _better(arms[best], arms[index], compare(taken[best], taken[index]), objective):
             best = index
     return best
+
+
+def _better(one: Arm, other: Arm, ratio: Interval, objective: str) -> bool:
+    """Whether the other beats the one: smaller where memory counts, else faster, or as fast and much smaller."""
+    if objective == "memory":
+        return is_smaller(other, one)
+    return ratio.above(1.0) or (ratio.above(NOT_SLOWER) and is_much_smaller(other, one))
 
 
 def _reason(arm: Arm, over_eager: Interval) -> str:

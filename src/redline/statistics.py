@@ -8,6 +8,7 @@ import numpy as np
 # 99% intervals: a climb makes some twenty decisions, and 95% would be wrong about one of them.
 CONFIDENCE = 0.99
 _RESAMPLES = 2000
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,12 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
             return Interval(float(np.median(old) / np.median(new)), 0.0, float("inf"))
         logs = np.log(np.asarray(old)[:count]) - np.log(np.asarray(new)[:count])
         middle += float(np.median(logs))
-        resampled += np.median(logs[rng.integers(0, count, (_RESAMPLES, count))], axis=1)
+        if count < _FEW:
+            # A bootstrap of a handful is too sure of itself: take the whole range, and half of it more on each side.
+            half = (logs.max() - logs.min()) / 2
+            resampled += np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
+        else:
+            resampled += np.median(logs[rng.integers(0, count, (_RESAMPLES, count))], axis=1)
     scale = 1 / len(pairs)
     low, high = _bounds(np.exp(resampled * scale))
     return Interval(float(np.exp(middle * scale)), low, high)

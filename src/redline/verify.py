@@ -12,12 +12,15 @@ from redline.statistics import Interval
 from redline.trial import (
     FRESH_SEEDS,
     JUDGE_SEEDS,
-    SMALLER,
+    NOT_SLOWER,
+    WORTHWHILE,
     Arm,
     Course,
     close,
     compare,
     geometric_mean_s,
+    is_much_smaller,
+    is_smaller,
     measure_peak,
     open_arm,
     take_turns,
@@ -85,11 +88,15 @@ def _verify(
             old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
             speedup = compare(old, new)
             median_s = geometric_mean_s(new)
-            smaller = whole.peak_bytes < SMALLER * eager.peak_bytes
+            smaller = is_smaller(whole, eager)
             if course.objective == "memory":
                 if plan.rungs and not smaller:
                     reason = "the plan is not smaller than eager"
-            elif plan.rungs and not speedup.above(1.0):
+            elif (
+                plan.rungs
+                and not speedup.above(1.0)
+                and not (speedup.above(NOT_SLOWER) and is_much_smaller(whole, eager))
+            ):
                 reason = f"the plan is not faster than eager: {speedup}"
         elif whole is not None:
             reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
@@ -147,9 +154,10 @@ def _check_rung(
         measure_peak(arm, course)
         with_rung, without_rung = take_turns([whole, arm], course)
         worth = compare(without_rung, with_rung)
-        saves = arm.peak_bytes and whole.peak_bytes < SMALLER * arm.peak_bytes
-        if worth.above(1.0) or (course.objective == "memory" and saves):
-            return RungVerdict(name, True, f"worth {worth}", worth)
+        saves = is_smaller(whole, arm)
+        lean = worth.above(NOT_SLOWER) and is_much_smaller(whole, arm)
+        if worth.above(WORTHWHILE) or lean or (course.objective == "memory" and saves):
+            return RungVerdict(name, True, f"worth {worth}{', and smaller' if lean else ''}", worth)
         if worth.below(1.0):
             return RungVerdict(name, False, f"the plan is faster without it: {worth}", worth)
         return RungVerdict(name, False, f"no gain beyond the noise: {worth}", worth)

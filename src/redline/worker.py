@@ -2,6 +2,8 @@
 
 import functools
 import gc
+import hashlib
+import inspect
 import json
 import sys
 import time
@@ -10,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from torch import nn
 
 from redline.ceilings import with_ceilings
 from redline.errors import RedlineError, WorkloadError
-from redline.gate import Score, tensors_of
+from redline.gate import Gate, Score, tensors_of
 from redline.job import Job
 from redline.judging import (
     TRAINING_STEPS,
@@ -33,7 +36,7 @@ from redline.machine import Machine
 from redline.plan import Plan, Unavailable
 from redline.quantization import stored_bytes
 from redline.resident import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
-from redline.workload import Inputs, Workload, load_workload
+from redline.workload import Inputs, Workload, call, find_function, load_workload
 
 # Seeds are kept apart, so that no rung is judged on what it was calibrated on.
 TIMING_SEEDS = (0, 1, 2, 3)
@@ -108,6 +111,8 @@ class Bench:
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
             if workload.training:
+                with torch.no_grad():
+                    check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches[:2]])
                 flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
                 if label == next(iter(workloads)):
                     outputs[label] = [losses_and_gradients(run, batches[:TRAINING_STEPS])]
@@ -118,6 +123,7 @@ class Bench:
             outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
         torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
         return {
+            "digest": _digest(address, first.gates, dtype, flops),
             "flops": flops,
             "training": first.training,
             "name": first.label,
@@ -210,7 +216,7 @@ class Bench:
                 outputs = [detached(output)] + [detached(workload.step(self.run, b)) for b in batches[1:]]
                 scores += judge(workload.gates, expected[label], outputs)
                 warmups += len(batches) - 1
-        return worst_per_gate(scores), setup_s, warmups
+        return worst_per_gate(scores, len(expected)), setup_s, warmups
 
     def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
         self.wait()
@@ -301,8 +307,6 @@ def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
 
 
 def _forward_backward(job: Job, batch: Inputs) -> None:
-    from redline.workload import call
-
     assert job.loss is not None
     job.loss(call(job.model, batch), batch).backward()
     job.model.zero_grad(set_to_none=True)
@@ -322,6 +326,14 @@ def _ceiling_precision(job: Job) -> str:
     if job.precision == "fp32" and job.device.type == "cuda" and convolves and torch.backends.cudnn.allow_tf32:
         return "tf32"
     return job.precision
+
+
+def _digest(address: str, gates: Sequence[Gate], dtype: str, flops: Mapping[str, float]) -> str:
+    """Changes with the file that the workload comes from, with its gates, its arithmetic and the reference."""
+    source = inspect.getsourcefile(find_function(address))
+    parts = (Path(source).read_bytes() if source else b"", dtype, sorted(flops.items()))
+    limits = [(gate.metric, gate.limit, gate.direction) for gate in gates]
+    return hashlib.sha256(repr((parts, limits)).encode()).hexdigest()[:12]
 
 
 def _weight_bytes(model: nn.Module) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from redline.errors import RedlineError
 
 
-class WorkerFailed(Exception):
+class WorkerFailed(RedlineError):
     """A worker could not answer. `kind`: unavailable, refused, oom, timeout, crash, error or workload."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -90,6 +90,8 @@ class WorkerPool:
             # Cold caches, so that the compile times of a climb are those of a first run.
             "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
             "TRITON_CACHE_DIR": str(self.scratch / "triton"),
+            # What a killed worker leaves in its temporary folder goes with the pool.
+            "TMPDIR": str(self.scratch),
             **self._environment,
         }
         command = [sys.executable, "-m", "redline.zygote", str(theirs.fileno())]

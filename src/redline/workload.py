@@ -64,6 +64,8 @@ class Workload:
             raise WorkloadError("a training workload is stepped by its loss and optimizer: leave step= out.")
         if self.host_inputs and self.loss is not None:
             raise WorkloadError("host_inputs is for inference; a training workload gives its batches on the device.")
+        if isinstance(self.gates, Gate):
+            object.__setattr__(self, "gates", (self.gates,))
         if not self.gates:
             object.__setattr__(self, "gates", TRAINING_GATES if self.training else INFERENCE_GATES)
 
@@ -113,7 +115,7 @@ def _describe(error: BaseException) -> str:
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
     """Finds `module:function`, `file.py:function` or a bundled name, and calls it with the options (a shape)."""
     options = dict(options or {})
-    function = _find_function(address)
+    function = find_function(address)
     accepted = inspect.signature(function).parameters
     unknown = [name for name in options if name not in accepted]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
@@ -121,7 +123,7 @@ def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Wor
         raise WorkloadError(f"workload {address!r} takes no option {unknown[0]!r} (it takes: {known}).")
     try:
         workload = function(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(f"workload {address!r} raised {_describe(error)}.") from error
     if not isinstance(workload, Workload):
         raise WorkloadError(
@@ -131,7 +133,7 @@ def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Wor
     return replace(workload, name=name, address=address, options=options)
 
 
-def _find_function(address: str) -> Callable[..., Any]:
+def find_function(address: str) -> Callable[..., Any]:
     from redline.workloads import BUNDLED  # bundled workloads are themselves built from this word
 
     if address in BUNDLED:
@@ -155,7 +157,7 @@ def _import_module(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise WorkloadError(f"cannot import {name!r}: {_describe(error)}.") from error
 
 
@@ -173,7 +175,7 @@ def _import_file(path: Path) -> Any:
         sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise WorkloadError(f"cannot import {str(path)!r}: {_describe(error)}.") from error
     return module

@@ -249,3 +249,11 @@ def test_on_cuda_training_learns_as_eager_does(mode: str) -> None:
     seen = [step(b) for b in batches]
     assert relative_error(expected, seen) < 1e-4
     assert relative_error(list(eager.gradients().values()), list(step.gradients().values())) < 1e-4
+
+
+@pytest.mark.parametrize("root", [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), nn.Linear(5, 3)])
+def test_a_root_of_torchs_own_class_is_compiled_too(root: nn.Module) -> None:
+    plan, job = Plan.parse("compile").build(Job.of(root.eval()), CPU)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(job.finish()(x), root(x).detach(), rtol=1e-5, atol=1e-6)
+    assert plan.rungs[0].proof(job).startswith("1 graph compiled")

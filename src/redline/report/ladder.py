@@ -4,7 +4,7 @@ No speed is given for a row whose gate is red or whose proof is empty: what is w
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redline.gate import Score
@@ -42,7 +42,9 @@ def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
     """The rows of one climb, in the order in which they were measured."""
     baseline = next((m for m in measurements if m.role == "baseline"), None)
     starts = over_starts(measurements)
-    return [_row(m, start, baseline) for m, start in zip(measurements, starts, strict=True)]
+    cold = [m for m in measurements if timed(m) and not m.setup_cached and m.shapes[0] in m.setup_s]
+    cold_s = {m.plan: m.setup_s[m.shapes[0]] for m in cold}
+    return [_row(m, start, baseline, cold_s) for m, start in zip(measurements, starts, strict=True)]
 
 
 def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
@@ -115,7 +117,7 @@ def _positive(values: Sequence[float]) -> bool:
     return bool(values) and all(math.isfinite(value) and value > 0 for value in values)
 
 
-def _row(m: Measurement, over_start: float | None, baseline: Measurement | None) -> Row:
+def _row(m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]) -> Row:
     shown = timed(m)
     interval = m.interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
     roofline = place(m) if shown else None
@@ -137,18 +139,22 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None)
         share=roofline.share if roofline else None,
         setup_s=setup_s,
         setup_cached=m.setup_cached,
-        break_even=_break_even(m, over_start, baseline),
+        break_even=_break_even(m, over_start, baseline, cold_s),
         proof=m.proof.get(m.rung.partition("(")[0]) or m.proof.get(m.rung) or "",
     )
 
 
-def _break_even(m: Measurement, over_start: float | None, baseline: Measurement | None) -> float | None:
+def _break_even(
+    m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
+) -> float | None:
+    """From a cold set-up: one that a compiler's cache made short is not what a first user pays."""
     if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
         return None
     shape = m.shapes[0]
-    if shape not in m.setup_s or not baseline.samples.get(shape):
+    setup_s = m.setup_s.get(shape) if not m.setup_cached else cold_s.get(m.plan)
+    if setup_s is None or not baseline.samples.get(shape):
         return None
-    extra_s = m.setup_s[shape] - baseline.setup_s.get(shape, 0.0)
+    extra_s = setup_s - baseline.setup_s.get(shape, 0.0)
     saved_s = baseline.median_s(shape) * (1 - 1 / over_start)
     return max(0.0, extra_s / saved_s)
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from redline.boundary import Boundary
 from redline.job import Job
 from redline.machine import Machine
 from redline.per_shape import input_form
@@ -91,6 +92,9 @@ class Compile(Rung):
         with quiet():
             importlib.import_module("torch._inductor.compile_fx")  # its imports warn about themselves
         cuda = job.device.type == "cuda"
+        if type(job.model).__module__.startswith("torch."):
+            # Dynamo does not look into torch's own modules when they are the root: it would compile nothing.
+            job = replace(job, model=Boundary(job.model))
         regions = _repeated_blocks(job.model) if self.regional else [job.model]
         for region in regions:
             region.compile(
