@@ -1,5 +1,7 @@
 """`redline profile`: where a step's time and memory go."""
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,8 +54,10 @@ def profile(
     sentence = why_no_nvtx(machine.device) if nvtx else ""
     if sentence:
         raise RedlineError(sentence)
-    what = load_workload(workload, _options(shape or []))
-    with progress.status(f"profiling {escape(what.label)} on {escape(machine.name)}…"):
+    # What the user's own code prints belongs beside the result, not in it.
+    with redirect_stdout(sys.stderr):
+        what = load_workload(workload, _options(shape or []))
+    with redirect_stdout(sys.stderr), progress.status(f"profiling {escape(what.label)} on {escape(machine.name)}…"):
         seen = profile_workload(
             what,
             read_plan(plan),
