@@ -45,7 +45,7 @@ def _worst_tensor(measure: Callable[[Tensors, Tensors], float], better: str) -> 
         pairs = [(e, s) for e, s in zip(reference, output, strict=True) if e.is_floating_point()]
         flat = torch.cat(_floats(reference))
         least = 1e-3 * float(flat.norm()) / math.sqrt(flat.numel())
-        large = [(e, s) for e, s in pairs if float(e.double().norm()) > least * math.sqrt(max(e.numel(), 1))]
+        large = [(e, s) for e, s in pairs if float(e.detach().double().norm()) > least * math.sqrt(max(e.numel(), 1))]
         values = [measure([e], [s]) for e, s in large] + [measure(reference, output)]
         # torch's min and max carry a NaN through, Python's do not.
         return float((torch.max if better == "lower" else torch.min)(torch.tensor(values, dtype=torch.float64)))
