@@ -104,7 +104,9 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     climbed: tuple[Climbed, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "measurements.jsonl").write_text((climbed[1] / "measurements.jsonl").read_text())
-    names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
+    # What failed is tried again, so the rungs that crash and hang are left out here.
+    broken = ("planted_crash", "planted_hang", "planted_raises")
+    names = (*(rung.name for rung in planted_rungs.PLANTED if rung.name not in broken), "cuda_graph")
     settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
     resumed = climb(settings)
     saved = load_measurements(tmp_path / "measurements.jsonl")
