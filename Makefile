@@ -10,7 +10,8 @@ demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
 test: $(READY)
-	$(BIN)/pytest -m "not gpu and not slow"
+	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2
+	$(BIN)/pytest -m "not gpu and not slow and alone"
 
 test-all: $(READY)
 	$(BIN)/pytest

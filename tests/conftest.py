@@ -29,6 +29,12 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     os.environ.pop("REDLINE_CACHE") if before is None else os.environ.update(REDLINE_CACHE=before)
 
 
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A climb in which torch.compile does nothing, and is refused at once: for tests that look at something else."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
     with WorkerPool() as pool:

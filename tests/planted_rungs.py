@@ -153,6 +153,28 @@ class PlantedFixed(Planted):
         return replace(job)
 
 
+@dataclass(frozen=True)
+class PlantedCareful(Planted):
+    """Worth nothing alone; mends what `planted_hasty` breaks."""
+
+    name: ClassVar[str] = "planted_careful"
+    stage: ClassVar[Stage] = Stage.LAUNCH
+
+    def apply(self, job: Job) -> Job:
+        job.model.scale = 1.0  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedHasty(PlantedWrong):
+    """Fast and wrong, but it knows a way out."""
+
+    name: ClassVar[str] = "planted_hasty"
+
+    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+        return ((self, PlantedCareful()),) if verdict == "refused" else ()
+
+
 PLANTED = (
     PlantedFast,
     PlantedUseless,
@@ -168,12 +190,15 @@ PLANTED = (
 )
 
 
+RESCUED = (PlantedHasty, PlantedCareful)
+
+
 def plant() -> None:
-    RUNGS.update({rung.name: rung for rung in PLANTED})
+    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED)})
 
 
 def uproot() -> None:
-    for rung in PLANTED:
+    for rung in (*PLANTED, *RESCUED):
         RUNGS.pop(rung.name, None)
 
 

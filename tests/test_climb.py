@@ -12,6 +12,8 @@ from redline.measurement import load_measurements
 from redline.plan import Plan
 from redline.verify import verify
 
+pytestmark = pytest.mark.alone
+
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
 PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
 
@@ -115,6 +117,7 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     assert resumed.plan == climbed[0].plan
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Climbed, Path], tmp_path: Path) -> None:
     changed = tmp_path / "planted_rungs.py"
     changed.write_text(Path(PLANTED).read_text() + "# another version\n")
@@ -153,6 +156,28 @@ def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
     assert any(m.role == "final" and m.plan == "compile" for m in result.measurements)
 
 
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("with_the_other", [True, False])
+def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other: bool, tmp_path: Path) -> None:
+    settings = Settings(
+        f"{PLANTED}:waits",
+        tmp_path,
+        device="cpu",
+        only=("planted_hasty", "planted_careful") if with_the_other else ("planted_hasty",),
+        sampling_s=1,
+        ablate=False,
+    )
+    result = climb(settings)
+    seen = verdicts(result)
+    assert seen["planted_hasty"][0] == "refused"
+    if with_the_other:
+        assert seen["planted_hasty + planted_careful"][0] == "kept"
+        assert str(result.plan) == "planted_hasty + planted_careful"
+    else:
+        assert list(seen) == ["planted_hasty"] and str(result.plan) == "eager"
+
+
+@pytest.mark.usefixtures("without_compiler")
 def test_a_target_stops_the_climb(tmp_path: Path) -> None:
     settings = Settings(
         f"{PLANTED}:waits",
@@ -168,6 +193,7 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
     assert verdicts(result)["planted_fixed"] == ("unmeasured", "the target was reached")
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
     settings = Settings(
         f"{PLANTED}:waits",
@@ -185,6 +211,7 @@ def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> Non
     assert result.measurements[-1].role == "final"
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
     settings = Settings(
         f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=1, timeout_s=60
@@ -195,6 +222,7 @@ def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
     assert all(score.value < 1e-5 for score in baseline.scores)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
     shapes = {"batch=1": {"batch": 1}, "batch=3": {"batch": 3}}
     settings = Settings(
@@ -212,6 +240,7 @@ def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
             assert set(m.samples) == set(shapes) and set(m.setup_s) == set(shapes)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
     settings = Settings(
         f"{TINY}:convolutions",

@@ -6,6 +6,7 @@ import torch
 from redline import Gate
 from redline.errors import GateError
 from redline.gate import INFERENCE_GATES, all_finite, worst
+from redline.judging import judge
 from redline.metrics import METRICS
 
 
@@ -26,17 +27,26 @@ LIMITS = {
     "psnr": 35.0,
     "ssim": 0.98,
     "top1": 0.99,
+    "agreement": 0.99,
     "kl_divergence": 1e-4,
     "loss_difference": 1e-2,
     "gradient_difference": 1e-2,
 }
 
 
+def tokens(seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 9, (3, 41), generator=torch.Generator().manual_seed(seed))
+
+
 def outputs(metric: str) -> list[torch.Tensor]:
+    if metric == "agreement":
+        return [picture(), tokens()]
     return training_outputs() if metric in ("loss_difference", "gradient_difference") else [picture()]
 
 
 def broken(metric: str) -> list[torch.Tensor]:
+    if metric == "agreement":
+        return [picture(), tokens(1)]
     return training_outputs(0.1) if metric in ("loss_difference", "gradient_difference") else [picture(1)]
 
 
@@ -53,11 +63,11 @@ def test_passes_on_the_same_and_goes_red_on_a_planted_wrong_output(metric: str) 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_passes_a_rounding_error(metric: str) -> None:
-    near = [t * (1 + 1e-5) for t in outputs(metric)]
+    near = [t * (1 + 1e-5) if t.is_floating_point() else t for t in outputs(metric)]
     assert Gate(metric, LIMITS[metric]).judge(outputs(metric), near).passed
 
 
-@pytest.mark.parametrize("metric", [m for m in METRICS if m != "top1"])
+@pytest.mark.parametrize("metric", [m for m in METRICS if m not in ("top1", "agreement")])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_nan_and_infinity_never_pass(metric: str, poison: float) -> None:
     bad = [t.clone() for t in outputs(metric)]
@@ -65,6 +75,16 @@ def test_nan_and_infinity_never_pass(metric: str, poison: float) -> None:
     bad[-1].flatten()[0] = poison
     assert not Gate(metric, LIMITS[metric]).judge(outputs(metric), bad).passed
     assert not all_finite(bad)
+
+
+def test_whole_numbers_beside_floats_are_judged_without_being_asked_for() -> None:
+    expected, wrong = [picture(), tokens()], [picture(), tokens(1)]
+    good, bad = (judge([Gate("cosine", 0.999)], [expected], [seen]) for seen in (expected, wrong))
+    assert [score.metric for score in good] == ["cosine", "agreement"] and all(score.passed for score in good)
+    assert [score.passed for score in bad] == [True, False]
+    lenient = judge([Gate("cosine", 0.999), Gate("agreement", 0.0)], [expected], [wrong])
+    assert len(lenient) == 2 and all(score.passed for score in lenient)
+    assert [score.metric for score in judge([Gate("top1", 0.9)], [[tokens()]], [[tokens()]])] == ["top1"]
 
 
 def test_known_values() -> None:

@@ -12,6 +12,8 @@ from redline.job import Job
 from redline.machine import Ceilings, Machine, resolve_device
 from redline.rungs.fp16 import Fp16
 
+pytestmark = pytest.mark.alone
+
 CPU = replace(Machine.detect("cpu"), ceilings=None)
 # fp16 convolutions are fast and fp16 products emulated, as on a Neoverse-N1; bf16 is emulated altogether.
 RATES = Ceilings(

@@ -17,6 +17,8 @@ import planted_rungs
 from redline.climb import Settings, climb
 from redline.measurement import Measurement
 
+pytestmark = pytest.mark.alone
+
 PLANTED = Path(__file__).with_name("planted_rungs.py")
 TRIALS = ("planted_fast", "planted_useless", "planted_slow")
 ALLOWED_S = 2.0
@@ -39,6 +41,7 @@ def _untimed_steps(seconds: float) -> int:
     return 0 if seconds > 1.0 else max(1, min(20, ceil(0.005 / seconds)))
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(tmp_path: Path) -> None:
     moments: dict[str, float] = {}
 

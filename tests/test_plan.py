@@ -106,6 +106,7 @@ def test_a_plan_for_the_other_kind_is_refused() -> None:
         )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("plan", ["eager", "channels_last"])
 def test_an_applied_plan_adds_less_than_20_microseconds_a_call(plan: str) -> None:
     """Against the same model called directly, in turns; the input needs no conversion, so all that is left is ours."""

@@ -10,6 +10,8 @@ from redline.plan import Plan
 from redline.trial import WORTHWHILE, Arm, Course, compare, measure_peak, open_arm, take_turns
 from redline.workers import WorkerPool
 
+pytestmark = pytest.mark.alone
+
 WORKLOADS = str(Path(__file__).with_name("tiny_workloads.py"))
 
 

@@ -64,13 +64,14 @@ def bench(
         for workload in workloads
     ]
     with WorkerPool() as pool:
-        machine = ask_machine(pool, device)
-        rows: list[Measurement] = []
+        machine = ask_machine(pool, device, measure=False)
+        laid = []
+        # Every workload first: a wrong address must not wait for the others.
         for settings in asked:
             say(f"{settings.workload}: running the untouched model for reference")
-            course, facts = lay_course(pool, settings, machine)
-            rows += _bench_one(pool, course, plans, machine, facts, say)
-        return rows
+            laid.append(lay_course(pool, settings, machine))
+        machine = ask_machine(pool, device)
+        return [row for course, facts in laid for row in _bench_one(pool, course, plans, machine, facts, say)]
 
 
 def _bench_one(

@@ -17,7 +17,7 @@ from redline.plan import Plan, parse_rung
 from redline.quantities import format_bytes
 from redline.race import run_race
 from redline.rung import Rung, Stage
-from redline.rungs import RUNGS, find_rung
+from redline.rungs import RUNGS
 from redline.statistics import Interval
 from redline.trial import (
     NOT_SLOWER,
@@ -64,10 +64,11 @@ class _Climb:
         self.settings = settings
         self.pool = pool
         self.listen = listen
+        self.listen("running the untouched model for reference", None)
+        # The workload first: a wrong address must not wait for the ceilings to be measured.
+        self.course, facts = lay_course(pool, settings, ask_machine(pool, settings.device, measure=False))
         self.listen("reading the machine", None)
         self.machine = ask_machine(pool, settings.device)
-        self.listen("running the untouched model for reference", None)
-        self.course, facts = lay_course(pool, settings, self.machine)
         self.training: bool = facts["training"]
         self.log = Logbook(self.course, self.machine, facts, settings.measurements_path)
         self.log.open(settings.resume)
@@ -80,15 +81,14 @@ class _Climb:
             self._baseline()
             self._compile_baselines()
             for rung in self._candidates():
-                self._step("trial", rung)
+                self._step("trial", Plan((rung,)))
             self._second_look()
             if self.settings.ablate:
                 self._ablate()
         finally:
             close(self._arm)
         self.listen("the final race", None)
-        tried = {rung.name for rung in self._candidates()}
-        barred = [name for name in RUNGS if name not in tried]
+        barred = [name for name in RUNGS if not self._may_try(name)]
         final = run_race(self.pool, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
         return Climbed(Plan.parse(final.plan), tuple(self.log.rows), self.machine)
@@ -111,9 +111,9 @@ class _Climb:
         """A fifth of the budget, a minute at most, is kept for the final race."""
         return self._left_s() < min(60.0, 0.2 * (self.settings.budget_s or 0.0))
 
-    def _timeout_s(self, rung: Rung) -> float:
+    def _timeout_s(self, added: Plan | Rung) -> float:
         """No single trial may eat up the budget, least of all a search over kernels that can take many minutes."""
-        share = 0.15 if "max-autotune" in str(rung) else 0.35
+        share = 0.15 if "max-autotune" in str(added) else 0.35
         return max(5.0, min(self.settings.timeout_s, share * self._left_s()))
 
     def _target_reached(self) -> bool:
@@ -151,8 +151,8 @@ class _Climb:
         if not arm.passed:
             red = next(score for score in arm.scores if not score.passed)
             raise WorkloadError(
-                f"{self.settings.workload}: the untouched model fails its own gate ({red}); is its output random, or "
-                "the limit below what its arithmetic can reach?"
+                f"{self.settings.workload}: the untouched model fails its own gate ({red}); is its output "
+                "random or not finite, or the limit below what its arithmetic can reach?"
             )
         (samples,) = take_turns([arm], self.course)
         self._record("baseline", self.plan, "baseline", "the model as it is", arm, samples)
@@ -162,8 +162,8 @@ class _Climb:
         for mode in _COMPILE_MODES[self.machine.device.partition(":")[0]]:
             if self._spent():
                 break
-            rung = parse_rung(f"compile(mode={mode})")
-            row = self._trial("compile", rung, Plan((rung,)))
+            plan = Plan.parse(f"compile(mode={mode})")
+            row = self._trial("compile", plan, plan)
             if row.samples and (self.best_compile is None or _typical_s(row) < _typical_s(self.best_compile)):
                 self.best_compile = row
 
@@ -181,47 +181,57 @@ class _Climb:
     def _candidates(self) -> Iterator[Rung]:
         """The rungs to try with their variants, the ones that decide most first."""
         chosen = [parse_rung(text) for text in self.settings.only]
-        left_out = {parse_rung(text).name for text in self.settings.without}
         for name, cls in sorted(RUNGS.items(), key=lambda item: _turn(item[0])):
-            named = [rung for rung in chosen if rung.name == name]
-            if name in left_out or (chosen and not named) or not (cls.training if self.training else cls.inference):
-                continue
-            plain = not named or named == [cls()]
-            yield from cls.variants(self.machine, self.training) if plain else named
+            if self._may_try(name):
+                named = [rung for rung in chosen if rung.name == name]
+                plain = not named or named == [cls()]
+                yield from cls.variants(self.machine, self.training) if plain else named
 
-    def _step(self, role: str, rung: Rung) -> None:
-        """Tries one rung on top of what is kept."""
-        candidate = self.plan.with_rung(rung)
+    def _may_try(self, name: str) -> bool:
+        chosen = {parse_rung(text).name for text in self.settings.only}
+        left_out = {parse_rung(text).name for text in self.settings.without}
+        fits = RUNGS[name].training if self.training else RUNGS[name].inference
+        return fits and name not in left_out and (not chosen or name in chosen)
+
+    def _step(self, role: str, added: Plan) -> None:
+        """Tries a rung on top of what is kept, or a few that only make sense together."""
+        candidate = self.plan
+        for rung in added.rungs:
+            candidate = candidate.with_rung(rung)
         if str(candidate) == str(self.plan):
             return
-        if reason := rung.why_not(self.machine):
-            known = self.log.recall(role, str(rung), str(self.plan))
-            about = {"rung": str(rung), "against": str(self.plan)}
+        about = {"rung": str(added), "against": str(self.plan)}
+        if reason := next(filter(None, (rung.why_not(self.machine) for rung in added.rungs)), ""):
+            known = self.log.recall(role, str(added), str(self.plan))
             self._tell(known) if known else self._record(role, candidate, "unavailable", reason, **about)
             return
         if self._target_reached():
-            self._record(role, candidate, "unmeasured", "the target was reached", rung=str(rung))
+            self._record(role, candidate, "unmeasured", "the target was reached", rung=str(added))
             return
         if self._spent():
-            self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(rung))
+            self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(added))
             return
-        row = self._trial(role, rung, candidate)
+        row = self._trial(role, added, candidate)
         if row.verdict == "kept":
             self.plan = Plan.parse(row.plan)
+        if len(added.rungs) == 1:
+            for rungs in added.rungs[0].instead(row.verdict, self.training):
+                if all(self._may_try(rung.name) for rung in rungs):
+                    self._step(role, Plan.of(rungs))
 
-    def _trial(self, role: str, rung: Rung, candidate: Plan) -> Measurement:
+    def _trial(self, role: str, added: Plan, candidate: Plan) -> Measurement:
         """Measures the candidate against the kept plan; every failure is a row with its reason."""
-        known = self.log.recall(role, str(rung), str(self.plan))
+        known = self.log.recall(role, str(added), str(self.plan))
         if known is not None:
             return self._tell(known)
-        about: dict[str, Any] = {"rung": str(rung), "against": str(self.plan)}
-        measured = self._measured_as_baseline(role, rung, candidate)
+        about: dict[str, Any] = {"rung": str(added), "against": str(self.plan)}
+        measured = self._measured_as_baseline(role, added, candidate)
         if measured is not None:
             return measured
-        self.listen(f"trying {rung}", None)
+        self.listen(f"trying {added}", None)
         arm: Arm | None = None
         try:
-            incumbent, arm = self._open_beside(candidate, self._timeout_s(rung))
+            incumbent, arm = self._open_beside(candidate, self._timeout_s(added))
             if not arm.passed:
                 red = next(score for score in arm.scores if not score.passed)
                 return self._record(role, arm.plan, "refused", f"outside the gate: {red}", arm, **about)
@@ -250,7 +260,7 @@ class _Climb:
         finally:
             close(arm)
 
-    def _measured_as_baseline(self, role: str, rung: Rung, candidate: Plan) -> Measurement | None:
+    def _measured_as_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
         """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
         if self.plan.rungs or role != "trial":
             return None
@@ -259,7 +269,7 @@ class _Climb:
             if ratio is not None and self.settings.objective != "memory":
                 kept = ratio.above(WORTHWHILE)
                 reason = f"{ratio} {'faster' if kept else 'is no gain beyond the noise'} (the baseline's run)"
-                again = replace(row, role=role, rung=str(rung), verdict="kept" if kept else "dropped", reason=reason)
+                again = replace(row, role=role, rung=str(added), verdict="kept" if kept else "dropped", reason=reason)
                 return self._tell(self.log.record(again))
         return None
 
@@ -297,9 +307,13 @@ class _Climb:
         rows = [row for row in self.log.rows if row.role == "trial"]
         kept_late = [i for i, row in enumerate(rows) if row.verdict == "kept" and _stage(row) >= Stage.COMPILE]
         for row in rows[: kept_late[-1] if kept_late else 0]:
-            rung = parse_rung(row.rung)
-            if row.verdict == "dropped" and rung.stage < Stage.COMPILE and rung.name not in self.plan:
-                self._step("second look", rung)
+            added = Plan.parse(row.rung)
+            if (
+                row.verdict == "dropped"
+                and _stage(row) < Stage.COMPILE
+                and not any(r.name in self.plan for r in added.rungs)
+            ):
+                self._step("second look", added)
 
     # What each rung is worth in the end
 
@@ -358,7 +372,7 @@ def _turn(name: str) -> int:
 
 
 def _stage(row: Measurement) -> Stage:
-    return find_rung(parse_rung(row.rung).name).stage
+    return max(rung.stage for rung in Plan.parse(row.rung).rungs)
 
 
 def _typical_s(row: Measurement) -> float:

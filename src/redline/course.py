@@ -74,7 +74,7 @@ def make_references(
     """Runs the untouched model on every judging seed; gives the files and what is known of the workload."""
     references, facts = {}, {}
     for seeds in (JUDGE_SEEDS, FRESH_SEEDS):
-        path = str(pool.scratch / f"reference-{seeds[0]}.pt")
+        path = str(pool.scratch / f"reference-{len(list(pool.scratch.iterdir()))}-{seeds[0]}.pt")
         worker = pool.start()
         try:
             facts = worker.ask(

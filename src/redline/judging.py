@@ -16,6 +16,10 @@ TRAINING_STEPS = 3
 _SENSITIVITY = 1e-6
 
 
+# What whole-number outputs beside floating-point ones are judged by, unless the workload has such a gate itself.
+AGREEMENT = Gate("agreement", 0.99)
+
+
 class Refused(RedlineError):
     """The plan ran, but what it did cannot be accepted (an empty proof, an output of another form)."""
 
@@ -23,6 +27,9 @@ class Refused(RedlineError):
 def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
     """One score per gate: its worst over the batches, and NaN where any output is not finite."""
     scores = []
+    kinds = {tensor.is_floating_point() for tensor in tensors_of(list(expected)) if tensor.numel()}
+    if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
+        gates = (*gates, AGREEMENT)  # most metrics look at the floats alone
     for gate in gates:
         if not all(all_finite(o) for o in outputs):
             scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))

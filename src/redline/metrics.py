@@ -125,6 +125,14 @@ def top1(reference: Tensors, output: Tensors) -> float:
     return float((expected.argmax(-1) == seen.argmax(-1)).double().mean())
 
 
+def agreement(reference: Tensors, output: Tensors) -> float:
+    """Share of equal entries in the whole-number outputs; the one that fares worst."""
+    pairs = [(e, s) for e, s in zip(reference, output, strict=True) if not e.is_floating_point() and e.numel()]
+    if not pairs:
+        raise GateError("agreement compares whole-number outputs, and there is none.")
+    return min(float((e == s).double().mean()) for e, s in pairs)
+
+
 def kl_divergence(reference: Tensors, output: Tensors) -> float:
     """Mean KL(reference ‖ output) of the softmax of the first output, in nats."""
     expected, seen = (x[0].double().log_softmax(-1) for x in (_logits(reference), _logits(output)))
@@ -151,6 +159,7 @@ METRICS = {
         Metric("psnr", _worst_tensor(psnr, "higher"), "higher", "dB"),
         Metric("ssim", ssim, "higher"),
         Metric("top1", top1, "higher"),
+        Metric("agreement", agreement, "higher"),
         Metric("kl_divergence", kl_divergence, "lower", "nat"),
         Metric("loss_difference", loss_difference, "lower"),
         Metric("gradient_difference", gradient_difference, "lower"),

@@ -60,6 +60,10 @@ class Rung(ABC):
         """The other rung as it must be when this one joins the plan; None when it has to leave."""
         return other
 
+    def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
+        """What a climb tries next when this was `refused` by a gate or `failed`: rungs to add together."""
+        return ()
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         """A sentence when it cannot apply; empty when it can. Without a job, asks about the machine alone."""
         return ""

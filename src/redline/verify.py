@@ -54,9 +54,10 @@ class Verified:
 def verify(plan: Plan, settings: Settings, say: Callable[[str], None] = lambda _: None) -> Verified:
     """The whole plan against eager, then every rung left out once."""
     with WorkerPool() as pool:
-        machine = ask_machine(pool, settings.device)
         say("running the untouched model for reference")
-        course, facts = lay_course(pool, settings, machine)
+        # The workload first: a wrong address must not wait for the ceilings to be measured.
+        course, facts = lay_course(pool, settings, ask_machine(pool, settings.device, measure=False))
+        machine = ask_machine(pool, settings.device)
         return _verify(pool, course, plan, machine, facts["training"], say)
 
 

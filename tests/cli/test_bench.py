@@ -9,6 +9,8 @@ import pytest
 
 from .conftest import TINY, Seen
 
+pytestmark = pytest.mark.alone
+
 # Long sleeps, so that the machine's other work is a small share of them.
 WORKLOAD = [f"{TINY}:sleeper", "--device", "cpu", "--shapes", "milliseconds=20", "--sampling", "1s"]
 

@@ -18,6 +18,8 @@ from redline.plan import Plan
 
 from .conftest import TINY, Seen, strict_json
 
+pytestmark = pytest.mark.alone
+
 ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "1s"]
 WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
 
@@ -63,6 +65,7 @@ def test_progress_goes_to_stderr_a_line_per_event(ended: Ended) -> None:
     assert "\x1b" not in ended.err and "Traceback" not in ended.err
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
     ended: Ended, command: Callable[..., Seen]
 ) -> None:
@@ -89,6 +92,7 @@ def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
     assert {path.name for path in ended.folder.iterdir()} == {*WRITTEN, aside}
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_the_default_folder_is_named_after_the_workload(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY.read_text())
     arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "1s"]
@@ -103,7 +107,15 @@ def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path)
     scratch.mkdir()
     arguments = [sys.executable, "-m", "redline", "climb", f"{TINY}:convolutions", "--device", "cpu", "--out", "out"]
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as climb:
+    with subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A background job of a shell ignores Ctrl-C, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as climb:
         assert climb.stderr is not None
         for line in climb.stderr:
             if line.startswith("trying compile"):

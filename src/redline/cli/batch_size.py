@@ -28,7 +28,7 @@ def batch_size(
     start: Annotated[int, typer.Option(help="The first batch to try.")] = 1,
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", help="Another option of the workload, size=224; repeatable."),
+        typer.Option("--shape", "--shapes", help="Another option of the workload, size=224; repeatable."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     limit: Annotated[str, typer.Option(help="Time limit of one batch.")] = "5m",

@@ -29,7 +29,9 @@ def bench(
     save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
     compare_path: Annotated[Path | None, typer.Option("--compare", help="Compare with this earlier run.")] = None,
     any_machine: Annotated[bool, typer.Option("--any-machine", help="Compare even when the machines differ.")] = False,
-    shapes: Annotated[list[str] | None, typer.Option("--shapes", help="An input shape, batch=8; repeat it.")] = None,
+    shapes: Annotated[
+        list[str] | None, typer.Option("--shapes", "--shape", help="An input shape, batch=8; repeat it.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
     objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
     timeout: Annotated[str, typer.Option(help="Time limit of one set-up.")] = "5m",

@@ -37,7 +37,7 @@ def climb(
     without: Annotated[str | None, typer.Option(help="Not these: 'int8, onnxruntime'.")] = None,
     shapes: Annotated[
         list[str] | None,
-        typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it to plan for several."),
+        typer.Option("--shapes", "--shape", help="An input shape, batch=8,size=224; repeat it to plan for several."),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
     reference: Annotated[

@@ -37,7 +37,7 @@ def profile(
     ] = "",
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.")] = "auto",
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="An option of the workload, batch=8; repeatable.")
+        list[str] | None, typer.Option("--shape", "--shapes", help="An option of the workload, batch=8; repeatable.")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows per table.")] = 10,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed steps; the median counts.")] = 7,

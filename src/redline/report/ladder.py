@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from redline.brackets import split_outside_brackets
 from redline.gate import Score
 from redline.measurement import Measurement
 from redline.roofline import place
@@ -113,6 +114,11 @@ def format_score(score: Score) -> str:
     return f"{name} {score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
 
 
+def rung_names(text: str) -> list[str]:
+    """The names in `fp16 + grad_scaler(init_scale=64)`."""
+    return [part.partition("(")[0].strip() for part in split_outside_brackets(text, "+")]
+
+
 def _positive(values: Sequence[float]) -> bool:
     return bool(values) and all(math.isfinite(value) and value > 0 for value in values)
 
@@ -140,7 +146,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
         setup_s=setup_s,
         setup_cached=m.setup_cached,
         break_even=_break_even(m, over_start, baseline, cold_s),
-        proof=m.proof.get(m.rung.partition("(")[0]) or m.proof.get(m.rung) or "",
+        proof="; ".join(filter(None, (m.proof.get(name, "") for name in rung_names(m.rung)))),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from redline.gate import Score
 from redline.quantities import format_bytes, format_rate, format_seconds
 from redline.report.climb import UNTRIED, Climb, Entry, format_change, format_ratio
-from redline.report.ladder import format_score, speedup, worst_score
+from redline.report.ladder import format_score, rung_names, speedup, worst_score
 from redline.report.worth import worth_of
 from redline.roofline import place
 from redline.statistics import Interval
@@ -67,7 +67,7 @@ def _ladder(climb: Climb) -> Table:
                 _calls(row.break_even),
             )
         )
-        later = row.verdict == "kept" and row.role != "final" and row.rung.partition("(")[0] in removed
+        later = row.verdict == "kept" and row.role != "final" and not removed.isdisjoint(rung_names(row.rung))
         why.append(row.reason + ("; taken out again by the ablation" if later else ""))
     columns = (
         "Rung", "Verdict", "Time per step", "Over last", "Over start", "Peak memory", "Quality",

@@ -15,6 +15,7 @@ from redline.boundary import Boundary
 from redline.job import Job
 from redline.machine import Machine
 from redline.rung import Rung, Stage
+from redline.rungs.fp32_attention import Fp32Attention
 
 
 def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -49,6 +50,9 @@ class Bf16(Rung):
     stage: ClassVar[Stage] = Stage.PRECISION
     summary: ClassVar[str] = "weights and arithmetic in bfloat16, converted once"
     excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
+
+    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+        return ((self, Fp32Attention()),) if verdict == "refused" else ()
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         slow = machine.why_slow("bf16", job.mostly if job is not None else "")

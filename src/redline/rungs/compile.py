@@ -70,6 +70,10 @@ class Compile(Rung):
         graphs = cls(mode="reduce-overhead")
         return graphs, replace(graphs, freeze=True), cls(mode="max-autotune", freeze=True)
 
+    def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
+        """A whole that takes too long, or breaks the compiler, may compile block by block."""
+        return ((replace(self, regional=True),),) if verdict == "failed" and not self.regional else ()
+
     @property
     def uses_cuda_graphs(self) -> bool:
         return self.mode in ("reduce-overhead", "max-autotune")

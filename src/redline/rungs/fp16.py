@@ -23,6 +23,8 @@ from redline.job import Job
 from redline.machine import Machine
 from redline.rung import Rung, Stage, option
 from redline.rungs.bf16 import Bf16, apply_conversion, convert, count_convertible, proof_of_conversion
+from redline.rungs.fp32_attention import Fp32Attention
+from redline.rungs.grad_scaler import GradScaler
 from redline.workload import Inputs, call
 
 LARGEST = torch.finfo(torch.float16).max
@@ -44,6 +46,11 @@ class Fp16(Rung):
         if job is not None and not count_convertible(job.model, torch.float16):
             return "the model has no weight that is not fp16 already"
         return ""
+
+    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+        if verdict != "refused":
+            return ()
+        return ((self, GradScaler()),) if training else ((self, Fp32Attention()),)
 
     def resolve(self, job: Job) -> Rung:
         if not self.check:

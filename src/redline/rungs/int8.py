@@ -71,6 +71,11 @@ class Int8(Rung):
             return (cls(),)
         return cls(), cls(mode="dynamic"), cls(mode="static", calibration="mse")
 
+    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+        if verdict != "refused" or self.progressive:
+            return ()
+        return ((replace(self, progressive=True),),)
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         reason = why_no_torchao()
         if not reason and self.mode != "weight_only":
