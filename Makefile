@@ -35,7 +35,7 @@ figures: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch "setuptools>=77"
+	$(BIN)/pip install --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $(READY)
 

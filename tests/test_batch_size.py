@@ -19,10 +19,10 @@ from redline.batch_size import (
     Probe,
     WorkloadCase,
     find_optimal_batch_size,
-    is_out_of_memory,
     search,
 )
 from redline.errors import RedlineError, WorkloadError
+from redline.memory import is_out_of_memory
 
 GIBIBYTE = 2**30
 

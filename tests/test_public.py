@@ -13,9 +13,11 @@ HEAVY = ("torchao", "onnxruntime", "onnx", "transformers", "torch_tensorrt", "ty
 
 
 def test_all_is_what_is_public() -> None:
-    names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
-    assert sorted(names | {"__version__"}) == redline.__all__
     assert all(hasattr(redline, name) for name in redline.__all__)
+    names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    assert sorted(names | {"__version__"}) == redline.__all__ and set(redline.__all__) <= set(dir(redline))
+    with pytest.raises(AttributeError, match="no attribute 'Warp'"):
+        redline.Warp  # noqa: B018
 
 
 def test_a_star_import_gives_them_all() -> None:
@@ -43,6 +45,8 @@ def test_importing_starts_nothing_and_loads_no_engine(tmp_path: Path) -> None:
     code = f"""
 import sys
 import redline
+assert "torch" not in sys.modules
+redline.Plan, redline.find_optimal_batch_size
 import torch
 assert not torch.cuda.is_initialized()
 loaded = [name for name in {HEAVY!r} if name in sys.modules]

@@ -26,14 +26,13 @@ from torch import nn
 from redline.errors import RedlineError
 from redline.job import Job
 from redline.machine import resolve_device
-from redline.memory import MemoryMonitor
+from redline.memory import MemoryMonitor, is_out_of_memory
 from redline.quantities import format_bytes, format_seconds
 from redline.resident import available_host_bytes, resident_bytes
 from redline.workload import Inputs, LossFunction, OptimizerFactory, call, load_workload
 
 # Address space is not memory: threads' stacks and arenas reserve some that is never touched.
 _ADDRESS_HEADROOM = 2 * 2**30
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
 @dataclass(frozen=True)
@@ -237,17 +236,6 @@ def _run(case: Case, batch: int, device: str, before_bytes: int = 0) -> tuple[Pr
         peak = monitor.peak_bytes
     seconds = statistics.median(times[1:])
     return Probe(batch, True, max(peak - before_bytes, 0), seconds, items / seconds), unit
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Looks at what caused it too: a workload's own sentence may be wrapped around it."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _probe_on_gpu(case: Case, batch: int, device: str, budget: int, limit_s: float) -> tuple[Probe, str]:

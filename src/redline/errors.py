@@ -27,3 +27,7 @@ class MeasurementError(RedlineError):
 
 class MachineError(RedlineError):
     """A device that is not there, or a comparison between different machines."""
+
+
+class ModelError(RedlineError):
+    """Weights that cannot be read or belong to another model, or an input of a size that a model cannot take."""

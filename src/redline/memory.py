@@ -18,6 +18,19 @@ from redline.machine import resolve_device
 from redline.quantities import format_bytes
 from redline.resident import host_bytes, peak_resident_bytes, reset_peak_resident, resident_bytes
 
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Looks at what caused it too: a workload's own sentence may be wrapped around it."""
+    while error is not None:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY):
+            return True
+        error = error.__cause__
+    return False
+
 
 @dataclass(frozen=True)
 class MemoryReading:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def command(
 ) -> Callable[..., Seen]:
     """`command("climb", "resnet")` in an empty folder; starting a pool of its own would cost each call seconds."""
     for module in ("redline.climb", "redline.verify", "redline.bench", "redline.cli.doctor"):
-        monkeypatch.setattr(sys.modules[module], "WorkerPool", lambda: contextlib.nullcontext(pool))
+        monkeypatch.setattr(import_module(module), "WorkerPool", lambda: contextlib.nullcontext(pool))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Seen:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from redline.cli import COMMANDS, load_command
 from redline.rungs import RUNGS
 from redline.workloads import BUNDLED
 
 from .conftest import Seen
-
-COMMANDS = ("doctor", "climb", "verify", "report", "bench", "profile", "batch-size", "rungs")
 
 
 def plain(text: str) -> str:
@@ -25,6 +24,18 @@ def test_python_m_redline_lists_every_command(tmp_path: Path) -> None:
     seen = subprocess.run([sys.executable, "-m", "redline", "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert (seen.returncode, seen.stderr) == (0, "")
     assert all(re.search(rf"\b{name}\b", seen.stdout) for name in COMMANDS)
+
+
+def test_the_list_says_of_each_command_what_it_says_itself() -> None:
+    for name, said in COMMANDS.items():
+        assert load_command(name).help.split("\n\n")[0].replace("\n", " ") == said
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['redline', '--help']\nfrom redline.cli import app\n"
+    code += "try: app()\nexcept SystemExit: print('torch' in sys.modules)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert seen.stdout.endswith("False\n") and "climb" in seen.stdout, seen.stderr
 
 
 def test_every_command_has_an_example_that_begins_with_its_name(command: Callable[..., Seen]) -> None:

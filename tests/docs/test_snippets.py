@@ -7,16 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from redline.cli import app
+from redline.cli import COMMANDS, load_command
 from redline.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md")
-COMMANDS = typer.main.get_group(app).commands
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -82,7 +80,7 @@ def test_the_index_names_every_page() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_page_with_its_options(name: str) -> None:
     text = (DOCS / "commands" / f"{name}.md").read_text(encoding="utf-8")
-    for parameter in COMMANDS[name].params:
+    for parameter in load_command(name).params:
         if parameter.param_type_name == "option" and parameter.name != "help":
             option = max(parameter.opts, key=len)
             assert f"`{option}" in text or f" {option}" in text, f"{name}.md does not mention {option}"

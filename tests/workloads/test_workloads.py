@@ -13,10 +13,13 @@ from redline.boundary import Boundary
 from redline.errors import WorkloadError
 from redline.gate import all_finite
 from redline.job import Job, TrainingStep
+from redline.models.drct import DrctConfig
+from redline.models.drct.model import WindowAttention
 from redline.models.resnet import ResNet
 from redline.models.vit import Attention, VisionTransformer
 from redline.workload import Workload, call, load_workload
 from redline.workloads import BUNDLED
+from redline.workloads.drct import super_resolution
 from redline.workloads.unet import video_unet
 
 SMALL: dict[str, dict[str, int]] = {
@@ -24,7 +27,7 @@ SMALL: dict[str, dict[str, int]] = {
     "vit": {"size": 64, "width": 96, "depth": 3, "heads": 3},
     "gpt": {"batch": 2, "length": 24, "width": 32, "depth": 2, "heads": 2, "vocabulary": 101},
 }
-TOO_LARGE_FOR_A_TEST = {"unet_100m", "unet_390m", "unet_880m", "gpt_124m"}
+TOO_LARGE_FOR_A_TEST = {"unet_100m", "unet_390m", "unet_880m", "gpt_124m", "drct", "drct_l"}
 
 
 def small_workloads() -> list[Workload]:
@@ -204,6 +207,25 @@ def test_unet_gates() -> None:
     assert not any(verdicts(workload, without("draft.encoder_attention.out")))
     assert not any(verdicts(workload, without("refine.bottom.conv2")))
     assert not any(verdicts(workload, without("refine.film")))
+    assert not any(verdicts(workload, Constant))
+
+
+def test_drct_gates() -> None:
+    workload = super_resolution(DrctConfig.of(2, 2, width=24, growth=8, features=8, window=8), batch=1, size=48)
+
+    def without_biases(model: nn.Module) -> None:
+        for name, parameter in model.named_parameters():
+            if name.endswith("relative_position_bias_table"):
+                parameter.zero_()
+
+    def never_shifted(model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, WindowAttention):
+                module.shift = 0
+
+    assert all(verdicts(workload, bf16_weights))
+    assert not any(verdicts(workload, without_biases))
+    assert not any(verdicts(workload, never_shifted))
     assert not any(verdicts(workload, Constant))
 
 

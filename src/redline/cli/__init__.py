@@ -1,37 +1,87 @@
-"""The command line: one file per command, no logic beyond parsing and printing."""
+"""The command line: one file per command, no logic beyond parsing and printing.
+
+A command's file is read when the command is called: `redline --help` must not wait for torch.
+"""
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from redline.cli.batch_size import batch_size
-from redline.cli.bench import bench
-from redline.cli.climb import climb
 from redline.cli.console import fail
-from redline.cli.doctor import doctor
-from redline.cli.profile import profile
-from redline.cli.report import report
-from redline.cli.rungs import rungs
-from redline.cli.verify import verify
 from redline.errors import RedlineError
 
+# What `redline --help` says of each command; a test holds it against the command's own first sentence.
+COMMANDS = {
+    "doctor": "Say what this machine can do: dtypes, kernels, measured ceilings, and every rung, available or why not.",
+    "climb": "Make a model faster, one measured and proven rung at a time.",
+    "verify": "Re-measure a plan here; exit code 1 when a rung no longer holds.",
+    "report": "Makes one HTML page of a climb's measurements: the ladder, the roofline, the samples, the reasons.",
+    "bench": "Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.",
+    "profile": "Where a step's time and memory go, layer by layer.",
+    "batch-size": "Find the largest batch that fits, by doubling and bisection; every batch is really run.",
+    "rungs": "List the rungs of the ladder in their order, or the options of one.",
+    "upscale": "Enlarge pictures and films, without seams, with their colours, transparency and metadata.",
+}
+
+
+class _Commands(TyperGroup):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if self._listing:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], rich_markup_mode="rich")
+        if cmd_name not in self.commands:
+            self.commands[cmd_name] = load_command(cmd_name)
+        return self.commands[cmd_name]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._listing = False
+
+
+def load_command(name: str) -> Any:
+    """The command of a name, made from the function of that name in the file of that name."""
+    word = name.replace("-", "_")
+    function = getattr(import_module(f"redline.cli.{word}"), word)
+    if isinstance(function, typer.Typer):
+        return typer.main.get_command(function)
+    single = typer.Typer(**_LOOK)
+    single.command(name)(function)
+    return typer.main.get_command(single)
+
+
+_LOOK: dict[str, Any] = {
+    "rich_markup_mode": "rich",
+    "pretty_exceptions_enable": False,
+    "add_completion": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
 app = typer.Typer(
+    **{**_LOOK, "add_completion": True},
     name="redline",
+    cls=_Commands,
     help="Runs PyTorch models at the limit of the machine they are on, and proves it.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command()(doctor)
-app.command()(climb)
-app.command()(verify)
-app.command()(report)
-app.command()(bench)
-app.command()(profile)
-app.command("batch-size")(batch_size)
-app.command()(rungs)
+
+@app.callback()
+def _redline() -> None:
+    """Runs PyTorch models at the limit of the machine they are on, and proves it."""
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine can do: dtypes, kernels, measured ceilings, and every rung: available, or why not.
+    """Say what this machine can do: dtypes, kernels, measured ceilings, and every rung, available or why not.
 
     Example: redline doctor --json | jq .ceilings
     """

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 from redline.workload import Workload
+from redline.workloads.drct import drct, drct_l
 from redline.workloads.gpt import gpt, gpt_124m
 from redline.workloads.resnet import resnet
 from redline.workloads.unet import unet_100m, unet_390m, unet_880m
 from redline.workloads.vit import vit
 
 BUNDLED: dict[str, Callable[..., Workload]] = {
-    function.__name__: function for function in (resnet, vit, unet_100m, unet_390m, unet_880m, gpt, gpt_124m)
+    function.__name__: function
+    for function in (resnet, vit, unet_100m, unet_390m, unet_880m, gpt, gpt_124m, drct, drct_l)
 }

@@ -1,0 +1,173 @@
+"""`redline upscale`: pictures, folders and films, several times larger."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from redline.cli.console import print_json, progress, results
+from redline.errors import RedlineError
+from redline.quantities import format_seconds, parse_bytes
+from redline.upscale.pictures import PIXEL_LIMIT, Encoding
+from redline.upscale.pictures_run import Outcome, PictureSettings
+from redline.upscale.session import Listener, Upscaling
+from redline.upscale.settings import PRESETS, UpscaleSettings, with_preset
+from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.video import VideoProgress, VideoSettings
+
+
+def upscale(
+    sources: Annotated[list[Path], typer.Argument(help="Pictures, films, or folders of them.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file, or a folder; beside the source by default.")
+    ] = None,
+    scale: Annotated[int, typer.Option("--scale", "-s", help="How many times larger, with the shipped weights.")] = 4,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", "-w", help="A .pth or .safetensors file; decides the scale too.")
+    ] = None,
+    preset: Annotated[str, typer.Option(help=f"{', '.join(PRESETS)}: settings that belong together.")] = "balanced",
+    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16 or int8.")] = "auto",
+    plan: Annotated[
+        Path | None, typer.Option(help="A plan of the ladder to run under; a shipped one by default.")
+    ] = None,
+    tile: Annotated[str, typer.Option(help="The side of a tile in pixels, or auto: from the memory.")] = "auto",
+    tile_batch: Annotated[int | None, typer.Option(help="Tiles at a time; from the memory by default.")] = None,
+    memory: Annotated[str | None, typer.Option(help="How much memory tiles may take, 6GiB.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    wrap: Annotated[bool, typer.Option("--wrap", help="For seamless textures: edges go on at the other side.")] = False,
+    format: Annotated[str | None, typer.Option(help="png, jpeg, webp, tiff or avif; as the source by default.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Of JPEG, WebP and AVIF, 1 to 100.")] = None,
+    strip: Annotated[bool, typer.Option("--strip", help="Leave out metadata; the colour profile stays.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Skip what is complete, and go on with films.")] = False,
+    max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels than this.")] = PIXEL_LIMIT,
+    codec: Annotated[str, typer.Option(help="For films: auto, h264, hevc, av1, ffv1 …")] = "auto",
+    crf: Annotated[float | None, typer.Option(help="For films: the encoder's quality, lower is better.")] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Of a damaged film, write what can be read instead of nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what became of each file as JSON.")] = False,
+) -> None:
+    """Enlarge pictures and films, without seams, with their colours, transparency and metadata.
+
+    Example: redline upscale photo.jpg
+    Example: redline upscale holidays/ -o large/ --resume
+    """
+    settings = UpscaleSettings(
+        weights=weights,
+        scale=scale,
+        device=device,
+        precision=precision,
+        plan=plan,
+        tile=None if tile == "auto" else _whole(tile),
+        tile_batch=tile_batch,
+        memory_bytes=parse_bytes(memory) if memory else None,
+        resume=resume,
+        pictures=PictureSettings(wrap, strip, Encoding(quality=quality), max_pixels),
+        films=VideoSettings(codec=codec, crf=crf, keep_going=keep_going),
+    )
+    outcomes: list[Outcome] = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[said]}"),
+        TimeRemainingColumn(),
+        console=progress,
+    ) as bar:
+        watch = _Watch(bar)
+        upscaling = Upscaling(with_preset(settings, preset), watch.listener())
+        tasks = find_tasks(sources, out, upscaling.network.scale, format)
+        watch.begin(tasks)
+        journal = _journal_folder(sources, tasks, out)
+        outcomes = upscaling.run(tasks, journal)
+    _print(outcomes, as_json)
+    if any(outcome.error for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise RedlineError(f"a tile is a whole number of pixels or auto, not {text!r}.")
+    return int(text)
+
+
+def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None) -> Path | None:
+    """Many files are noted down as they are finished; a single one needs no note."""
+    if len(tasks) < 2 and not any(source.is_dir() for source in sources):
+        return None
+    return out if out is not None else tasks[0].target.parent
+
+
+class _Watch:
+    """The live line: how many files, how far the current one is."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._files: TaskID | None = None
+        self._total = self._done = 0
+
+    def listener(self) -> Listener:
+        return Listener(self._say, self._finished, self._picture, self._film)
+
+    def begin(self, tasks: list[Task]) -> None:
+        self._total = len(tasks)
+        self._files = self._bar.add_task("enlarging", total=len(tasks), said=f"0 of {len(tasks)}")
+
+    def _say(self, text: str) -> None:
+        progress.print(f"[dim]{escape(text)}[/]", highlight=False)
+
+    def _update(self, within: float, said: str) -> None:
+        if self._files is not None:
+            self._bar.update(self._files, completed=min(self._done + within, self._total), said=escape(said))
+
+    def _finished(self, outcome: Outcome) -> None:
+        self._done += 1
+        if outcome.error:
+            self._say(outcome.error)
+        for note in outcome.notes:
+            self._say(f"{outcome.task.source.name}: {note}")
+        self._update(0, f"{self._done} of {self._total}")
+
+    def _picture(self, task: Task, rows: int, total: int) -> None:
+        self._update(rows / total, f"{self._done} of {self._total}, {task.source.name}")
+
+    def _film(self, film: VideoProgress) -> None:
+        if film.frames_done == film.frames_resumed:
+            for note in film.notes:
+                self._say(note)
+        rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
+        left = f", {format_seconds(film.left_s)} left" if film.left_s else ""
+        share = film.frames_done / film.frames_total if film.frames_total else 0.0
+        self._update(share, f"frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
+
+
+def _print(outcomes: list[Outcome], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [{**asdict(o), "task": {"source": str(o.task.source), "target": str(o.task.target)}} for o in outcomes]
+        )
+        return
+    for outcome in outcomes:
+        if not outcome.error and not outcome.skipped:
+            size = f"{outcome.width} × {outcome.height}"
+            results.print(
+                f"{escape(str(outcome.task.target))}  {size}  {format_seconds(outcome.seconds)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    failed, skipped = (sum(bool(getattr(o, name)) for o in outcomes) for name in ("error", "skipped"))
+    if len(outcomes) > 1 or failed:
+        done = len(outcomes) - failed - skipped
+        said = [
+            f"{done} enlarged",
+            *([f"{skipped} already complete"] if skipped else []),
+            *([f"{failed} failed"] if failed else []),
+        ]
+        progress.print(", ".join(said), highlight=False)
+        for outcome in outcomes:
+            if outcome.error:
+                progress.print(f"[bold red]failed:[/] {escape(outcome.error)}", highlight=False, soft_wrap=True)
+    sys.stdout.flush()

@@ -1,0 +1,131 @@
+"""DRCT's weights: the model is found from their shapes, and anything that does not fit exactly is refused.
+
+Names and shapes on disk are the original's, so that files go both ways: there the 1×1 convolutions have two more
+dimensions, and two buffers that follow from the sizes lie beside the weights.
+"""
+
+import re
+from math import isqrt
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.files import write_bytes
+from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
+from redline.models.drct.model import Drct
+from redline.weights import read_weights
+
+_COMPUTED = ("relative_position_index", "attn_mask")
+_ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")
+
+
+def load_drct(path: str | Path) -> Drct:
+    """The model of a weight file, ready for inference."""
+    return read_drct(read_weights(path), str(path))
+
+
+def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
+    """The model that these weights are of, with them in it."""
+    found = {name: tensor for name, tensor in weights.items() if not name.endswith(_COMPUTED)}
+    config = find_config(found, origin)
+    with torch.device("meta"):
+        model = Drct(config)
+    expected = {name: official_shape(name, tensor) for name, tensor in model.state_dict().items()}
+    problems = _mismatches(expected, found)
+    if problems:
+        raise ModelError(f"{origin!r} looks like a {config} but does not fit it: {problems}.")
+    broken = [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ModelError(f"{origin!r} is damaged: {broken[0]!r} holds values that are not finite.")
+    model = model.to_empty(device="cpu")
+    model.reset_mean()
+    model.load_state_dict({name: tensor.float().view(model_shape(name, tensor)) for name, tensor in found.items()})
+    return model.eval()
+
+
+def save_drct(
+    model: Drct, path: str | Path, dtype: torch.dtype = torch.float32, about: dict[str, str] | None = None
+) -> None:
+    """Writes safetensors under the original's names and shapes, whole or not at all."""
+    tensors = {
+        name: tensor.detach().to("cpu", dtype).reshape(official_shape(name, tensor)).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    write_bytes(Path(path), to_safetensors(tensors, metadata=about))
+
+
+def official_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
+    return (*tensor.shape, 1, 1) if _ADJUST.fullmatch(name) else tuple(tensor.shape)
+
+
+def model_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.shape[:2]) if _ADJUST.fullmatch(name) else tuple(tensor.shape)
+
+
+def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
+    """Every hyper-parameter, read from the shapes."""
+    if "layers.0.swin5.attn.qkv.weight" not in weights or "layers.0.adjust5.weight" not in weights:
+        raise ModelError(f"{origin!r} is no DRCT: it seems to be {guess(weights)}.")
+    try:
+        blocks = [f"layers.0.swin{index + 1}" for index in range(BLOCKS_PER_GROUP)]
+        tables = [weights[f"{block}.attn.relative_position_bias_table"].shape for block in blocks]
+        features = weights["conv_before_upsample.0.weight"].shape[0]
+        factors = [isqrt(weights[name].shape[0] // features) for name in _upsampling(weights)]
+        scale = 1
+        for factor in factors:
+            scale *= factor
+        return DrctConfig(
+            scale=scale,
+            groups=len({name.split(".")[1] for name in weights if name.startswith("layers.")}),
+            width=weights["conv_first.weight"].shape[0],
+            growth=weights["layers.0.adjust1.weight"].shape[0],
+            features=features,
+            window=(isqrt(tables[0][0]) + 1) // 2,
+            heads=tuple(table[1] for table in tables),
+            mlp_widths=tuple(weights[f"{block}.mlp.fc1.weight"].shape[0] for block in blocks),
+        )
+    except (KeyError, IndexError, ZeroDivisionError) as error:
+        raise ModelError(f"{origin!r} looks like a DRCT but is not whole: {error} is missing.") from error
+
+
+def _upsampling(weights: dict[str, Tensor]) -> list[str]:
+    return sorted(name for name in weights if re.fullmatch(r"upsample\.\d+\.weight", name))
+
+
+def _mismatches(expected: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> str:
+    missing = [name for name in expected if name not in found]
+    foreign = [name for name in found if name not in expected]
+    other = [name for name in expected if name in found and tuple(found[name].shape) != expected[name]]
+    said = []
+    if missing:
+        said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
+    if foreign:
+        said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
+    if other:
+        name = other[0]
+        said.append(f"{len(other)} have another shape ({name} is {tuple(found[name].shape)}, not {expected[name]})")
+    return ", ".join(said)
+
+
+# What tells the field's other models apart, by names that only they have; the first that fits is said.
+_SIGNS = (
+    ("HAT", ("layers.0.residual_group.overlap_attn.qkv.weight",)),
+    ("DAT", ("layers.0.blocks.0.attn.attn.0.relative_position_index",)),
+    ("SwinIR or Swin2SR", ("layers.0.residual_group.blocks.0.attn.qkv.weight",)),
+    ("a RealESRGAN (RRDBNet)", ("body.0.rdb1.conv1.weight",)),
+    ("an old ESRGAN (RRDBNet)", ("model.1.sub.0.RDB1.conv1.0.weight",)),
+    ("a RealESRGAN compact model (SRVGG)", ("body.0.weight", "body.1.weight")),
+    ("an EDSR", ("head.0.weight", "body.0.body.0.weight")),
+)
+
+
+def guess(weights: dict[str, Tensor]) -> str:
+    """What a file that is no DRCT seems to be."""
+    for name, signs in _SIGNS:
+        if all(sign in weights for sign in signs):
+            return name
+    first = next(iter(weights))
+    return f"something else ({len(weights)} tensors, the first is {first!r} of shape {tuple(weights[first].shape)})"

@@ -1,0 +1,53 @@
+"""What a DRCT is made of: every number that its weights' shapes decide."""
+
+from dataclasses import dataclass
+
+from redline.errors import ModelError
+
+BLOCKS_PER_GROUP = 5
+
+
+@dataclass(frozen=True)
+class DrctConfig:
+    """DRCT by default; DRCT-L has twelve groups. Widths are in channels, the window in tokens a side."""
+
+    scale: int = 4
+    groups: int = 6
+    width: int = 180
+    growth: int = 32
+    features: int = 64
+    window: int = 16
+    heads: tuple[int, ...] = (6, 4, 2, 6, 4)
+    mlp_widths: tuple[int, ...] = (360, 424, 488, 276, 308)
+
+    def __post_init__(self) -> None:
+        if self.scale not in (2, 3, 4, 8):
+            raise ModelError(f"DRCT enlarges 2, 3, 4 or 8 times, not {self.scale}.")
+        if len(self.heads) != BLOCKS_PER_GROUP or len(self.mlp_widths) != BLOCKS_PER_GROUP:
+            raise ModelError(f"a DRCT group has {BLOCKS_PER_GROUP} blocks, so it needs as many heads and MLP widths.")
+        for width, heads in zip(self.block_widths, self.heads, strict=True):
+            if heads < 1 or width % heads:
+                raise ModelError(f"a DRCT block of width {width} cannot have {heads} heads.")
+
+    @classmethod
+    def of(cls, scale: int = 4, groups: int = 6, width: int = 180, growth: int = 32, **others: int) -> "DrctConfig":
+        """The paper's rule for heads and MLPs; where it does not divide a width, the most heads up to 6 that do."""
+        widths = [width + growth * i for i in range(BLOCKS_PER_GROUP)]
+        heads = tuple(6 - w % 6 if w % (6 - w % 6) == 0 else max(h for h in range(1, 7) if w % h == 0) for w in widths)
+        mlp_widths = tuple(w * (2 if i < 3 else 1) for i, w in enumerate(widths))
+        return cls(scale, groups, width, growth, heads=heads, mlp_widths=mlp_widths, **others)
+
+    @property
+    def block_widths(self) -> tuple[int, ...]:
+        return tuple(self.width + self.growth * index for index in range(BLOCKS_PER_GROUP))
+
+    @property
+    def upsampling(self) -> tuple[int, ...]:
+        """The steps in which it enlarges: threes at once, the rest by twos."""
+        return (3,) if self.scale == 3 else (2,) * (self.scale.bit_length() - 1)
+
+    def __str__(self) -> str:
+        known = {6: "DRCT", 12: "DRCT-L"}
+        usual = DrctConfig.of(self.scale, self.groups) == self
+        name = known.get(self.groups, f"DRCT of {self.groups} groups") if usual else f"DRCT of {self.groups} groups"
+        return f"{name} ×{self.scale}" + ("" if usual else f", width {self.width}")

@@ -1,0 +1,129 @@
+"""DRCT: a super-resolution transformer whose groups are densely connected (Hsu, Lee and Chou, 2024).
+
+Everything between the first and the last convolution works on (B, H, W, C), so that attention windows, norms and the
+1×1 convolutions (which are linear layers on tokens) need no copies; the 3×3 convolutions see the same memory as
+channels_last pictures. H and W are multiples of the window.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.errors import ModelError
+from redline.models.drct.config import DrctConfig
+from redline.ops.window_attention import window_attention
+
+# The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
+_MEAN = (0.4488, 0.4371, 0.4040)
+_RESIDUAL_SHARE = 0.2
+
+
+class Drct(nn.Module):
+    """Takes (B, 3, H, W) in [0, 1] and gives (B, 3, scale·H, scale·W)."""
+
+    mean: Tensor
+
+    def __init__(self, config: DrctConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, features = config.width, config.features
+        self.register_buffer("mean", torch.empty(1, 3, 1, 1), persistent=False)
+        self.reset_mean()
+        self.conv_first = nn.Conv2d(3, width, 3, padding=1)
+        self.patch_embed = nn.ModuleDict({"norm": nn.LayerNorm(width)})
+        self.layers = nn.ModuleList(Group(config) for _ in range(config.groups))
+        self.norm = nn.LayerNorm(width)
+        self.conv_after_body = nn.Conv2d(width, width, 3, padding=1)
+        self.conv_before_upsample = nn.Sequential(nn.Conv2d(width, features, 3, padding=1), nn.LeakyReLU())
+        steps: list[nn.Module] = []
+        for factor in config.upsampling:
+            steps += [nn.Conv2d(features, factor**2 * features, 3, padding=1), nn.PixelShuffle(factor)]
+        self.upsample = nn.Sequential(*steps)
+        self.conv_last = nn.Conv2d(features, 3, 3, padding=1)
+        self.apply(_initialize)
+
+    def reset_mean(self) -> None:
+        """Fills the one buffer that no checkpoint holds."""
+        self.mean.copy_(torch.tensor(_MEAN).view(1, 3, 1, 1))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        self._check(picture)
+        first = self.conv_first(picture - self.mean)
+        tokens = self.patch_embed["norm"](first.permute(0, 2, 3, 1))
+        for group in self.layers:
+            tokens = group(tokens)
+        body = self.conv_after_body(self.norm(tokens).permute(0, 3, 1, 2)) + first
+        return self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
+
+    def _check(self, picture: Tensor) -> None:
+        window = self.config.window
+        if picture.ndim != 4 or picture.shape[1] != 3:
+            raise ModelError(f"DRCT takes pictures of shape (batch, 3, height, width), not {tuple(picture.shape)}.")
+        if picture.shape[2] % window or picture.shape[3] % window:
+            raise ModelError(f"DRCT takes heights and widths that are multiples of {window}: pad the picture.")
+
+
+class Group(nn.Module):
+    """Five blocks; each sees the outputs of all before it, and hands on a narrow one of its own."""
+
+    def __init__(self, config: DrctConfig) -> None:
+        super().__init__()
+        widths = config.block_widths
+        for index, width in enumerate(widths):
+            shift = config.window // 2 if index % 2 else 0
+            block = Block(width, config.heads[index], config.mlp_widths[index], config.window, shift)
+            last = index == len(widths) - 1
+            self.add_module(f"swin{index + 1}", block)
+            self.add_module(f"adjust{index + 1}", nn.Linear(width, config.width if last else config.growth))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        seen = tokens
+        for index in range(1, 5):
+            new = self.get_submodule(f"adjust{index}")(self.get_submodule(f"swin{index}")(seen))
+            seen = torch.cat((seen, F.leaky_relu(new, 0.2)), dim=-1)
+        return tokens + _RESIDUAL_SHARE * self.get_submodule("adjust5")(self.get_submodule("swin5")(seen))
+
+
+class Block(nn.Module):
+    """A Swin block: attention inside windows, then an MLP, each on top of its input."""
+
+    def __init__(self, width: int, heads: int, mlp_width: int, window: int, shift: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = WindowAttention(width, heads, window, shift)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = Mlp(width, mlp_width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.attn(self.norm1(tokens))
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+class WindowAttention(nn.Module):
+    def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
+        super().__init__()
+        self.window, self.shift = window, shift
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        qkv, table = self.qkv(tokens), self.relative_position_bias_table
+        return self.proj(window_attention(qkv, table, self.window, self.shift))
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(tokens)))
+
+
+def _initialize(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)

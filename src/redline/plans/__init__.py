@@ -1,0 +1,1 @@
+"""Shipped plans, one for each workload and kind of machine."""

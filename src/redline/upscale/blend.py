@@ -1,0 +1,68 @@
+"""Tiles become one picture again, a row of tiles at a time, so that only one row of them is ever held.
+
+B stands for any leading dimensions (frames, planes), C for channels. A tile's outermost positions count nothing, and
+neighbours fade into each other (`layout`); what the next row of tiles still adds to is carried over to it.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from redline.upscale.layout import Cut, Side
+from redline.upscale.padding import Framed, frame
+
+Enlarge = Callable[[Tensor], Tensor]  # (N, 3, tile, tile) -> (N, 3, scale · tile, scale · tile)
+
+
+class Blender:
+    """Takes the rows of tiles from top to bottom; gives the picture's rows as they are finished."""
+
+    def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
+        self._rows, self._columns, self._scale = rows, columns, scale
+        self._row_weights = rows.weights(scale).to(device)[:, :, None]
+        self._column_weights = columns.weights(scale).to(device)
+        self._carried: Tensor | None = None
+
+    def blend(self, row: int, tiles: Iterable[Tensor]) -> Tensor:
+        """The finished rows above the next row of tiles, (…, rows, scale · padded width); tiles go left to right."""
+        scale, starts = self._scale, self._rows.starts
+        band: Tensor | None = None
+        for column, tile in enumerate(tiles):
+            if band is None:
+                band = tile.new_zeros((*tile.shape[:-1], self._columns.padded * scale), dtype=torch.float32)
+            left = self._columns.starts[column] * scale
+            band[..., left : left + tile.shape[-1]] += tile * self._column_weights[column]
+        assert band is not None
+        band *= self._row_weights[row]
+        if self._carried is not None:
+            band[..., : self._carried.shape[-2], :] += self._carried
+        last = row == len(starts) - 1
+        finished = band.shape[-2] if last else (starts[row + 1] - starts[row]) * scale
+        self._carried = None if last else band[..., finished:, :]
+        return band[..., :finished, :]
+
+
+def enlarge_by_tiles(picture: Tensor, enlarge: Enlarge, scale: int, cut: Cut, batch: int, wrap: bool = False) -> Tensor:
+    """A picture, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
+    rows, columns = (frame(length, cut, wrap) for length in picture.shape[-2:])
+    blender = Blender(rows.side, columns.side, scale, picture.device)
+    finished = []
+    for row, top in enumerate(rows.side.starts):
+        band = picture[..., rows.positions[top : top + cut.tile].to(picture.device), :]
+        finished.append(blender.blend(row, enlarged_tiles(band, columns, enlarge, batch)))
+    whole = torch.cat(finished, dim=-2)
+    return whole[..., rows.inside(scale), columns.inside(scale)]
+
+
+def enlarged_tiles(band: Tensor, columns: Framed, enlarge: Enlarge, batch: int) -> Iterable[Tensor]:
+    """The enlarged tiles of a band (B, 3, tile, W) from left to right, computed `batch` at a time."""
+    tile, starts, count = columns.side.cut.tile, columns.side.starts, band.shape[0]
+    padded = band[..., columns.positions.to(band.device)]
+    tiles = torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1)
+    waiting: list[Tensor] = []
+    for first in range(0, len(tiles), batch):
+        waiting += enlarge(tiles[first : first + batch]).unbind(0)
+        while len(waiting) >= count:
+            yield torch.stack(waiting[:count])
+            del waiting[:count]

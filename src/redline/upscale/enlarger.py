@@ -1,0 +1,122 @@
+"""The network under its plan: takes tiles as they come, and takes less at a time when memory runs out.
+
+The plan is applied at the first tiles, because rungs calibrate on what the network will really see. A plan that lowers
+the precision is held against fp32 on those tiles first, and one that overflows later is left for a safer one.
+"""
+
+from collections.abc import Callable
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError, RedlineError
+from redline.gate import Gate
+from redline.machine import Machine
+from redline.memory import is_out_of_memory
+from redline.plan import Plan
+from redline.rung import Stage
+from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.layout import Cut, smallest_tile
+from redline.upscale.network import Network
+
+# Below this, what a lower precision changes could be seen.
+GATE = Gate("psnr", 40.0)
+# What takes the place of a precision that failed, in turn.
+_SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "bf16": ""}
+
+
+class Enlarger:
+    """Called with (N, 3, tile, tile) in [0, 1] on any device; gives (N, 3, scale · tile, scale · tile) on its own."""
+
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        device: torch.device | str,
+        cut: Cut,
+        batch: int = 1,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        if cut.align % network.window:
+            raise RedlineError(f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}.")
+        self.network, self.plan, self.device, self.cut, self.batch = network, plan, torch.device(device), cut, batch
+        self._say = say
+        self._fast: Callable[[Tensor], Tensor] | None = None
+        self._smaller: Cut | None = None
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        tiles = tiles.to(self.device, non_blocking=True)
+        while True:
+            try:
+                return self._enlarge(tiles)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
+            self._shrink()
+
+    def checked(self, tiles: Tensor) -> Tensor:
+        """The same, and never anything that is not a number: a precision that overflows is left for a safer one."""
+        while True:
+            output = self(tiles)
+            if bool(torch.isfinite(output).all()):
+                return output
+            if not self._leave_precision("it gave values that are not finite"):
+                raise ModelError(f"{self.network.name} gives values that are not finite: its weights may be damaged.")
+
+    def _enlarge(self, tiles: Tensor) -> Tensor:
+        if self._smaller is not None:
+            return enlarge_by_tiles(tiles, self._run, self.network.scale, self._smaller, self.batch)
+        return torch.cat([self._run(tiles[first : first + self.batch]) for first in range(0, len(tiles), self.batch)])
+
+    def _run(self, tiles: Tensor) -> Tensor:
+        """One batch; where the plan was made for one shape, what is missing is filled up and cut off again."""
+        count = len(tiles)
+        if count < self.batch and any(rung.stage >= Stage.COMPILE for rung in self.plan.rungs):
+            tiles = tiles.repeat(ceil(self.batch / count), 1, 1, 1)[: self.batch]
+        if self._fast is None:
+            self._fast = self._apply(tiles)
+        return self._fast(tiles)[:count]
+
+    def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
+        self.network.module.to(self.device)
+        while True:
+            # Channels-last and graphs are made for contiguous batches of exactly this form.
+            fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,))
+            if not any(name in self.plan for name in _SAFER):
+                return fast
+            with torch.no_grad():
+                score = GATE.judge(self.network.module(tiles), fast(tiles))
+            if score.passed or not self._leave_precision(f"on the first tiles it is {score.value:.1f} dB from fp32"):
+                return fast
+
+    def _leave_precision(self, reason: str) -> bool:
+        """Replaces the plan's precision by the next safer one; False when it is fp32 already."""
+        name = next((name for name in _SAFER if name in self.plan), None)
+        if name is None:
+            return False
+        plan, safer = self.plan.without(name), _SAFER[name]
+        if safer and (safer in plan or Plan.parse(safer).rungs[0].why_not(Machine.detect(str(self.device)))):
+            safer = ""
+        self.plan = plan.with_rung(Plan.parse(safer).rungs[0]) if safer else plan
+        self._fast = None
+        self._say(f"{name} was left for {safer or 'fp32'}: {reason}")
+        return True
+
+    def _shrink(self) -> None:
+        """Half the batch; at one tile, tiles of half the size inside it."""
+        self._fast = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.batch > 1:
+            self.batch //= 2
+            self._say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
+            return
+        size = (self._smaller or self.cut).tile
+        margin, ramp, align = self.cut.margin, self.cut.ramp, self.cut.align
+        half = max(ceil(size / 2 / align) * align, smallest_tile(margin, ramp, align))
+        if half >= size:
+            raise ModelError(f"out of memory even with one tile of {size} × {size}: free some, or use --device cpu.")
+        self._smaller = Cut(half, margin, ramp, align)
+        self._say(f"out of memory: going on with tiles of {half} × {half}")

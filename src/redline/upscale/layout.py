@@ -1,0 +1,92 @@
+"""How one side of a picture is cut into tiles of one length, and how much each position of a tile counts.
+
+A tile knows nothing of what lies outside of it, so its outermost `margin` positions are thrown away. Over `ramp`
+positions in the middle of what two neighbours share, one fades out as the other fades in, along a Hann window. All
+starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole picture.
+
+Weights are multiples of 1/2048: products of two (rows and columns) are then exact in fp32, and so is their sum, 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+
+_STEPS = 2048
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a side is cut: the tile's length, what is thrown away at its ends, the fading, and the model's window."""
+
+    tile: int
+    margin: int
+    ramp: int
+    align: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tile % self.align:
+            raise RedlineError(f"a tile of {self.tile} is no multiple of the model's window, {self.align}.")
+        if self.stride < self.align:
+            raise RedlineError(
+                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: "
+                f"take tiles of {self.overlap + self.align} or more."
+            )
+        if 3 * self.ramp > self.tile - 2 * self.margin:
+            raise RedlineError(f"a fading of {self.ramp} is too wide for tiles of {self.tile}.")
+
+    @property
+    def overlap(self) -> int:
+        return 2 * self.margin + self.ramp
+
+    @property
+    def stride(self) -> int:
+        """The largest step from one tile to the next."""
+        return (self.tile - self.overlap) // self.align * self.align
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a picture, cut: its length with padding at the end, and where tiles start."""
+
+    length: int
+    padded: int
+    starts: tuple[int, ...]
+    cut: Cut
+
+    def weights(self, scale: int = 1) -> Tensor:
+        """How much each position of each tile counts in the enlarged picture, (tiles, scale · tile)."""
+        tile, ramp = self.cut.tile * scale, self.cut.ramp * scale
+        weights = torch.ones(len(self.starts), tile)
+        fading = hann_ramp(ramp)
+        for index in range(len(self.starts) - 1):
+            first, second = (start * scale for start in self.starts[index : index + 2])
+            begin = (second + first + tile - ramp) // 2
+            weights[index, begin - first : begin - first + ramp] = 1 - fading
+            weights[index, begin - first + ramp :] = 0
+            weights[index + 1, begin - second : begin - second + ramp] = fading
+            weights[index + 1, : begin - second] = 0
+        return weights
+
+
+def smallest_tile(margin: int, ramp: int, align: int) -> int:
+    """The least that the overlap leaves something of."""
+    return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
+
+
+def cut_side(length: int, cut: Cut) -> Side:
+    """The fewest tiles that cover the side, as evenly spread as the alignment lets them be."""
+    padded = max(cut.tile, math.ceil(length / cut.align) * cut.align)
+    spare = (padded - cut.tile) // cut.align
+    steps = math.ceil(spare / (cut.stride // cut.align))
+    starts = tuple(index * spare // steps * cut.align for index in range(steps + 1)) if steps else (0,)
+    return Side(length, padded, starts, cut)
+
+
+def hann_ramp(length: int) -> Tensor:
+    """From nearly 0 to nearly 1 along half a Hann window, in steps that sums keep exact."""
+    position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
+    return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()

@@ -1,0 +1,82 @@
+"""The network that enlarges: DRCT from its weights, or with spandrel installed any other that it knows."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib import import_module, resources
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import ModelError
+from redline.models.drct import Drct, read_drct
+from redline.weights import read_weights
+
+
+@dataclass(frozen=True)
+class Network:
+    """What enlarges `scale` times, takes sizes that are multiples of `window`, and is known by its weights' digest."""
+
+    module: nn.Module
+    scale: int
+    window: int
+    name: str
+    digest: str
+
+
+def load_network(weights: str | Path | None = None, scale: int = 4) -> Network:
+    """The network of a weight file; without one, the small DRCT that is shipped for the scale."""
+    path = shipped_weights(scale) if weights is None else Path(weights)
+    found = read_weights(path)
+    digest = digest_of(found)
+    try:
+        model: nn.Module = read_drct(found, str(path))
+    except ModelError as refused:
+        if "layers.0.swin5.attn.qkv.weight" in found:
+            raise  # a DRCT that does not fit is not a case for another reader
+        return _load_with_spandrel(found, path, digest, refused)
+    assert isinstance(model, Drct)
+    return Network(model, model.config.scale, model.config.window, str(model.config), digest)
+
+
+def shipped_weights(scale: int) -> Path:
+    folder = Path(str(resources.files("redline.models.drct"))) / "weights"
+    path = folder / f"drct-small-x{scale}.safetensors"
+    if not path.exists():
+        there = sorted(p.stem.rpartition("-x")[2] for p in folder.glob("drct-small-x*.safetensors"))
+        has = f"weights for ×{' and ×'.join(there)}" if there else "no weights"
+        raise ModelError(f"{has} are shipped, none for ×{scale}: give a weight file with --weights.")
+    return path
+
+
+def digest_of(weights: dict[str, Tensor]) -> str:
+    """The same for the same weights, however the file wraps them."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, refused: ModelError) -> Network:
+    if find_spec("spandrel") is None:
+        other = "other super-resolution models run with spandrel: pip install 'redline[spandrel]'"
+        raise ModelError(f"{str(refused).rstrip('.')}; {other}.") from refused
+    spandrel = import_module("spandrel")
+    try:
+        found = spandrel.ModelLoader().load_from_state_dict(weights)
+    except Exception as error:  # it raises many kinds, some without a word
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
+    if not isinstance(found, spandrel.ImageModelDescriptor):
+        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one picture to work on.")
+    if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
+        raise ModelError(
+            f"{str(path)!r} is a {found.architecture.name} of {found.input_channels} channels to "
+            f"{found.output_channels} at ×{found.scale}; pictures are enlarged by models of 3 to 3 at ×2 or more."
+        )
+    needs = found.size_requirements
+    window = max(needs.multiple_of, 1)
+    return Network(found.model.eval(), found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)

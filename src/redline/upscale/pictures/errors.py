@@ -1,0 +1,7 @@
+"""What goes wrong with picture files."""
+
+from redline.errors import RedlineError
+
+
+class PictureError(RedlineError):
+    """A picture that cannot be read or written, or a format that cannot hold it."""

@@ -1,0 +1,124 @@
+"""What a picture file carries beside its pixels, taken from one file and put into another.
+
+libvips rewrites EXIF as it encodes: orientation, resolution and size become those of the new picture, and an embedded
+thumbnail of the old one is left out. It does so in every format but TIFF, which `tiff.py` serves.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from redline.upscale.pictures.exif import resolution, upright
+from redline.upscale.pictures.formats import Format
+from redline.upscale.pictures.iptc import unwrap, wrap
+from redline.upscale.pictures.tiff import read_from_tiff
+from redline.upscale.pictures.vips import VipsImage, field, load_vips
+
+_MM_PER_INCH = 25.4
+# What libvips and most programs take a picture for that says nothing.
+_USUAL_DPI = 72.0
+_SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
+_DPI_IN_EXIF = ("webp", "avif")
+_BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
+# Texts that older programs used for EXIF and XMP would contradict the real ones.
+_TEXT = re.compile(r"png-comment-\d+-(?!Raw profile type)(.+)", re.DOTALL)
+# One segment of a JPEG file, less what marks it as XMP or EXIF.
+_JPEG_SEGMENT_BYTES = 65_500
+_HOLDS_IPTC = ("jpeg", "tiff")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Colour profile, camera's tags (upright), XMP, IPTC, dots per inch, and the texts of a PNG file."""
+
+    icc: bytes | None = None
+    exif: bytes | None = None
+    xmp: bytes | None = None
+    iptc: bytes | None = None
+    dpi: tuple[float, float] | None = None
+    text: tuple[tuple[str, str], ...] = ()
+
+    def stripped(self) -> "Metadata":
+        """Nothing but the colour profile, without which the colours would be other ones."""
+        return Metadata(icc=self.icc)
+
+
+def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
+    """Everything from the header of a picture that is not yet turned upright."""
+    blobs: dict[str, Any] = {
+        name: bytes(block) for name, key in _BLOBS.items() if (block := field(image, key)) is not None
+    }
+    if form.name == "tiff":
+        blobs |= read_from_tiff(path)
+    elif "iptc" in blobs:
+        blobs["iptc"] = unwrap(blobs["iptc"])
+    if "exif" in blobs:
+        blobs["exif"] = upright(blobs["exif"])
+    if "xmp" in blobs:
+        blobs["xmp"] = _with_values(blobs["xmp"], {b"tiff:Orientation": 1})
+    text = tuple((match[1], image.get(match[0])) for key in image.get_fields() if (match := _TEXT.fullmatch(key)))
+    return Metadata(**blobs, dpi=_dpi_of(image, form, blobs.get("exif")), text=text)
+
+
+def _dpi_of(image: VipsImage, form: Format, exif: bytes | None) -> tuple[float, float] | None:
+    said = (image.xres * _MM_PER_INCH, image.yres * _MM_PER_INCH)
+    if form.name in _DPI_IN_EXIF and exif is not None:
+        said = resolution(exif) or said
+    across, down = (round(number, 2) for number in said)
+    says_nothing = across == down and min(abs(across - number) for number in _SAYS_NOTHING_DPI) < 0.05
+    if says_nothing or min(across, down) <= 0:
+        return None
+    return (down, across) if field(image, "orientation", 1) > 4 else (across, down)
+
+
+def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> tuple[Metadata, tuple[str, ...]]:
+    """The metadata as the format can hold it for a picture of this size, and notes on what is left out."""
+    notes = []
+    if metadata.xmp is not None:
+        sizes = {b"tiff:ImageWidth": width, b"tiff:ImageLength": height}
+        sizes |= {b"exif:PixelXDimension": width, b"exif:PixelYDimension": height}
+        metadata = replace(metadata, xmp=_with_values(metadata.xmp, sizes))
+    if metadata.iptc is not None and form.name not in _HOLDS_IPTC:
+        notes.append(f"{form.title} has no room for IPTC, which was left out")
+        metadata = replace(metadata, iptc=None)
+    if metadata.text and form.name != "png":
+        notes.append(f"{form.title} has no room for the texts of a PNG, which were left out")
+        metadata = replace(metadata, text=())
+    if metadata.iptc is not None and form.name == "jpeg":
+        metadata = replace(metadata, iptc=wrap(metadata.iptc))
+    for name in ("exif", "xmp", "iptc"):
+        block = getattr(metadata, name)
+        if form.name == "jpeg" and block is not None and len(block) > _JPEG_SEGMENT_BYTES:
+            notes.append(f"{name.upper()} of {len(block):,} bytes is too long for JPEG and was left out")
+            metadata = replace(metadata, **{name: None})
+    return metadata, tuple(notes)
+
+
+def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple[VipsImage, int]:
+    """A copy of the image that carries the metadata, and what the encoder is to keep of it."""
+    pyvips = load_vips()
+    across, down = metadata.dpi or (_USUAL_DPI, _USUAL_DPI)
+    image = image.copy(xres=across / _MM_PER_INCH, yres=down / _MM_PER_INCH)
+    for name, key in _BLOBS.items():
+        block = getattr(metadata, name)
+        if block is not None and not (form.name == "tiff" and name in ("exif", "iptc")):
+            image.set_type(pyvips.GValue.blob_type, key, block)
+    for index, (key, value) in enumerate(metadata.text):
+        image.set_type(pyvips.GValue.gstr_type, f"png-comment-{index}-{key}", value)
+    image.set_type(pyvips.GValue.gint_type, "orientation", 1)
+    flags = pyvips.ForeignKeep
+    keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
+    # Without this flag no EXIF is made up for a picture that had none; these formats keep the resolution nowhere else.
+    if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
+        keep |= flags.EXIF
+    return image, keep
+
+
+def _with_values(xmp: bytes, values: dict[bytes, int]) -> bytes:
+    """XMP with other numbers for these properties, where it has them, as attributes or as elements."""
+    for name, value in values.items():
+        number = str(value).encode()
+        xmp = re.sub(rb"(\b" + name + rb"\s*=\s*[\"'])\d+", rb"\g<1>" + number, xmp)
+        xmp = re.sub(rb"(<" + name + rb"\s*>\s*)\d+", rb"\g<1>" + number, xmp)
+    return xmp

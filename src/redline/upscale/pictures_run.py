@@ -1,0 +1,250 @@
+"""Pictures from disk to disk: reading, enlarging and writing overlap, and one bad file does not end the others.
+
+What flows is bands: one row of tiles of one picture, in order. A picture that fails is given up where it failed, its
+half-written file goes, and the next one is begun.
+"""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.upscale.blend import Blender, enlarged_tiles
+from redline.upscale.enlarger import Enlarger
+from redline.upscale.overlap import overlap
+from redline.upscale.padding import Framed, frame
+from redline.upscale.pictures import (
+    PIXEL_LIMIT,
+    Encoding,
+    PictureSink,
+    PictureSource,
+    check_can_hold,
+    create_picture,
+    format_for,
+    from_planes,
+    open_picture,
+    premultiply,
+    to_planes,
+    unpremultiply,
+)
+from redline.upscale.tasks import Task
+
+# Bands that may wait between two stages, and pictures that may be encoded at once.
+_WAITING_BANDS = 2
+_ENCODERS = 4
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    wrap: bool = False
+    strip: bool = False
+    encoding: Encoding = field(default_factory=Encoding)
+    pixel_limit: int = PIXEL_LIMIT
+    encoders: int = _ENCODERS
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a picture: `error` is a sentence when nothing did."""
+
+    task: Task
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    skipped: bool = False
+
+
+class _Picture:
+    """A picture on its way: opened by the reader, blended by the worker, written by the writer."""
+
+    def __init__(self, task: Task, enlarger: Enlarger, settings: PictureSettings) -> None:
+        self.task, self.started = task, time.monotonic()
+        if task.target.exists() and task.target.samefile(task.source):
+            raise RedlineError(f"{str(task.target)!r} is the picture itself: choose another target.")
+        self.source: PictureSource = open_picture(task.source, settings.pixel_limit, random_access=settings.wrap)
+        self.scale = enlarger.network.scale
+        self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
+        self.channels, self.bits = self.source.channels, self.source.bits
+        # Asked before any work is done, because the answer may be no.
+        check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
+        self.rows: Framed = frame(self.source.height, enlarger.cut, settings.wrap)
+        self.columns: Framed = frame(self.source.width, enlarger.cut, settings.wrap)
+        self.blender = Blender(self.rows.side, self.columns.side, self.scale, enlarger.device)
+        self.sink: PictureSink | None = None
+        self.error = ""
+
+    def band(self, row: int) -> np.ndarray:
+        top = self.rows.side.starts[row]
+        positions = self.rows.positions[top : top + self.rows.side.cut.tile]
+        first, last = int(positions.min()), int(positions.max())
+        return self.source.rows(first, last + 1)[(positions - first).numpy()]
+
+    def inside(self, row: int, count: int) -> slice:
+        """Which of the `count` rows that a row of tiles finished belong to the picture."""
+        begin = self.rows.side.starts[row] * self.scale
+        whole = self.rows.inside(self.scale)
+        return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
+
+    def outcome(self, error: str = "") -> Outcome:
+        notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
+        return Outcome(self.task, self.width, self.height, time.monotonic() - self.started, notes, error)
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A row of tiles to do, or its finished rows; without either, the picture's end or failure."""
+
+    picture: _Picture
+    row: int = 0
+    samples: np.ndarray | None = None
+    last: bool = False
+    error: str = ""
+
+
+class PictureRun:
+    """Enlarges many pictures; `tell` hears each outcome as it is known, `advance` how many rows of tiles are done."""
+
+    def __init__(
+        self,
+        enlarger: Enlarger,
+        settings: PictureSettings,
+        tell: Callable[[Outcome], None] = lambda _outcome: None,
+        advance: Callable[[Task, int, int], None] = lambda _task, _done, _total: None,
+    ) -> None:
+        self._enlarger, self._settings, self._tell, self._advance = enlarger, settings, tell, advance
+        self._outcomes: list[Outcome] = []
+        self._open: set[_Picture] = set()
+
+    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """One outcome for each task, in no particular order."""
+        with ThreadPoolExecutor(self._settings.encoders, "encoding") as encoders:
+            encoding: list[Future[None]] = []
+
+            def write(band: _Band) -> None:
+                self._write(band, encoders, encoding)
+
+            try:
+                overlap(self._read(tasks), self._work, write, _WAITING_BANDS)
+                for future in encoding:
+                    future.result()
+            finally:
+                for picture in self._open:
+                    if picture.sink is not None:
+                        picture.sink.abort()
+        return self._outcomes
+
+    # Reading
+
+    def _read(self, tasks: Sequence[Task]) -> Generator[_Band, None, None]:
+        for task in tasks:
+            try:
+                picture = _Picture(task, self._enlarger, self._settings)
+            except (RedlineError, OSError) as error:
+                self._finish(Outcome(task, error=str(error)))
+                continue
+            self._open.add(picture)
+            with picture.source:
+                count = len(picture.rows.side.starts)
+                for row in range(count):
+                    if picture.error:
+                        break
+                    try:
+                        samples = picture.band(row)
+                    except RedlineError as error:
+                        yield _Band(picture, error=str(error))
+                        break
+                    yield _Band(picture, row, samples, last=row == count - 1)
+
+    # Enlarging
+
+    def _work(self, band: _Band) -> _Band:
+        if band.samples is None or band.picture.error:
+            return band
+        picture, device = band.picture, self._enlarger.device
+        colour, alpha = to_planes(band.samples, device)
+        if alpha is not None:
+            colour = premultiply(colour, alpha)
+        tiles = self._tiles(colour[None], picture.columns)
+        if alpha is not None:
+            tiles = [torch.cat(pair) for pair in zip(tiles, self._alpha_tiles(alpha, picture.columns), strict=True)]
+        finished = picture.blender.blend(band.row, tiles)
+        finished = finished[..., picture.inside(band.row, finished.shape[-2]), picture.columns.inside(picture.scale)]
+        colour, alpha = finished[0], finished[1].mean(0, keepdim=True) if alpha is not None else None
+        if alpha is not None:
+            colour = unpremultiply(colour, alpha)
+        self._advance(picture.task, band.row + 1, len(picture.rows.side.starts))
+        rows = from_planes(colour, alpha, picture.channels, picture.bits).cpu().numpy()
+        return _Band(picture, band.row, rows, band.last)
+
+    def _tiles(self, planes: Tensor, columns: Framed) -> list[Tensor]:
+        return list(enlarged_tiles(planes, columns, self._enlarger.checked, self._enlarger.batch))
+
+    def _alpha_tiles(self, alpha: Tensor, columns: Framed) -> list[Tensor]:
+        """Alpha goes through the network too, as grey; where it is the same everywhere it stays so without."""
+        size, value = self._enlarger.cut.tile * self._enlarger.network.scale, alpha.flatten()[0]
+        if bool((alpha == value).all()):
+            return [value.expand(1, 3, size, size)] * len(columns.side.starts)
+        return self._tiles(alpha.expand(3, -1, -1)[None], columns)
+
+    # Writing
+
+    def _write(self, band: _Band, encoders: ThreadPoolExecutor, encoding: list[Future[None]]) -> None:
+        picture = band.picture
+        if picture.error:
+            return
+        try:
+            if band.error:
+                raise RedlineError(band.error)
+            if picture.sink is None:
+                picture.sink = self._create(picture)
+            assert band.samples is not None
+            picture.sink.write_rows(band.samples)
+        except (RedlineError, OSError) as error:
+            self._give_up(picture, str(error))
+            return
+        if band.last:
+            # Not more pictures at once than there are encoders: their rows are held in memory until then.
+            waiting = [future for future in encoding if not future.done()]
+            if len(waiting) >= self._settings.encoders:
+                waiting[0].result()
+            encoding.append(encoders.submit(self._encode, picture))
+
+    def _create(self, picture: _Picture) -> PictureSink:
+        return create_picture(
+            picture.task.target,
+            picture.width,
+            picture.height,
+            picture.channels,
+            picture.bits,
+            self._settings.encoding,
+            picture.source.metadata,
+            self._settings.strip,
+        )
+
+    def _encode(self, picture: _Picture) -> None:
+        assert picture.sink is not None
+        try:
+            picture.sink.finish()
+        except (RedlineError, OSError) as error:
+            self._give_up(picture, str(error))
+            return
+        self._open.discard(picture)
+        self._finish(picture.outcome())
+
+    def _give_up(self, picture: _Picture, error: str) -> None:
+        picture.error = error
+        if picture.sink is not None:
+            picture.sink.abort()
+        self._open.discard(picture)
+        self._finish(picture.outcome(error))
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._tell(outcome)

@@ -1,0 +1,68 @@
+"""What an upscaling is asked to do, and the presets: names for settings that belong together."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.upscale.pictures_run import PictureSettings
+from redline.upscale.video import VideoSettings
+
+PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
+
+
+@dataclass(frozen=True)
+class UpscaleSettings:
+    """`None` is for automatic: the tile and the batch from the memory, the plan from what is shipped."""
+
+    weights: Path | None = None
+    scale: int = 4
+    device: str = "auto"
+    precision: str = "auto"
+    plan: Path | None = None
+    tile: int | None = None
+    tile_batch: int | None = None
+    memory_bytes: int | None = None
+    # What is thrown away at a tile's edge, and over how much neighbours fade into each other; in pixels of the source.
+    margin_px: int = 16
+    ramp_px: int = 16
+    resume: bool = False
+    pictures: PictureSettings = field(default_factory=PictureSettings)
+    films: VideoSettings = field(default_factory=VideoSettings)
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise RedlineError(f"unknown precision {self.precision!r}: choose {', '.join(PRECISIONS)}.")
+        if self.plan is not None and self.precision != "auto":
+            raise RedlineError("a plan says its own precision: leave out --precision or --plan.")
+        for name, least in (("tile", 16), ("tile_batch", 1), ("memory_bytes", 1), ("margin_px", 0), ("ramp_px", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise RedlineError(
+                    f"{name.removesuffix('_px').removesuffix('_bytes')} is at least {least}, not {value}."
+                )
+
+
+PRESETS = {
+    "speed": {"precision": "auto", "tile_batch": 4},
+    "balanced": {},
+    "memory": {"tile": 256, "tile_batch": 1},
+    "quality": {"precision": "fp32", "margin_px": 32, "ramp_px": 32},
+}
+
+
+def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
+    """The preset fills in what was left automatic; what was asked for by name stays."""
+    if preset not in PRESETS:
+        raise RedlineError(f"unknown preset {preset!r}: choose {', '.join(PRESETS)}.")
+    plain = UpscaleSettings()
+    chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
+    if settings.plan is not None:
+        chosen.pop("precision", None)
+    return replace(settings, **chosen)
+
+
+def describe(settings: UpscaleSettings, plan: str, digest: str) -> str:
+    """Everything that decides how a result looks, as text: for resuming."""
+    overlap = f"margin={settings.margin_px} ramp={settings.ramp_px}"
+    pictures = settings.pictures
+    return f"{digest} {plan} {overlap} wrap={pictures.wrap} strip={pictures.strip} {pictures.encoding}"

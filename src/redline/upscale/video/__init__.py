@@ -1,0 +1,21 @@
+"""Films: decoded, enlarged and encoded again, with everything else that the file holds kept as it was."""
+
+from redline.upscale.video.encoders import available_codecs
+from redline.upscale.video.frames import Picture, open_frames
+from redline.upscale.video.probe import Film, probe
+from redline.upscale.video.run import is_finished, upscale_video
+from redline.upscale.video.settings import TARGETS, VideoProgress, VideoResult, VideoSettings
+
+__all__ = [
+    "TARGETS",
+    "Film",
+    "Picture",
+    "VideoProgress",
+    "VideoResult",
+    "VideoSettings",
+    "available_codecs",
+    "is_finished",
+    "open_frames",
+    "probe",
+    "upscale_video",
+]

@@ -1,0 +1,178 @@
+"""Which encoder writes the film, in which pixel format, and with which options."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from av.codec import Codec
+from av.video.format import VideoFormat
+
+from redline.errors import RedlineError
+from redline.upscale.video.colour import RGB, Colour
+from redline.upscale.video.probe import Film
+from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
+
+_WORDS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow", "placebo")
+_NUMBERS = tuple(str(number) for number in range(14))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """An encoder: how its quality and speed are called, and what it gets besides; no crf means that it takes none."""
+
+    name: str
+    crf: float | None = None
+    preset: str | None = None
+    preset_option: str = "preset"
+    presets: tuple[str, ...] = ()
+    options: tuple[tuple[str, str], ...] = ()
+
+
+_KINDS = {
+    "h264": _Kind("libx264", 17, "medium", presets=_WORDS),
+    "hevc": _Kind("libx265", 19, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
+    "av1": _Kind("libsvtav1", 24, "8", presets=_NUMBERS),
+    "vp9": _Kind("libvpx-vp9", 24, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
+    # Every frame a key frame: lossless film is kept to be cut.
+    "ffv1": _Kind("ffv1", options=(("level", "3"), ("slicecrc", "1"), ("g", "1"))),
+    "prores": _Kind("prores_ks"),
+    "mpeg4": _Kind("mpeg4", options=(("flags", "+qscale"), ("global_quality", "236"))),
+}
+# What players expect inside: some muxers would write more.
+_HELD = {
+    "mp4": ("h264", "hevc", "av1", "vp9", "mpeg4"),
+    "mov": ("h264", "hevc", "prores", "mpeg4"),
+    "matroska": tuple(_KINDS),
+    "webm": ("av1", "vp9"),
+}
+_DEFAULTS = {"webm": ("av1", "vp9")}
+_MOST_BITS = 12
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """`padded` columns and rows are added at the right and the bottom, where halved chroma needs even sides."""
+
+    codec: str
+    name: str
+    options: dict[str, str]
+    pixel_format: str
+    colour: Colour
+    width: int
+    height: int
+    padded: tuple[int, int]
+
+    @property
+    def layout(self) -> VideoFormat:
+        return VideoFormat(self.pixel_format, self.width, self.height)
+
+
+def available_codecs() -> list[str]:
+    """Names for `VideoSettings.codec` that the installed PyAV can write."""
+    return [codec for codec, kind in _KINDS.items() if _exists(kind.name)]
+
+
+def choose_encoder(settings: VideoSettings, film: Film, target: Path, scale: int) -> tuple[Encoder, list[str]]:
+    """The encoder for a film, and notes on what it does not keep."""
+    container = target_format(target)
+    codec, notes = _codec(settings.codec, container)
+    kind = _KINDS[codec]
+    if codec not in _HELD[container]:
+        fitting = [suffix for suffix, name in TARGETS.items() if codec in _HELD[name] and suffix != ".m4v"]
+        raise RedlineError(f"{target.suffix} cannot hold {codec}: choose {' or '.join(fitting)}, or another codec.")
+    if kind.name == "libsvtav1":
+        # The library prints a page about itself to stderr, and listens to nothing else.
+        os.environ.setdefault("SVT_LOG", "1")
+    source = VideoFormat(film.pixel_format)
+    pixel_format, more = _pixel_format(codec, kind.name, source)
+    layout = VideoFormat(pixel_format)
+    width, height = film.width * scale, film.height * scale
+    padded = (width % 2 * (layout.chroma_width(2) == 1), height % 2 * (layout.chroma_height(2) == 1))
+    if any(padded):
+        more.append(
+            f"{width}×{height} is odd and {pixel_format} needs even sides: the picture's edge is repeated once, to "
+            f"{width + padded[0]}×{height + padded[1]}"
+        )
+    if layout.is_rgb:
+        colour = film.colour.as_rgb()
+    else:
+        colour = film.colour.as_yuv()
+        if film.colour.matrix == RGB:
+            more.append("the film is RGB and is written as YUV with the BT.709 matrix; ffv1 keeps RGB")
+    if codec == "h264" and pixel_format != "yuv420p":
+        more.append(f"H.264 in {pixel_format}, kept from the film, plays in few devices; hevc plays in more")
+    options = _options(codec, kind, settings, layout)
+    encoder = Encoder(codec, kind.name, options, pixel_format, colour, width + padded[0], height + padded[1], padded)
+    return encoder, notes + more
+
+
+def _codec(asked: str, container: str) -> tuple[str, list[str]]:
+    known = available_codecs()
+    if asked == "auto":
+        wanted = _DEFAULTS.get(container, ("h264", "mpeg4"))
+        codec = next((codec for codec in wanted if codec in known), None)
+        if codec is None:
+            raise RedlineError(f"the installed PyAV can write none of {', '.join(wanted)} into {container}.")
+        missing = (
+            f"the installed PyAV has no encoder for {wanted[0]}: {codec} is used, which looks worse at the same size"
+        )
+        return codec, [] if codec == wanted[0] else [missing]
+    if asked not in known:
+        raise RedlineError(f"unknown codec {asked!r}: choose {', '.join(known)}.")
+    return asked, []
+
+
+def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
+    options = dict(kind.options)
+    if settings.crf is not None and kind.crf is None:
+        raise RedlineError(f"{codec} takes no crf: its quality is fixed.")
+    if settings.preset is not None and settings.preset not in kind.presets:
+        choice = f": choose {', '.join(kind.presets)}" if kind.presets else ""
+        raise RedlineError(f"{codec} has no preset {settings.preset!r}{choice}.")
+    if kind.crf is not None:
+        options["crf"] = f"{kind.crf if settings.crf is None else settings.crf:g}"
+    if kind.preset is not None:
+        options[kind.preset_option] = settings.preset or kind.preset
+    if codec == "prores":
+        options["profile"] = "4444" if layout.chroma_width(2) == 2 else "hq"
+    return options
+
+
+def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list[str]]:
+    """The encoder's format nearest to the source's: chroma at the same places or more, and as many bits."""
+    bits = max(component.bits for component in source.components)
+    if codec == "ffv1":
+        kept = next((depth for depth in (8, 10, 12) if depth >= bits), _MOST_BITS)
+        chosen = "bgr0" if kept == 8 else f"gbrp{kept}le"
+    else:
+        if source.is_rgb or source.has_palette:
+            # A GIF enlarged to H.264 should play everywhere, and has more chroma than it had.
+            wanted = 420 if codec == "h264" else 444
+        elif len(source.components) < 3 or source.chroma_height(2) == 1:
+            wanted = 420
+        else:
+            wanted = 422 if source.chroma_width(2) == 1 else 444
+        offered = {}
+        for layout in Codec(name, "w").video_formats or []:
+            match = re.fullmatch(r"yuv(420|422|444)p(?:(10|12)le)?", layout.name)
+            if match:
+                offered[layout.name] = (int(match[1]), int(match[2] or 8))
+        chosen = min(
+            offered,
+            key=lambda layout: (
+                offered[layout][0] < wanted,
+                abs(offered[layout][0] - wanted),
+                offered[layout][1] < bits,
+                abs(offered[layout][1] - bits),
+            ),
+        )
+        kept = offered[chosen][1]
+    return chosen, [f"the film has {bits} bits to a colour and {codec} keeps {kept}"] if kept < bits else []
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Codec(name, "w").is_encoder
+    except ValueError:
+        return False

@@ -1,0 +1,117 @@
+"""The packets of the finished film in the order in which they are written, each with its real times."""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+from redline.upscale.video.parts import Part, PartsFolder
+from redline.upscale.video.probe import Film, opened
+from redline.upscale.video.streams import Carrier
+
+
+class Timed(NamedTuple):
+    """A packet to write; at the same time the pictures come first."""
+
+    seconds: float
+    rank: int
+    number: int
+    packet: Packet
+
+
+def film_packets(
+    film: Film, folder: PartsFolder, parts: list[Part], stream: VideoStream, shift: Fraction
+) -> Iterator[Timed]:
+    """The pictures of all parts. They are decoded at the times of showing, in order, some pictures earlier: as many as
+    the encoder ever held back."""
+    moved = round(shift / film.time_base)
+    times = [pts - moved for part in parts for pts in part.pts]
+    times.append(times[-1] + parts[-1].last_duration)
+    delay = max(part.delay for part in parts)
+    written = 0
+    extradata: bytes | None = None
+    for number, part in enumerate(parts):
+        with opened(folder.film_path(number)) as container:
+            source = container.streams.video[0]
+            if number and source.codec_context.extradata != extradata:
+                raise RedlineError("the parts do not fit together: start without --resume.")
+            extradata = source.codec_context.extradata
+            for packet in container.demux(source):
+                if packet.pts is None:
+                    continue
+                shown = part.first + packet.pts
+                early = delay - written
+                packet.pts, packet.duration = times[shown], times[shown + 1] - times[shown]
+                packet.dts = times[written - delay] if early <= 0 else times[0] - early * film.frame_ticks
+                packet.time_base, packet.stream = film.time_base, stream
+                yield Timed(float(packet.dts * film.time_base), 0, written, packet)
+                written += 1
+
+
+def other_packets(
+    source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
+) -> Iterator[Timed]:
+    """Sound and subtitles in the source's order; the output's header is written by now, so its clocks are known."""
+    rising = _Rising()
+    seconds = float("-inf")
+    for number, made in enumerate(_carried(source, carriers, shift, notes)):
+        rising.place(made)
+        time = made.dts if made.dts is not None else made.pts
+        # The order in which the source has them is kept even where its times step back.
+        seconds = seconds if time is None else max(seconds, float(time * made.time_base))
+        yield Timed(seconds, 1, number, made)
+    if rising.moved:
+        notes.append(f"{rising.moved} packets of sound or subtitles came at times that did not rise, and are moved")
+
+
+def _carried(
+    source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
+) -> Iterator[Packet]:
+    if not carriers:
+        return
+    packets = source.demux([source.streams[index] for index in carriers])
+    while True:
+        try:
+            packet = next(packets, None)
+        except (av.FFmpegError, OSError):
+            notes.append("sound and subtitles end where the file can no longer be read")
+            packet = None
+        if packet is None:
+            break
+        if packet.size:
+            ticks = round(shift / packet.time_base)
+            packet.pts = None if packet.pts is None else packet.pts - ticks
+            packet.dts = None if packet.dts is None else packet.dts - ticks
+            yield from carriers[packet.stream.index].take(packet)
+    for carrier in carriers.values():
+        yield from carrier.rest()
+
+
+class _Rising:
+    """Puts packets on their stream's clock; a muxer refuses decode times that do not rise, as damaged files have."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self._last: dict[int, int] = {}
+
+    def place(self, packet: Packet) -> None:
+        base = Fraction(packet.stream.time_base)
+        ratio = Fraction(packet.time_base) / base
+        pts = None if packet.pts is None else round(packet.pts * ratio)
+        dts = None if packet.dts is None else round(packet.dts * ratio)
+        if dts is None and packet.stream.type != "video":
+            dts = pts
+        last = self._last.get(packet.stream.index)
+        if dts is not None and last is not None and dts <= last:
+            dts = last + 1
+            pts = None if pts is None else max(pts, dts)
+            self.moved += 1
+        if dts is not None:
+            self._last[packet.stream.index] = dts
+        packet.pts, packet.dts, packet.duration = pts, dts, round((packet.duration or 0) * ratio)
+        packet.time_base = base

@@ -1,0 +1,144 @@
+"""The folder beside the target in which finished parts of a film wait, so that a run that was killed can go on.
+
+A part is a Matroska file with the pictures numbered from 0, one to a millisecond: its real time stamps, which
+Matroska would round, stand in the JSON file that is written, in one step, once the part is whole.
+"""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.upscale.video.encoders import Encoder
+from redline.upscale.video.frames import Mark
+from redline.upscale.video.probe import Film, opened
+from redline.upscale.video.settings import VideoSettings
+
+_SAMPLE_BYTES = 1 << 20
+_JOB = "job.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """`delay` is how many packets a picture may come before its turn; `digest` is that of the last source picture,
+    `file_digest` that of the part's own file."""
+
+    first: int
+    pts: tuple[int, ...]
+    last_duration: int
+    delay: int
+    digest: str
+    is_end: bool
+    file_digest: str
+    notes: tuple[str, ...]
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.first + len(self.pts) - 1, self.pts[-1], self.digest)
+
+
+class PartsFolder:
+    def __init__(self, target: Path) -> None:
+        self.path = target.parent / f".{target.name}.redline-parts"
+
+    def film_path(self, number: int) -> Path:
+        return self.path / f"part-{number:06d}.mkv"
+
+    def partial_path(self, number: int) -> Path:
+        return self.film_path(number).with_suffix(".partial")
+
+    def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
+        """The finished parts that can be used, and why others cannot; what is of no use is removed."""
+        parts, notes = self._usable(job) if resume else ([], [])
+        try:
+            if not parts:
+                self.remove()
+                self.path.mkdir(parents=True)
+                write_text(self.path / _JOB, json.dumps(job, indent=2))
+            kept = {_JOB} | {path.name for n in range(len(parts)) for path in (self.film_path(n), self._record(n))}
+            for path in self.path.iterdir():
+                if path.name not in kept:
+                    path.unlink()
+        except OSError as error:
+            raise RedlineError(f"cannot write {str(self.path)!r}: {error.strerror or error}.") from error
+        return parts, notes
+
+    def keep(self, number: int, part: Part) -> None:
+        """Makes the part count: first the film, then the record that says it is whole."""
+        self.partial_path(number).replace(self.film_path(number))
+        write_text(self._record(number), json.dumps(asdict(part)))
+
+    def remove(self) -> None:
+        if self.path.exists():
+            shutil.rmtree(self.path)
+
+    def _record(self, number: int) -> Path:
+        return self.film_path(number).with_suffix(".json")
+
+    def _usable(self, job: dict[str, Any]) -> tuple[list[Part], list[str]]:
+        if not self.path.exists():
+            return [], []
+        try:
+            before = json.loads((self.path / _JOB).read_text())
+            changed = [name for name in job if before.get(name) != job[name]]
+        except (OSError, ValueError, AttributeError):
+            return [], ["the parts of an earlier run are not used: their record cannot be read"]
+        if changed:
+            return [], [f"the parts of an earlier run are not used: {' and '.join(changed)} changed since"]
+        parts: list[Part] = []
+        while self._record(len(parts)).exists():
+            part = self._checked(len(parts), parts[-1] if parts else None)
+            if part is None:
+                return parts, [f"part {len(parts)} of an earlier run is damaged: the film is done again from there"]
+            parts.append(part)
+        return parts, []
+
+    def _checked(self, number: int, previous: Part | None) -> Part | None:
+        """The part if its film is readable and holds every picture once."""
+        path = self.film_path(number)
+        try:
+            record = json.loads(self._record(number).read_text())
+            part = Part(**{**record, "pts": tuple(record["pts"]), "notes": tuple(record["notes"])})
+            if digest_file(path) != part.file_digest:
+                return None
+            with opened(path) as container:
+                numbers = sorted(packet.pts for packet in container.demux(video=0) if packet.pts is not None)
+        except (OSError, ValueError, TypeError, KeyError, RedlineError, av.FFmpegError):
+            return None
+        follows = part.first == (previous.mark.index + 1 if previous else 0)
+        return part if follows and numbers == list(range(len(part.pts))) else None
+
+
+def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
+    """All that the finished parts depend on, by the name under which a change is told."""
+    status = film.path.stat()
+    return {
+        "the film": [status.st_size, status.st_mtime_ns, _sampled_hash(film.path, status.st_size)],
+        "the model": settings.model,
+        "the scale": scale,
+        "the codec's settings": json.loads(json.dumps(asdict(encoder))),
+        "the batch": settings.batch,
+        "the length of parts": settings.segment_frames,
+        "the installed PyAV": [av.__version__, {name: list(v) for name, v in av.library_versions.items()}],
+    }
+
+
+def digest_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _sampled_hash(path: Path, size_bytes: int) -> str:
+    """Of the start, the middle and the end: a film may be too large to read just to know it again."""
+    hashed = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        for start in (0, size_bytes // 2, max(0, size_bytes - _SAMPLE_BYTES)):
+            file.seek(start)
+            hashed.update(file.read(_SAMPLE_BYTES))
+    return hashed.hexdigest()

@@ -1,0 +1,133 @@
+"""A decoded frame's planes to an RGB tensor, and back, in float32.
+
+Written out here rather than left to swscale: its result depends on the processor and on flags (some combinations for
+16-bit RGB are plainly wrong), while this is the definition, runs where the tensor is, and rounds once. Chroma samples
+lie where MPEG puts them: on every other column, and halfway between two rows.
+"""
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from av.video.format import VideoFormat
+from av.video.frame import VideoFrame
+from torch import Tensor
+
+from redline.upscale.video.colour import Colour
+
+_GBR_TO_RGB, _RGB_TO_GBR = [2, 0, 1], [1, 2, 0]
+
+
+def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
+    """The picture as (3, H, W) float32 RGB in [0, 1]."""
+    frame = _planar(frame)
+    bits, top = frame.format.components[0].bits, (1 << frame.format.components[0].bits) - 1
+    planes = [_plane(frame, index) for index in range(min(3, len(frame.planes)))]
+    if frame.format.is_rgb:
+        return torch.stack([planes[index] for index in _GBR_TO_RGB]).div_(top)
+    low, luma_span, chroma_span = _ranges(colour, bits)
+    luma = planes[0].sub_(low).div_(luma_span)
+    if len(planes) < 3:
+        return luma.clamp_(0, 1).expand(3, -1, -1).contiguous()
+    height, width = luma.shape
+    centred = torch.stack(planes[1:]).sub_(1 << (bits - 1)).div_(chroma_span)
+    blue, red = _finer(centred, height, width)
+    red_share, blue_share = colour.luma
+    red = luma + 2 * (1 - red_share) * red
+    blue = luma + 2 * (1 - blue_share) * blue
+    green = (luma - red_share * red - blue_share * blue) / (1 - red_share - blue_share)
+    return torch.stack([red, green, blue]).clamp_(0, 1)
+
+
+def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
+    """The planes of one picture (3, H, W) in `layout`, whole numbers, computed where the tensor is.
+
+    More than 8 bits come as int16: no layout that is written has more than 12.
+    """
+    bits = layout.components[0].bits
+    top = (1 << bits) - 1
+    rgb = rgb.detach().float().clamp(0, 1)
+    if layout.is_rgb:
+        whole = _whole(rgb * top, bits)
+        return [_bgr0(whole)] if layout.name == "bgr0" else list(whole[_RGB_TO_GBR])
+    red_share, blue_share = colour.luma
+    low, luma_span, chroma_span = _ranges(colour, bits)
+    red, green, blue = rgb
+    luma = red_share * red + (1 - red_share - blue_share) * green + blue_share * blue
+    chroma = torch.stack([(blue - luma) / (2 * (1 - blue_share)), (red - luma) / (2 * (1 - red_share))])
+    chroma = _coarser(chroma, layout.chroma_width(2) == 1, layout.chroma_height(2) == 1)
+    chroma = chroma.mul_(chroma_span).add_(1 << (bits - 1)).clamp_(0, top)
+    return [_whole(luma.mul_(luma_span).add_(low), bits), *_whole(chroma, bits)]
+
+
+def to_frame(planes: list[Tensor], layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
+    """A frame to encode, of planes on the CPU."""
+    frame = VideoFrame(width, height, layout.name)
+    for plane, values in zip(frame.planes, planes, strict=True):
+        rows = np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)
+        data = values.contiguous().numpy().reshape(plane.height, -1).view(np.uint8)
+        rows[:, : data.shape[1]] = data
+    colour.tag(frame)
+    return frame
+
+
+def _planar(frame: VideoFrame) -> VideoFrame:
+    """Only formats with one component to a plane are read here; swscale repacks others, without touching colours."""
+    layout = frame.format
+    bits = max(component.bits for component in layout.components)
+    chroma = (layout.chroma_width(4), layout.chroma_height(4))
+    one_to_a_plane = len({component.plane for component in layout.components}) == len(layout.components)
+    packed = layout.has_palette or layout.is_bit_stream or layout.is_big_endian or not one_to_a_plane
+    odd_numbers = bits > 16 or "f16" in layout.name or "msb" in layout.name
+    upright = min(plane.line_size for plane in frame.planes) > 0
+    if not packed and not odd_numbers and upright and min(chroma) > 1:
+        return frame
+    depth = "" if bits <= 8 else "10le" if bits <= 10 and not layout.is_rgb else "16le"
+    if layout.is_rgb or layout.has_palette:
+        return frame.reformat(format=f"gbrp{depth}")
+    if len(layout.components) < 3:
+        return frame.reformat(format=f"gray{depth}")
+    return frame.reformat(format=f"yuv{ {(2, 2): 420, (2, 4): 422}.get(chroma, 444) }p{depth}")
+
+
+def _plane(frame: VideoFrame, index: int) -> Tensor:
+    plane = frame.planes[index]
+    dtype = np.uint8 if frame.format.components[0].bits <= 8 else np.uint16
+    rows = np.frombuffer(cast(Any, plane), dtype).reshape(plane.height, -1)[:, : plane.width]
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+def _ranges(colour: Colour, bits: int) -> tuple[int, int, int]:
+    """Where luma's black lies, and how many steps luma and chroma have."""
+    step = 1 << (bits - 8)
+    return (0, (1 << bits) - 1, (1 << bits) - 1) if colour.full_range else (16 * step, 219 * step, 224 * step)
+
+
+def _finer(chroma: Tensor, height: int, width: int) -> Tensor:
+    """Chroma (2, h, w) at every pixel."""
+    if chroma.shape[1] != height:
+        chroma = F.interpolate(chroma[None], scale_factor=(2, 1), mode="bilinear", align_corners=False)[0, :, :height]
+    if chroma.shape[2] != width:
+        right = torch.cat([chroma[:, :, 1:], chroma[:, :, -1:]], dim=2)
+        chroma = torch.stack([chroma, (chroma + right) / 2], dim=3).flatten(2)[:, :, :width]
+    return chroma
+
+
+def _coarser(chroma: Tensor, halve_x: bool, halve_y: bool) -> Tensor:
+    """Chroma (2, H, W) at every other column and between rows; sides that are halved are even."""
+    if halve_y:
+        chroma = (chroma[:, 0::2] + chroma[:, 1::2]) / 2
+    if halve_x:
+        left = torch.cat([chroma[:, :, :1], chroma[:, :, 1:-1:2]], dim=2)
+        chroma = (left + 2 * chroma[:, :, 0::2] + chroma[:, :, 1::2]) / 4
+    return chroma
+
+
+def _whole(values: Tensor, bits: int) -> Tensor:
+    return values.round_().to(torch.uint8 if bits <= 8 else torch.int16)
+
+
+def _bgr0(whole: Tensor) -> Tensor:
+    """Packed pixels of four bytes, (H, W, 4)."""
+    return torch.cat([whole.flip(0), torch.zeros_like(whole[:1])]).permute(1, 2, 0)

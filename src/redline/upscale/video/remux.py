@@ -1,0 +1,135 @@
+"""Puts finished parts together with all else that the source holds, without encoding any picture again."""
+
+import math
+import os
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import merge
+from pathlib import Path
+
+import av
+from av.container import InputContainer, OutputContainer
+from av.stream import Discard
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+from redline.upscale.video.encoders import Encoder
+from redline.upscale.video.interleave import film_packets, other_packets
+from redline.upscale.video.parts import Part, PartsFolder
+from redline.upscale.video.probe import Film, main_stream, opened
+from redline.upscale.video.settings import target_format
+from redline.upscale.video.streams import carry_streams, container_tags, copy_tags, stream_tags
+from redline.upscale.video.writer import open_output, why_not_written
+
+# Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
+_CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
+_TICK_90KHZ = Fraction(1, 90_000)
+_FINEST_CLOCK = (1 << 31) - 1
+# Matroska has the pixel's shape in its own header, which PyAV cannot write; these streams carry it themselves.
+_SHAPE_INSIDE = ("h264", "hevc", "mpeg4")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What the finished film is made of."""
+
+    film: Film
+    encoder: Encoder
+    scale: int
+    folder: PartsFolder
+    parts: list[Part]
+
+
+def assemble(assembly: Assembly, target: Path) -> list[str]:
+    """Writes the whole film beside its parts and renames it to the target; gives notes on what was not kept."""
+    path, container = assembly.film.path, target_format(target)
+    whole = assembly.folder.path / f"whole{target.suffix}"
+    try:
+        with opened(path) as source, open_output(whole, container, _clock(assembly.film, source)) as output:
+            notes = _write(assembly, source, output, container)
+        notes += _lost_tags(path, whole)
+        os.replace(whole, target)
+    except (OSError, av.FFmpegError) as error:
+        raise RedlineError(why_not_written(target, error)) from error
+    finally:
+        whole.unlink(missing_ok=True)
+    return notes
+
+
+def _write(assembly: Assembly, source: InputContainer, output: OutputContainer, container: str) -> list[str]:
+    film = assembly.film
+    shift, notes = _shift(source)
+    output.metadata.update(container_tags(source))
+    stream = _add_film(assembly, source, output, container)
+    carriers, more = carry_streams(source, output, container, film.stream_index)
+    notes += more
+    if container in ("matroska", "webm"):
+        notes += _not_in_matroska(assembly)
+    output.set_chapters(_chapters(source, shift))
+    output.start_encoding()
+    source.streams[film.stream_index].discard = Discard.all
+    pictures = film_packets(film, assembly.folder, assembly.parts, stream, shift)
+    for timed in merge(pictures, other_packets(source, carriers, shift, notes)):
+        output.mux(timed.packet)
+    return notes
+
+
+def _add_film(assembly: Assembly, source: InputContainer, output: OutputContainer, container: str) -> VideoStream:
+    film, encoder = assembly.film, assembly.encoder
+    with opened(assembly.folder.film_path(0)) as part:
+        stream = output.add_stream_from_template(part.streams.video[0], opaque=True)
+    stream.time_base = film.time_base
+    context = stream.codec_context
+    context.framerate = film.rate
+    if film.pixel_aspect:
+        context.sample_aspect_ratio = film.pixel_aspect
+    if encoder.codec == "hevc" and container in ("mp4", "mov"):
+        # Apple's players know HEVC under this name only.
+        context.codec_tag = "hvc1"
+    if film.matrix:
+        # The last row but its third number moves the picture, in pixels.
+        stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(film.matrix)])
+    copy_tags(main_stream(source, film.path), stream)
+    return stream
+
+
+def _not_in_matroska(assembly: Assembly) -> list[str]:
+    film, codec, notes = assembly.film, assembly.encoder.codec, []
+    if film.pixel_aspect and codec not in _SHAPE_INSIDE:
+        notes.append(f"the shape of pixels ({film.pixel_aspect}) is lost: {codec} keeps it only in .mp4 and .mov")
+    if any(pts * film.time_base * 1000 % 1 for part in assembly.parts for pts in part.pts):
+        notes.append("time stamps are rounded to milliseconds, which is as finely as Matroska counts; .mp4 keeps them")
+    return notes
+
+
+def _clock(film: Film, source: InputContainer) -> int:
+    """Fine enough for the first picture's time and for that of every sound."""
+    rates = [stream.rate for stream in source.streams.audio if stream.codec_context is not None and stream.rate]
+    finest = math.lcm(1000, film.time_base.denominator, *rates)
+    return finest if finest <= _FINEST_CLOCK else film.time_base.denominator
+
+
+def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
+    if source.format.name not in _CLOCK_OF_THEIR_OWN or not source.start_time:
+        return Fraction(0), []
+    start = round(Fraction(source.start_time, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
+    return start, [f"all times are moved by {float(start):.3f} s, so that the film starts at 0"]
+
+
+def _chapters(source: InputContainer, shift: Fraction) -> list:
+    chapters = []
+    for chapter in source.chapters():
+        ticks = round(shift / (chapter["time_base"] or 1))
+        chapters.append({**chapter, "start": chapter["start"] - ticks, "end": chapter["end"] - ticks})
+    return chapters
+
+
+def _lost_tags(source_path: Path, whole: Path) -> list[str]:
+    """Tags that the source has and the written file does not: containers keep only those that they know."""
+    with opened(source_path) as source, opened(whole) as written:
+        kept = {name.lower() for name in written.metadata}
+        lost = [name for name in container_tags(source) if name.lower() not in kept]
+        before = {stream_tags(stream).get("language", "und") for stream in source.streams}
+        after = {stream.metadata.get("language", "und") for stream in written.streams}
+    lost += [f"language {text}" for text in sorted(before - after - {"und"})]
+    return [f"{whole.suffix} does not keep these tags: {', '.join(sorted(lost))}"] if lost else []

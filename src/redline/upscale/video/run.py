@@ -1,0 +1,161 @@
+"""`upscale_video`: decode, enlarge and encode at the same time, part by part, and put the parts together."""
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.upscale.overlap import overlap
+from redline.upscale.video.cut_off import missing_bytes
+from redline.upscale.video.encoders import Encoder, choose_encoder
+from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
+from redline.upscale.video.parts import PartsFolder, describe_job
+from redline.upscale.video.pixels import to_planes, to_rgb
+from redline.upscale.video.probe import Film, main_stream, opened, probe
+from redline.upscale.video.remux import Assembly, assemble
+from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
+from redline.upscale.video.streams import rehearse
+from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pictures on their way to be enlarged: float32 (N, 3, H, W) on the CPU; a batch never reaches into two parts."""
+
+    pixels: Tensor
+    pts: list[int]
+    durations: list[int]
+    end: PartEnd | None
+
+
+def upscale_video(
+    source: Path,
+    target: Path,
+    enlarge: Callable[[Tensor], Tensor],
+    scale: int,
+    settings: VideoSettings,
+    progress: Callable[[VideoProgress], None],
+) -> VideoResult:
+    """Writes `target`, or nothing.
+
+    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the CPU, N at most `settings.batch`,
+    and gives (N, 3, scale · H, scale · W) of any floating type on any device; the conversion to the film's own numbers
+    happens there, so that only finished planes leave a GPU.
+    """
+    started = time.perf_counter()
+    film = probe(source)
+    if target.exists() and target.samefile(source):
+        raise RedlineError(f"{target.name!r} is the film itself: choose another target.")
+    if target.is_dir():
+        raise RedlineError(f"{str(target)!r} is a folder: give the film a name.")
+    encoder, notes = choose_encoder(settings, film, target, scale)
+    rehearse(source, film.stream_index, target_format(target))
+    folder = PartsFolder(target)
+    finished, unused = folder.start(describe_job(film, encoder, settings, scale), settings.resume)
+    writer = PartWriter(folder, film, encoder, finished)
+    resumed = writer.frames_done
+    damage = Damage(source.name, settings.keep_going, {note: note for part in finished for note in part.notes})
+    known = (*film.notes, *notes, *unused)
+    work_started = time.perf_counter()
+
+    def tell() -> None:
+        progress(_progress(film, writer.frames_done, resumed, time.perf_counter() - work_started, known))
+
+    def work(batch: Batch) -> Enlarged:
+        made = _enlarged(enlarge, batch, film, encoder, scale)
+        tell()
+        return made
+
+    tell()
+    if not (finished and finished[-1].is_end):
+        try:
+            mark = finished[-1].mark if finished else None
+            overlap(_batches(film, settings, damage, mark), work, writer.write, settings.waiting)
+        finally:
+            writer.abandon()
+    if not writer.parts:
+        raise RedlineError(f"no picture in {source.name!r} can be read.")
+    found = assemble(Assembly(film, encoder, scale, folder, writer.parts), target)
+    folder.remove()
+    tell()
+    return VideoResult(
+        target,
+        writer.frames_done,
+        resumed,
+        encoder.width,
+        encoder.height,
+        encoder.name,
+        time.perf_counter() - started,
+        tuple(dict.fromkeys((*known, *damage.notes.values(), *found))),
+    )
+
+
+def is_finished(source: Path, target: Path, scale: int) -> bool:
+    """Whether the target is a whole film with as many pictures as the source, `scale` times as large; not by which
+    model or codec it was made."""
+    if not target.exists() or PartsFolder(target).path.exists() or missing_bytes(target):
+        return False
+    try:
+        sizes = [_size_and_count(path) for path in (source, target)]
+    except (RedlineError, av.FFmpegError):
+        return False
+    (width, height, count), (large_width, large_height, large_count) = sizes
+    wider, higher = large_width - width * scale, large_height - height * scale
+    return wider in (0, 1) and higher in (0, 1) and count == large_count
+
+
+def _size_and_count(path: Path) -> tuple[int, int, int]:
+    with opened(path) as container:
+        stream = main_stream(container, path)
+        size = (stream.codec_context.width, stream.codec_context.height)
+        return *size, sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
+
+
+def _batches(film: Film, settings: VideoSettings, damage: Damage, after: Mark | None) -> Generator[Batch, None, None]:
+    """Batches of pictures, cut where a part ends, so that a resumed run enlarges the same pictures together."""
+    gathered: list[tuple[Tensor, Decoded]] = []
+    index = after.index if after else -1
+    with closing(read_frames(film, damage, after)) as frames:
+        current = next(frames, None)
+        while current is not None:
+            index += 1
+            gathered.append((to_rgb(current.frame, film.colour), current))
+            current = next(frames, None)
+            ends_part = current is None or (index + 1) % settings.segment_frames == 0
+            if not ends_part and len(gathered) < settings.batch:
+                continue
+            end = None
+            if ends_part:
+                end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
+            pixels = torch.stack([pixels for pixels, _ in gathered])
+            yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)
+            gathered.clear()
+
+
+def _enlarged(enlarge: Callable[[Tensor], Tensor], batch: Batch, film: Film, encoder: Encoder, scale: int) -> Enlarged:
+    large = enlarge(batch.pixels)
+    wanted = (len(batch.pts), 3, film.height * scale, film.width * scale)
+    if tuple(large.shape) != wanted or not large.is_floating_point():
+        raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
+    if not large.isfinite().all():
+        raise RedlineError("the model gave pictures with NaN or infinity in them: try another precision.")
+    planes = []
+    for picture in large.float():
+        if any(encoder.padded):
+            picture = F.pad(picture[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
+        planes.append([plane.cpu() for plane in to_planes(picture, encoder.layout, encoder.colour)])
+    return Enlarged(planes, batch.pts, batch.durations, batch.end)
+
+
+def _progress(film: Film, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:
+    rate = (done - resumed) / elapsed_s if done > resumed and elapsed_s > 0 else None
+    total = None if film.frames is None else max(film.frames, done)
+    left_s = (total - done) / rate if rate and total is not None else None
+    return VideoProgress(done, total, resumed, rate, left_s, notes)

@@ -1,0 +1,65 @@
+"""What is asked of a film, what is told meanwhile, and what came of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from redline.errors import RedlineError
+
+# The containers in which time stamps, rotation, colours, chapters and further streams are known to survive.
+TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """`model` names what enlarges, so that parts made by another model are not used; `waiting` batches may stand
+    between two stages, which bounds the memory whatever the film's length."""
+
+    model: str = ""
+    codec: str = "auto"
+    crf: float | None = None
+    preset: str | None = None
+    batch: int = 1
+    segment_frames: int = 250
+    waiting: int = 2
+    resume: bool = False
+    keep_going: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "segment_frames", "waiting"):
+            if getattr(self, name) < 1:
+                raise RedlineError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class VideoProgress:
+    """Frames finished so far, of how many where that is known; the rate counts only frames made in this run. `notes`
+    are those known before the work: the rest come with the result."""
+
+    frames_done: int
+    frames_total: int | None
+    frames_resumed: int
+    frames_per_s: float | None
+    left_s: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VideoResult:
+    """The written film; `notes` are sentences on all that could not be kept exactly as it was."""
+
+    target: Path
+    frames: int
+    frames_resumed: int
+    width: int
+    height: int
+    encoder: str
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def target_format(target: Path) -> str:
+    """The name of the container that the target's ending asks for."""
+    container = TARGETS.get(target.suffix.lower())
+    if container is None:
+        raise RedlineError(f"cannot write {target.name!r}: a film's name ends in {', '.join(TARGETS)}.")
+    return container

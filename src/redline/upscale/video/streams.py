@@ -1,0 +1,229 @@
+"""Sound, subtitles and the rest: copied packet by packet, converted where the target cannot hold them, or left out.
+
+What is converted or left out is said in a note.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import av
+from av.audio.stream import AudioStream
+from av.codec import Codec
+from av.container import InputContainer, OutputContainer
+from av.packet import Packet
+from av.stream import Disposition, Stream
+from av.subtitles.stream import SubtitleStream
+
+from redline.errors import RedlineError
+from redline.upscale.video.probe import opened
+
+# Written by muxers about the file they wrote: false in another file.
+_OF_THE_FILE = ("bps", "duration", "number_of_frames", "number_of_bytes", "_statistics", "encoder", "rotate")
+_OF_THE_CONTAINER = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration")
+_SOUND = {"mp4": "aac", "mov": "aac", "matroska": "flac", "webm": "libopus"}
+_TEXT = {"mp4": "mov_text", "mov": "mov_text", "matroska": "srt", "webm": "webvtt"}
+_BITS_PER_S_PER_CHANNEL = 96_000
+_COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
+
+
+class Carrier(Protocol):
+    """Takes a stream's packets and gives those to write."""
+
+    def take(self, packet: Packet) -> list[Packet]: ...
+
+    def rest(self) -> list[Packet]: ...
+
+
+@dataclass(frozen=True)
+class Copied:
+    stream: Stream
+
+    def take(self, packet: Packet) -> list[Packet]:
+        packet.stream = self.stream
+        return [packet]
+
+    def rest(self) -> list[Packet]:
+        return []
+
+
+@dataclass(frozen=True)
+class SoundConverted:
+    source: AudioStream
+    stream: AudioStream
+
+    def take(self, packet: Packet) -> list[Packet]:
+        try:
+            frames = self.source.decode(packet)
+        except av.FFmpegError:
+            # One damaged packet is a click, not the end of the film.
+            return []
+        return [made for frame in frames for made in self.stream.encode(frame)]
+
+    def rest(self) -> list[Packet]:
+        try:
+            frames = self.source.decode(None)
+        except av.FFmpegError:
+            frames = []
+        made = [packet for frame in frames for packet in self.stream.encode(frame)]
+        return made + list(self.stream.encode(None))
+
+
+@dataclass(frozen=True)
+class TextConverted:
+    source: SubtitleStream
+    stream: SubtitleStream
+
+    def take(self, packet: Packet) -> list[Packet]:
+        try:
+            shown = self.source.decode2(packet)
+            if shown is None or not len(shown):
+                return []
+            made = self.stream.codec_context.encode_subtitle(shown)
+        except av.FFmpegError:
+            # One line that cannot be read is left out, as players do.
+            return []
+        made.pts = made.dts = packet.pts
+        made.duration, made.time_base = packet.duration, packet.time_base
+        made.stream = self.stream
+        return [made]
+
+    def rest(self) -> list[Packet]:
+        return []
+
+
+def carry_streams(
+    source: InputContainer, output: OutputContainer, container: str, film_index: int
+) -> tuple[dict[int, Carrier], list[str]]:
+    """A carrier for every stream of the source that the output can have, by its index, and notes on the others."""
+    carriers: dict[int, Carrier] = {}
+    notes: list[str] = []
+    for stream in source.streams:
+        if stream.index == film_index or _is_chapter_text(source, stream):
+            continue
+        carrier, note = _carrier(source, stream, output, container)
+        if carrier is not None:
+            carriers[stream.index] = carrier
+        if note:
+            notes.append(note)
+    return carriers, notes
+
+
+def rehearse(source_path: Path, film_index: int, container: str) -> None:
+    """Opens all but the film's stream for writing, so that what cannot be written is known before the work."""
+    with opened(source_path) as source:
+        trial = av.open(os.devnull, "w", format=container)
+        try:
+            carriers, _ = carry_streams(source, trial, container, film_index)
+            if carriers:
+                trial.start_encoding()
+        except (ValueError, av.FFmpegError) as error:
+            what = f"the sound or subtitles of {source_path.name!r}"
+            raise RedlineError(f"{what} cannot be written as {container} ({error}): choose .mkv.") from error
+        finally:
+            with suppress(ValueError, av.FFmpegError):
+                trial.close()
+
+
+def copy_tags(source: Stream, made: Stream) -> None:
+    """Title, language and what a stream is for."""
+    made.metadata.update(stream_tags(source))
+    made.disposition = source.disposition
+
+
+def stream_tags(stream: Stream) -> dict[str, str]:
+    tags = {name: text for name, text in stream.metadata.items() if not name.lower().startswith(_OF_THE_FILE)}
+    # MP4 gives a stream's title back under another name than it takes it.
+    return {"title": tags.pop("name"), **tags} if "name" in tags else tags
+
+
+def container_tags(source: InputContainer) -> dict[str, str]:
+    return {name: text for name, text in source.metadata.items() if name.lower() not in _OF_THE_CONTAINER}
+
+
+def _carrier(
+    source: InputContainer, stream: Stream, output: OutputContainer, container: str
+) -> tuple[Carrier | None, str | None]:
+    name = _describe(stream)
+    if stream.type == "attachment":
+        if container != "matroska":
+            return None, f"{name} is left out: only .mkv holds attachments"
+        output.add_stream_from_template(stream)
+        return None, None
+    if stream.disposition & Disposition.attached_pic:
+        return _cover(source, stream, output, container)
+    if stream.codec_context is None or stream.type not in ("video", "audio", "subtitle"):
+        return None, f"{name} is left out: it cannot be copied"
+    if _fits(stream, container):
+        made = output.add_stream_from_template(stream, opaque=True)
+        copy_tags(stream, made)
+        return Copied(made), f"{name} is copied as it is, not enlarged" if stream.type == "video" else None
+    return _converted(stream, output, container, name)
+
+
+def _converted(stream: Stream, output: OutputContainer, container: str, name: str) -> tuple[Carrier | None, str | None]:
+    if isinstance(stream, AudioStream):
+        wanted = _SOUND[container]
+        rates = Codec(wanted, "w").audio_rates
+        rate = stream.rate if rates is None or stream.rate in rates else 48_000
+        bit_rate = _BITS_PER_S_PER_CHANNEL * stream.channels
+        made = output.add_stream(wanted, rate=rate, layout=stream.layout.name, bit_rate=bit_rate)
+        assert isinstance(made, AudioStream)
+        copy_tags(stream, made)
+        return SoundConverted(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+    if isinstance(stream, SubtitleStream) and stream.codec_context.codec.text_sub:
+        wanted = _TEXT[container]
+        made = output.add_stream(wanted)
+        assert isinstance(made, SubtitleStream)
+        stream.codec_context.open(strict=False)
+        made.codec_context.subtitle_header = stream.codec_context.subtitle_header
+        copy_tags(stream, made)
+        return TextConverted(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+    return None, f"{name} is left out: {container} cannot hold it"
+
+
+def _cover(
+    source: InputContainer, stream: Stream, output: OutputContainer, container: str
+) -> tuple[Carrier | None, str | None]:
+    """Matroska keeps a cover as an attached file, MP4 as a stream of one packet."""
+    codec = stream.codec_context.name if stream.codec_context else ""
+    if container in ("mov", "webm") or codec not in _COVERS:
+        return None, f"the cover picture is left out: {container} cannot hold it"
+    if container == "matroska":
+        # Read from a copy: what else comes before the cover's packet must not be missed later.
+        with av.open(source.name, metadata_errors="surrogateescape") as again:
+            packet = next((packet for packet in again.demux(again.streams[stream.index]) if packet.size), None)
+            if packet is not None:
+                output.add_attachment(*_COVERS[codec], bytes(packet))
+        return None, None if packet is not None else "the cover picture is left out: it is empty"
+    made = output.add_stream_from_template(stream, opaque=True)
+    copy_tags(stream, made)
+    return Copied(made), None
+
+
+def _fits(stream: Stream, container: str) -> bool:
+    """Tried out: what a container says it holds is more than what its header can be written with."""
+    trial = av.open(os.devnull, "w", format=container)
+    try:
+        trial.add_stream_from_template(stream, opaque=True)
+        trial.start_encoding()
+        return True
+    except (ValueError, av.FFmpegError):
+        return False
+    finally:
+        with suppress(ValueError, av.FFmpegError):
+            trial.close()
+
+
+def _is_chapter_text(source: InputContainer, stream: Stream) -> bool:
+    """MP4 keeps the titles of chapters in a stream of their own, which is written anew with the chapters."""
+    return stream.type == "data" and getattr(stream, "name", None) == "bin_data" and bool(source.chapters())
+
+
+def _describe(stream: Stream) -> str:
+    kind = {"audio": "sound", "subtitle": "subtitle", "video": "video"}.get(stream.type, stream.type)
+    codec = stream.codec_context.name if stream.codec_context else getattr(stream, "name", None)
+    details = [detail for detail in (codec, stream.metadata.get("language")) if detail]
+    return f"{kind} stream {stream.index}" + (f" ({', '.join(details)})" if details else "")

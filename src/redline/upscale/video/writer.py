@@ -1,0 +1,160 @@
+"""Encodes enlarged pictures into parts, each a film of its own that starts with a key frame."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import av
+from av.container import OutputContainer
+from av.packet import Packet
+from av.video.stream import VideoStream
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.upscale.video.encoders import Encoder
+from redline.upscale.video.parts import Part, PartsFolder, digest_file
+from redline.upscale.video.pixels import to_frame
+from redline.upscale.video.probe import Film
+
+_MILLISECOND = Fraction(1, 1000)
+# Decode times only have to come before every time of showing; no codec holds back more pictures than this.
+_EARLIER = 256
+_MPEG4_LARGEST_CLOCK = 65535
+
+
+@dataclass(frozen=True)
+class PartEnd:
+    """What is written down with a part's last picture."""
+
+    digest: str
+    is_end: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Enlarged:
+    """Planes of enlarged pictures with their time stamps; `end` where they are the last of a part."""
+
+    planes: list[list[Tensor]]
+    pts: list[int]
+    durations: list[int]
+    end: PartEnd | None
+
+
+class PartWriter:
+    """Used by one thread; `frames_done` may be read by others."""
+
+    def __init__(self, folder: PartsFolder, film: Film, encoder: Encoder, finished: list[Part]) -> None:
+        self.parts = list(finished)
+        self.frames_done = sum(len(part.pts) for part in finished)
+        self._folder, self._film, self._encoder = folder, film, encoder
+        self._clock = _clock(film, encoder)
+        self._open: _OpenPart | None = None
+
+    def write(self, pictures: Enlarged) -> None:
+        number = len(self.parts)
+        path = self._folder.partial_path(number)
+        try:
+            if self._open is None:
+                self._open = _OpenPart(path, self._encoder, self._film, self._clock)
+            for planes, pts in zip(pictures.planes, pictures.pts, strict=True):
+                self._open.add(planes, pts)
+                self.frames_done += 1
+            if pictures.end is not None:
+                part = self._open.close(self.frames_done, pictures.durations[-1], pictures.end)
+                self._open = None
+                self._folder.keep(number, part)
+                self.parts.append(part)
+        except (OSError, av.FFmpegError) as error:
+            raise RedlineError(why_not_written(path, error)) from error
+
+    def abandon(self) -> None:
+        """Lets go of a part that will not be finished; its file is removed by the next run."""
+        if self._open is not None:
+            self._open.abandon()
+            self._open = None
+
+
+class _OpenPart:
+    def __init__(self, path: Path, encoder: Encoder, film: Film, clock: Fraction) -> None:
+        self._path, self._encoder, self._clock = path, encoder, clock
+        self._by_number = clock != film.time_base
+        self._pts: list[int] = []
+        self._numbers: dict[int, int] = {}
+        self._packets = self._delay = 0
+        self._container: OutputContainer = open_output(path, "matroska")
+        self._stream = self._add_stream(film)
+
+    def add(self, planes: list[Tensor], pts: int) -> None:
+        encoder = self._encoder
+        frame = to_frame(planes, encoder.layout, encoder.width, encoder.height, encoder.colour)
+        frame.pts = len(self._pts) if self._by_number else pts
+        frame.time_base = self._clock
+        self._numbers[frame.pts] = len(self._pts)
+        self._pts.append(pts)
+        self._mux(self._stream.encode(frame))
+
+    def close(self, frames_done: int, last_duration: int, end: PartEnd) -> Part:
+        self._mux(self._stream.encode(None))
+        self._container.close()
+        if self._packets != len(self._pts):
+            raise RedlineError(f"{self._encoder.name} gave {self._packets} pictures back of {len(self._pts)}.")
+        first, own = frames_done - len(self._pts), digest_file(self._path)
+        return Part(first, tuple(self._pts), last_duration, self._delay, end.digest, end.is_end, own, end.notes)
+
+    def abandon(self) -> None:
+        try:
+            self._container.close()
+        except (OSError, ValueError, av.FFmpegError):
+            return
+
+    def _add_stream(self, film: Film) -> VideoStream:
+        encoder = self._encoder
+        stream = self._container.add_stream(encoder.name, rate=film.rate, options=dict(encoder.options))
+        assert isinstance(stream, VideoStream)
+        context = stream.codec_context
+        context.width, context.height, context.pix_fmt = encoder.width, encoder.height, encoder.pixel_format
+        context.time_base = self._clock
+        # Threads over slices, PyAV's default, would cut every picture into bands.
+        context.thread_type = "AUTO"
+        encoder.colour.tag(context)
+        if film.pixel_aspect:
+            context.sample_aspect_ratio = film.pixel_aspect
+        try:
+            context.open()
+        except (ValueError, av.FFmpegError) as error:
+            size = f"{encoder.width}×{encoder.height}"
+            raise RedlineError(f"{encoder.name} cannot encode {size} pictures with {encoder.options}.") from error
+        return stream
+
+    def _mux(self, packets: list[Packet]) -> None:
+        for packet in packets:
+            number = self._numbers.pop(packet.pts or 0)
+            self._delay = max(self._delay, self._packets - number)
+            packet.pts, packet.dts, packet.duration = number, self._packets - _EARLIER, 1
+            packet.time_base = _MILLISECOND
+            self._packets += 1
+            self._container.mux(packet)
+
+
+def open_output(path: Path, container: str, clock: int = 1000) -> OutputContainer:
+    """A file to write; `clock` is how finely MP4 counts, in parts of a second, when a stream starts."""
+    if container in ("matroska", "webm"):
+        # Sound that starts a little before 0, as AAC does in MP4, would move all times in Matroska.
+        options = {"avoid_negative_ts": "disabled"}
+    else:
+        options = {"movie_timescale": str(clock)}
+    return av.open(f"file:{path}", "w", format=container, container_options=options, metadata_errors="surrogateescape")
+
+
+def why_not_written(path: Path, error: Exception) -> str:
+    reason = getattr(error, "strerror", None) or str(error)
+    return f"cannot write {str(path)!r}: {reason}."
+
+
+def _clock(film: Film, encoder: Encoder) -> Fraction:
+    """The encoder counts time as the film does, so that it knows how long each picture is seen; MPEG-4 cannot count
+    that finely and gets pictures numbered at a steady rate."""
+    if encoder.name != "mpeg4" or film.time_base.denominator <= _MPEG4_LARGEST_CLOCK:
+        return film.time_base
+    return 1 / film.rate.limit_denominator(1001)

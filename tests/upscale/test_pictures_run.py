@@ -1,0 +1,197 @@
+"""Pictures from disk to disk: the right pixels, whatever the timing, and one bad file among good ones."""
+
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from redline.errors import ModelError
+from redline.plan import Plan
+from redline.upscale.enlarger import Enlarger
+from redline.upscale.layout import Cut
+from redline.upscale.network import Network
+from redline.upscale.pictures import is_partial
+from redline.upscale.pictures_run import Outcome, PictureRun, PictureSettings
+from redline.upscale.tasks import Task
+
+
+class Twice(nn.Module):
+    """Every pixel four times, so that what must come out is known exactly."""
+
+    def __init__(self, fails_above: int = 10**9) -> None:
+        super().__init__()
+        self.fails_above, self.calls, self.scale = fails_above, 0, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if x.numel() > self.fails_above:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return (x * self.scale).repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+
+def enlarger(
+    module: nn.Module | None = None, plan: str = "", batch: int = 3, said: list[str] | None = None
+) -> Enlarger:
+    network = Network(module or Twice(), 2, 4, "a planted network", "digest")
+    say = said.append if said is not None else lambda _text: None
+    return Enlarger(network, Plan.parse(plan), "cpu", Cut(32, 4, 4, 4), batch, say)
+
+
+def run(tasks: list[Task], using: Enlarger | None = None, **settings: bool) -> list[Outcome]:
+    return PictureRun(using or enlarger(), PictureSettings(**settings)).run(tasks)
+
+
+def save(path: Path, shape: tuple[int, ...], seed: int = 0, kind: type = np.uint8) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    samples = rng.integers(0, np.iinfo(kind).max + 1, shape, dtype=kind)
+    Image.fromarray(samples).save(path)
+    return samples
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def doubled(samples: np.ndarray) -> np.ndarray:
+    return samples.repeat(2, 0).repeat(2, 1)
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 97, 3), (130, 2, 3), (64, 64, 3), (75, 91, 3), (40, 33), (50, 41, 4)])
+def test_every_pixel_is_where_it_belongs(shape: tuple[int, ...], wrap: bool, tmp_path: Path) -> None:
+    samples = save(tmp_path / "in.png", shape)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out" / "big.png")], wrap=wrap)
+    assert not outcome.error and (outcome.height, outcome.width) == (2 * shape[0], 2 * shape[1])
+    result = pixels(tmp_path / "out" / "big.png")
+    expected = doubled(samples)
+    if len(shape) == 3 and shape[2] == 4:
+        assert np.array_equal(result[..., 3], expected[..., 3])
+        seen = expected[..., 3] > 0
+        # Colour is multiplied by alpha and divided again: exact to a level where alpha is large.
+        assert np.abs(result.astype(int) - expected)[seen].max() <= 1
+    else:
+        assert np.array_equal(result, expected)
+
+
+def test_sixteen_bits_stay_exact(tmp_path: Path) -> None:
+    samples = save(tmp_path / "in.png", (70, 45), kind=np.uint16)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")])
+    assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
+
+
+def test_transparent_pixels_do_not_bleed(tmp_path: Path) -> None:
+    samples = np.zeros((40, 40, 4), np.uint8)
+    samples[:, :20] = (200, 100, 50, 255)  # opaque on the left, transparent black on the right
+
+    class Blurred(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.avg_pool2d(super().forward(x), 3, 1, 1, count_include_pad=False)
+
+    Image.fromarray(samples).save(tmp_path / "in.png")
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Blurred()))
+    result = pixels(tmp_path / "out.png").astype(int)
+    visible = result[..., 3] > 8
+    assert not outcome.error and (result[..., 3][visible] < 250).any()
+    assert np.abs(result[visible][:, :3] - (200, 100, 50)).max() <= 3
+
+
+def test_one_bad_file_among_good_ones(tmp_path: Path) -> None:
+    tasks = []
+    for index in range(6):
+        path = tmp_path / f"{index}.png"
+        save(path, (60 + index, 50, 3), index)
+        tasks.append(Task(path, tmp_path / "out" / path.name))
+    whole = tasks[2].source.read_bytes()
+    tasks[2].source.write_bytes(whole[: len(whole) // 2])
+    tasks[4].source.write_text("no picture")
+    heard: list[Outcome] = []
+    outcomes = PictureRun(enlarger(), PictureSettings(), heard.append).run(tasks)
+    failed = {o.task.source.name: o.error for o in outcomes if o.error}
+    assert sorted(failed) == ["2.png", "4.png"] and all(error.endswith(".") for error in failed.values())
+    assert sorted(o.task.source.name for o in heard) == [f"{i}.png" for i in range(6)]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0.png", "1.png", "3.png", "5.png"]
+
+
+def test_the_timing_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stage dawdles at random, and the bytes are those of a calm run."""
+    tasks = [Task(tmp_path / f"{i}.png", tmp_path / "calm" / f"{i}.png") for i in range(5)]
+    for index, task in enumerate(tasks):
+        save(task.source, (50 + 7 * index, 90 - 9 * index, 3 + index % 2), index)
+    assert not any(o.error for o in run(tasks))
+    rng = random.Random(3)
+
+    def dawdling(method):  # noqa: ANN001, ANN202
+        def slow(*args: object) -> object:
+            time.sleep(rng.random() * 0.02)
+            return method(*args)
+
+        return slow
+
+    for name in ("_work", "_write", "_encode"):
+        monkeypatch.setattr(PictureRun, name, dawdling(getattr(PictureRun, name)))
+    moved = [Task(task.source, tmp_path / "slow" / task.target.name) for task in tasks]
+    assert not any(o.error for o in run(moved))
+    for calm, slow in zip(tasks, moved, strict=True):
+        assert calm.target.read_bytes() == slow.target.read_bytes()
+
+
+def test_out_of_memory_shrinks_says_so_and_goes_on(tmp_path: Path) -> None:
+    samples = save(tmp_path / "in.png", (100, 120, 3))
+    said: list[str] = []
+    # Room for one tile of 20 × 20 and no more: from a batch of three down to one, then to smaller tiles.
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(3 * 20 * 20), said=said))
+    assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
+    assert said == ["out of memory: going on with 1 tile at a time", "out of memory: going on with tiles of 20 × 20"]
+
+
+def test_out_of_memory_to_the_end_is_a_sentence(tmp_path: Path) -> None:
+    save(tmp_path / "in.png", (40, 40, 3))
+    with pytest.raises(ModelError, match="out of memory even with one tile"):
+        run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(10)))
+    assert not (tmp_path / "out.png").exists() and not any(is_partial(p) for p in tmp_path.iterdir())
+
+
+class Overflowing(Twice):
+    """Too large for fp16 on the way, and right in bf16 and fp32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 3e5) / 3e5
+
+
+@pytest.mark.parametrize("dark_rows", [0, 60])
+def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: Path) -> None:
+    """At once, or when a bright tile comes after dark ones; in bf16, or in fp32 where the machine has no bf16."""
+    samples = save(tmp_path / "in.png", (100, 40, 3)) | 128
+    samples[:dark_rows] >>= 3
+    Image.fromarray(samples).save(tmp_path / "in.png")
+    said: list[str] = []
+    using = enlarger(Overflowing(), "fp16(check=false)", said=said)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
+    result = pixels(tmp_path / "out.png").astype(int)
+    assert not outcome.error and np.abs(result - doubled(samples)).max() <= 2
+    assert len(said) == 1 and said[0].startswith("fp16 was left for")
+    assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
+
+
+def test_weights_that_give_nan_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "in.png", (40, 40, 3))
+    module = Twice()
+    module.scale.data.fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(module))
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
+    save(tmp_path / "in.png", (40, 40, 4))
+    module = Twice()
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.jpg")], enlarger(module))
+    assert outcome.error and module.calls == 0
+    (same,) = run([Task(tmp_path / "in.png", tmp_path / "in.png")], enlarger(module))
+    assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)

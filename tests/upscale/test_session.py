@@ -1,0 +1,164 @@
+"""A whole upscaling: what paths mean, where results go, what is skipped, and what a run that was killed leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.upscale.journal import NAME
+from redline.upscale.pictures import is_partial
+from redline.upscale.session import Upscaling
+from redline.upscale.settings import UpscaleSettings, with_preset
+from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tile_choice import TileCost, choose_tiles
+
+
+def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_drct(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4)), path)
+    return path
+
+
+def names(tasks: list[Task], folder: Path) -> list[str]:
+    return [str(task.target.relative_to(folder)) for task in tasks]
+
+
+def test_where_results_go(tmp_path: Path) -> None:
+    photo, film = save(tmp_path / "a.jpg"), tmp_path / "b.avi"
+    film.touch()
+    assert names(find_tasks([photo], None, 4), tmp_path) == ["a-x4.jpg"]
+    assert names(find_tasks([photo], None, 2, "webp"), tmp_path) == ["a-x2.webp"]
+    assert names(find_tasks([photo], tmp_path / "big.png", 4), tmp_path) == ["big.png"]
+    assert names(find_tasks([photo], tmp_path / "folder", 4), tmp_path) == ["folder/a.jpg"]
+    assert names(find_tasks([photo, film], tmp_path / "out", 4, "png"), tmp_path) == ["out/a.png", "out/b.mkv"]
+    assert [task.is_film for task in find_tasks([photo, film], tmp_path / "out", 4)] == [False, True]
+
+
+def test_a_folder_keeps_its_structure_and_never_eats_its_own_results(tmp_path: Path) -> None:
+    inside = tmp_path / "in"
+    for name in ("b.png", "a/c.jpg", "a/d.gif", "a/e.TIFF", ".hidden/f.png", ".g.png"):
+        path = inside / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (inside / "notes.txt").touch()
+    (inside / ".b.png.1.ab.redline-partial").touch()
+    expected = ["b.png", "a/c.jpg", "a/d.png", "a/e.TIFF"]
+    assert names(find_tasks([inside], None, 4), tmp_path / "in-x4") == expected
+    out = inside / "out"
+    save(out / "old.png")
+    assert names(find_tasks([inside], out, 4), out) == expected
+
+
+def test_paths_that_mean_nothing(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, sentence in (
+        (([tmp_path / "absent.png"], None, 4), "there is no file"),
+        (([empty], None, 4), "no picture and no film"),
+        (([save(tmp_path / "x" / "a.png"), save(tmp_path / "y" / "a.png")], tmp_path / "out", 4), "would both become"),
+        (([save(tmp_path / "a.png")], None, 4, "bmp"), "choose png, jpeg, webp, tiff, avif"),
+        (([save(tmp_path / "a.png")], tmp_path / "out.bmp", 4), "bmp"),
+    ):
+        with pytest.raises(RedlineError, match=sentence):
+            find_tasks(*arguments)
+
+
+def test_presets_fill_in_what_was_not_asked_for() -> None:
+    assert with_preset(UpscaleSettings(), "memory").tile == 256
+    assert with_preset(UpscaleSettings(tile=64), "memory").tile == 64
+    assert with_preset(UpscaleSettings(), "quality").precision == "fp32"
+    assert with_preset(UpscaleSettings(plan=Path("plan.toml")), "quality").precision == "auto"
+    assert with_preset(UpscaleSettings(), "balanced") == UpscaleSettings()
+    for bad in ({"precision": "fp64"}, {"tile": 3}, {"tile_batch": 0}, {"plan": Path("p"), "precision": "bf16"}):
+        with pytest.raises(RedlineError):
+            UpscaleSettings(**bad)
+    with pytest.raises(RedlineError, match="speed, balanced"):
+        with_preset(UpscaleSettings(), "warp")
+
+
+def test_tiles_from_a_budget() -> None:
+    cost = TileCost(10_000_000, 1000.0)
+    cut, batch = choose_tiles(cost, 10**12, 16, 16, 16, 10**6)
+    assert (cut.tile, batch) == (512, 8)
+    assert choose_tiles(cost, 10**12, 16, 16, 16, 100)[0].tile == 112
+    small, one = choose_tiles(cost, 10_000_000 + 1000 * 130**2, 16, 16, 16, 10**6)
+    assert (small.tile, one) == (128, 1) and cost.bytes(small.tile, one) <= 10_000_000 + 1000 * 130**2
+    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, 16, 16, 16, 10**6, batch=4)[0].tile == 128
+    with pytest.raises(RedlineError, match="too little: the smallest tile, 80 × 80"):
+        choose_tiles(cost, 11_000_000, 16, 16, 16, 10**6)
+
+
+def test_resuming_skips_what_is_whole_and_only_that(weights: Path, tmp_path: Path) -> None:
+    for index in range(4):
+        save(tmp_path / "in" / f"{index}.png", seed=index)
+    tasks, out = find_tasks([tmp_path / "in"], tmp_path / "out", 2), tmp_path / "out"
+    settings = UpscaleSettings(weights, tile=96)
+    assert not any(o.error or o.skipped for o in Upscaling(settings).run(tasks, out))
+    before = {task.target.name: task.target.read_bytes() for task in tasks}
+    (out / "1.png").write_bytes(before["1.png"][:-20])  # as a full disk might leave it
+    (out / "2.png").unlink()
+    save(tmp_path / "in" / "3.png", seed=9)
+    resumed = Upscaling(UpscaleSettings(weights, resume=True)).run(tasks, out)
+    assert sorted(o.task.source.name for o in resumed if o.skipped) == ["0.png"]
+    # The first run's tile is used again, so that the pixels are the same.
+    assert all((out / name).read_bytes() == before[name] for name in ("0.png", "1.png", "2.png"))
+    assert (out / "3.png").read_bytes() != before["3.png"]
+    other = Upscaling(UpscaleSettings(weights, resume=True, margin_px=20, tile=96)).run(tasks, out)
+    assert not any(o.skipped for o in other)
+
+
+def test_a_kill_in_the_middle_leaves_nothing_half_and_a_resumed_run_finishes(weights: Path, tmp_path: Path) -> None:
+    for index in range(6):
+        save(tmp_path / "in" / f"{index}.png", 60, 70, seed=index)
+    arguments = [sys.executable, "-m", "redline", "upscale", "in", "-o", "out", "-w", str(weights), "--device", "cpu"]
+    arguments += ["--tile", "96"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as child:
+        journal = tmp_path / "out" / NAME
+        deadline = time.monotonic() + 60
+        while not (journal.exists() and journal.read_text()) and time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+    done = [json.loads(line)["target"] for line in journal.read_text().splitlines() if line.endswith("}")]
+    assert done
+    for path in (tmp_path / "out").iterdir():
+        if not is_partial(path) and path.name != NAME:
+            with Image.open(path) as picture:
+                picture.load()
+    tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
+    settings = UpscaleSettings(weights, device="cpu", resume=True)
+    outcomes = Upscaling(settings).run(tasks, tmp_path / "out")
+    assert sum(o.skipped for o in outcomes) >= len(done) and not any(o.error for o in outcomes)
+    calm = find_tasks([tmp_path / "in"], tmp_path / "calm", 2)
+    Upscaling(UpscaleSettings(weights, device="cpu", tile=96)).run(calm)
+    for one, other in zip(tasks, calm, strict=True):
+        with Image.open(one.target) as first, Image.open(other.target) as second:
+            assert np.array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_a_file_that_goes_while_the_others_are_done_is_reported(weights: Path, tmp_path: Path) -> None:
+    for index in range(3):
+        save(tmp_path / "in" / f"{index}.png", seed=index)
+    tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
+    tasks[1].source.unlink()
+    outcomes = Upscaling(UpscaleSettings(weights, tile=96)).run(tasks, tmp_path / "out")
+    assert [o.task.source.name for o in outcomes if o.error] == ["1.png"]
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0.png", "2.png"]

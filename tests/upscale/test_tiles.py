@@ -1,0 +1,147 @@
+"""Tiles: they cover, their weights sum to one exactly, and the result is what the whole picture would have given."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.errors import RedlineError
+from redline.models.drct import Drct, DrctConfig
+from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.layout import Cut, cut_side
+from redline.upscale.padding import frame, reflected, wrapped
+
+
+def random_cut(rng: random.Random) -> Cut:
+    align, margin, ramp = rng.choice([1, 4, 16]), rng.randint(0, 20), rng.randint(0, 20)
+    least = (2 * margin + 3 * ramp + align) // align + 1
+    return Cut(rng.randint(least, least + 20) * align, margin, ramp, align)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_weights_sum_to_one_exactly_and_margins_count_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cut, scale = random_cut(rng), rng.choice([1, 2, 3, 4])
+    side = cut_side(rng.randint(1, 1500), cut)
+    weights = side.weights(scale)
+    assert all(start % cut.align == 0 for start in side.starts)
+    assert side.starts[0] == 0 and side.starts[-1] + cut.tile == side.padded >= side.length
+    total = torch.zeros(side.padded * scale)
+    for index, start in enumerate(side.starts):
+        total[start * scale : (start + cut.tile) * scale] += weights[index]
+        margin = cut.margin * scale
+        assert index == 0 or not weights[index, :margin].any()
+        assert index == len(side.starts) - 1 or not weights[index, weights.shape[1] - margin :].any()
+    assert torch.equal(total, torch.ones_like(total))
+
+
+def test_products_of_rows_and_columns_sum_to_one_exactly() -> None:
+    side = cut_side(300, Cut(96, 8, 24, 16))
+    weights = side.weights(3)
+    total = torch.zeros(side.padded * 3, side.padded * 3)
+    for row, top in enumerate(side.starts):
+        for column, left in enumerate(side.starts):
+            outer = weights[row][:, None] * weights[column][None, :]
+            total[top * 3 : top * 3 + 288, left * 3 : left * 3 + 288] += outer
+    assert torch.equal(total, torch.ones_like(total))
+
+
+def test_no_more_tiles_than_needed() -> None:
+    cut = Cut(64, 8, 8, 16)
+    assert cut.overlap == 24 and cut.stride == 32
+    assert cut_side(64, cut).starts == (0,) and cut_side(5, cut).starts == (0,)
+    assert cut_side(65, cut).starts == (0, 16)
+    assert cut_side(96, cut).starts == (0, 32) and cut_side(97, cut).starts == (0, 16, 48)
+
+
+def test_cuts_that_cannot_be() -> None:
+    for values, sentence in (
+        ((60, 8, 8, 16), "multiple"),
+        ((32, 12, 8, 16), "too small"),
+        ((64, 4, 22, 1), "too wide"),
+    ):
+        with pytest.raises(RedlineError, match=sentence):
+            Cut(*values)
+
+
+def test_mirroring_goes_on_for_ever() -> None:
+    assert reflected(-4, 8, 3).tolist() == [0, 1, 2, 1, 0, 1, 2, 1, 0, 1, 2, 1]
+    assert reflected(-2, 3, 1).tolist() == [0, 0, 0, 0, 0]
+    assert wrapped(-4, 5, 3).tolist() == [2, 0, 1, 2, 0, 1, 2, 0, 1]
+
+
+class Nearby(nn.Module):
+    """Enlarges twice; an output pixel depends on input pixels at most `reach` away, and on nothing else."""
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1, padding_mode="zeros") for _ in range(reach)))
+        self.last = nn.Conv2d(3, 12, 1)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pixel_shuffle(self.last(self.layers(x).tanh()), 2)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("height", "width"), [(77, 131), (40, 200), (130, 33)])
+def test_tiled_equals_whole_for_a_model_whose_reach_is_inside_the_margin(height: int, width: int, batch: int) -> None:
+    torch.manual_seed(height)
+    model, cut = Nearby(4), Cut(32, 4, 6)
+    picture = torch.rand(2, 3, height, width)
+    whole = model(picture)
+    tiled = enlarge_by_tiles(picture, model, 2, cut, batch)
+    assert tiled.shape == whole.shape
+    # At the picture's own edge a tile may be padded where the whole picture is not.
+    inner = (..., slice(8, -8), slice(8, -8))
+    torch.testing.assert_close(tiled[inner], whole[inner], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 70), (70, 1), (2, 3), (31, 32), (33, 5)])
+def test_any_size_down_to_one_pixel(height: int, width: int) -> None:
+    picture = torch.rand(1, 3, height, width)
+    nearest = lambda x: x.repeat_interleave(2, -1).repeat_interleave(2, -2)  # noqa: E731
+    for wrap in (False, True):
+        tiled = enlarge_by_tiles(picture, nearest, 2, Cut(32, 4, 6, 4), 2, wrap)
+        torch.testing.assert_close(tiled, nearest(picture), atol=1e-6, rtol=0)
+
+
+def test_a_wrapped_texture_has_no_seam_where_it_wraps() -> None:
+    torch.manual_seed(0)
+    model, cut = Nearby(4), Cut(32, 4, 6)
+    texture = torch.rand(1, 3, 48, 60)
+    tiled = enlarge_by_tiles(texture, model, 2, cut, 4, wrap=True)
+    # The same texture, moved: its enlargement must be the enlargement, moved.
+    moved = enlarge_by_tiles(texture.roll((11, 23), (2, 3)), model, 2, cut, 4, wrap=True)
+    torch.testing.assert_close(moved, tiled.roll((22, 46), (2, 3)), atol=2e-6, rtol=0)
+    mirrored = enlarge_by_tiles(texture, model, 2, cut, 4)
+    assert (mirrored - tiled).abs().max() > 1e-3
+
+
+def test_no_seam_along_tile_borders() -> None:
+    """A model that sees further than the margin: the error at the borders is no larger than a few times elsewhere."""
+    torch.manual_seed(1)
+    model = Drct(DrctConfig.of(2, 2, width=24, growth=8, features=8, window=4)).eval()
+    ramp = torch.linspace(0, 1, 120)
+    picture = torch.stack([ramp[None, :] * ramp[:, None]] * 3)[None] + 0.05 * torch.rand(1, 3, 120, 120)
+    cut = Cut(48, 8, 8, 4)
+    with torch.no_grad():
+        whole = model(picture)
+        tiled = enlarge_by_tiles(picture, model, 2, cut, 4)
+        hard = enlarge_by_tiles(
+            picture, lambda x: model(x) + 0.02 * x.mean((1, 2, 3), keepdim=True), 2, Cut(48, 0, 0, 4), 4
+        )
+    starts = frame(120, cut).side.starts
+
+    def jump(result: Tensor, positions: list[int]) -> float:
+        """How much a column differs from the one before it beyond what it does in the whole picture."""
+        step = (result - whole)[..., 1:] - (result - whole)[..., :-1]
+        return float(step[..., positions].abs().mean())
+
+    borders = sorted({2 * start - 1 for start in starts[1:]} | {2 * (start + 48) - 1 for start in starts[:-1]})
+    elsewhere = [p for p in range(20, 220) if min(abs(p - b) for b in borders) > 6]
+    assert jump(tiled, borders) < 3 * jump(tiled, elsewhere) + 1e-5
+    hard_starts = frame(120, Cut(48, 0, 0, 4)).side.starts
+    cuts = [first + second + 48 - 1 for first, second in zip(hard_starts, hard_starts[1:], strict=False)]
+    assert jump(hard, cuts) > 3 * jump(hard, elsewhere)  # the measure itself sees a seam where one is planted
