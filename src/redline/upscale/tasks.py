@@ -51,7 +51,7 @@ def find_tasks(sources: Sequence[Path], target: Path | None, scale: int, format:
     tasks: list[Task] = []
     for source in sources:
         if source.is_dir():
-            folder = target or source.with_name(f"{source.resolve().name}-x{scale}")
+            folder = target or source.resolve().parent / f"{source.resolve().name}-x{scale}"
             inside = [
                 Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in _walk(source, folder)
             ]

@@ -1,0 +1,117 @@
+"""`redline upscale` as it is typed: what it prints, what it leaves, and its exit codes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from redline.models.drct import Drct, DrctConfig, save_drct
+
+from .conftest import Seen
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    save_drct(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4)), path)
+    return path
+
+
+@pytest.fixture
+def upscale(command: Callable[..., Seen], weights: Path) -> Callable[..., Seen]:
+    return lambda *arguments: command("upscale", *arguments, "-w", weights)
+
+
+def save(path: Path, height: int = 20, width: int = 30) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        picture.load()
+        return picture.size
+
+
+def test_one_photo(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    save(tmp_path / "photo.jpg")
+    seen = upscale("photo.jpg")
+    assert seen.code == 0 and seen.out.split()[:4] == ["photo-x2.jpg", "60", "×", "40"]
+    assert size(tmp_path / "photo-x2.jpg") == (60, 40)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photo-x2.jpg", "photo.jpg"]
+
+
+def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    for name in ("a.png", "deep/b.png", "deep/c.png"):
+        save(tmp_path / "in" / name)
+    (tmp_path / "in" / "deep" / "bad.png").write_text("no picture")
+    seen = upscale("in", "-o", "out", "--format", "webp", "--json")
+    assert seen.code == 1
+    rows = {Path(row["task"]["source"]).name: row for row in seen.json()}
+    assert sorted(rows) == ["a.png", "b.png", "bad.png", "c.png"] and "none of PNG" in rows["bad.png"]["error"]
+    assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.webp")) == [
+        "a.webp",
+        "deep/b.webp",
+        "deep/c.webp",
+    ]
+    again = upscale("in", "-o", "out", "--format", "webp", "--resume")
+    assert again.code == 1 and again.out == "" and "3 already complete, 1 failed" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["absent.png"], "there is no file 'absent.png'"),
+        (["photo.png", "--tile", "huge"], "whole number of pixels or auto"),
+        (["photo.png", "--tile", "20"], "too small"),
+        (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
+        (["photo.png", "--preset", "warp"], "unknown preset"),
+        (["photo.png", "--plan", "absent.toml"], "cannot read the plan"),
+        (["photo.png", "--memory", "1KiB"], "too little"),
+        (["photo.png", "--memory", "much"], "much"),
+        (["photo.png", "--format", "bmp"], "choose png, jpeg"),
+        (["photo.png", "--quality", "0"], "between 1 and 100"),
+        (["photo.png", "--device", "warp"], "warp"),
+        (["."], "no picture and no film"),
+    ],
+)
+def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    if arguments != ["."]:
+        save(tmp_path / "photo.png")
+    before = sorted(tmp_path.iterdir())
+    seen = upscale(*arguments)
+    assert seen.code == 2 and seen.out == "" and sentence in seen.err and "Traceback" not in seen.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
+    save(tmp_path / "photo.png")
+    torch.save({"params": {"body.0.rdb1.conv1.weight": torch.zeros(1)}}, tmp_path / "other.pth")
+    seen = command("upscale", "photo.png", "-w", "other.pth")
+    assert seen.code == 2 and "RRDBNet" in seen.err
+    missing = command("upscale", "photo.png", "-w", "absent.pth")
+    assert missing.code == 2 and "absent.pth" in missing.err
+
+
+def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    import av
+
+    with av.open(str(tmp_path / "film.mkv"), "w") as film:
+        stream = film.add_stream("ffv1", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
+        for index in range(4):
+            pixels = np.full((24, 32, 3), 60 * index, np.uint8)
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
+                film.mux(packet)
+        for packet in stream.encode():
+            film.mux(packet)
+    seen = upscale("film.mkv", "--tile", "96")
+    assert seen.code == 0, seen.err
+    with av.open(str(tmp_path / "film-x2.mkv")) as film:
+        frames = list(film.decode(video=0))
+        assert [(frame.width, frame.height) for frame in frames] == [(64, 48)] * 4
