@@ -14,9 +14,9 @@ from redline.errors import WorkloadError
 from redline.gate import all_finite
 from redline.job import Job, TrainingStep
 from redline.models.drct import DrctConfig
-from redline.models.drct.model import WindowAttention
 from redline.models.resnet import ResNet
 from redline.models.vit import Attention, VisionTransformer
+from redline.nn import WindowAttention
 from redline.workload import Workload, call, load_workload
 from redline.workloads import BUNDLED
 from redline.workloads.drct import super_resolution

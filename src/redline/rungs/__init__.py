@@ -15,6 +15,7 @@ from redline.rungs.fold_batchnorm import FoldBatchnorm
 from redline.rungs.fp8 import Fp8
 from redline.rungs.fp16 import Fp16
 from redline.rungs.fp32_attention import Fp32Attention
+from redline.rungs.fused_ops import FusedOps
 from redline.rungs.fused_optimizer import FusedOptimizer
 from redline.rungs.grad_scaler import GradScaler
 from redline.rungs.int8 import Int8
@@ -26,6 +27,7 @@ from redline.rungs.tf32 import Tf32
 
 _ALL: tuple[type[Rung], ...] = (
     FoldBatchnorm,
+    FusedOps,
     Sdpa,
     FusedOptimizer,
     Checkpoint,

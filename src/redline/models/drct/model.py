@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.drct.config import DrctConfig
-from redline.ops.window_attention import window_attention
+from redline.nn import WindowAttention
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
 _MEAN = (0.4488, 0.4371, 0.4040)
@@ -97,20 +97,6 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         tokens = tokens + self.attn(self.norm1(tokens))
         return tokens + self.mlp(self.norm2(tokens))
-
-
-class WindowAttention(nn.Module):
-    def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
-        super().__init__()
-        self.window, self.shift = window, shift
-        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        qkv, table = self.qkv(tokens), self.relative_position_bias_table
-        return self.proj(window_attention(qkv, table, self.window, self.shift))
 
 
 class Mlp(nn.Module):

@@ -1,0 +1,235 @@
+"""Window attention by Triton kernels, forward and backward, as operators that torch.compile sees as one node each.
+
+Nothing of the size of the scores is written out: forward keeps one number a query beside its output, and backward
+makes the probabilities anew, once for queries, once for keys and values, and once for the bias. Sums over windows are
+taken in a fixed order, so that the same input gives the same gradients, bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from triton import knobs
+
+from redline.ops.window_attention.triton_kernels import (
+    bias_gradient_kernel,
+    forward_kernel,
+    key_gradient_kernel,
+    query_gradient_kernel,
+)
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED: bool = knobs.runtime.interpret
+
+_WINDOWS = (4, 8, 16, 32)
+_LARGEST_HEAD = 128
+_COMPUTE_CAPABILITY = 8
+# Wider copies into shared memory would pass by the first-level cache, in which the bias of a head has room.
+_BIAS_READ_BYTES = 8
+# Programs that the sum of the bias' gradient is shared among: enough for any GPU, few enough to add up afterwards.
+_BIAS_PROGRAMS = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How work is cut: queries and keys of a block, warps of a program, steps of the loop in flight."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+# By bytes of a number and channels of a padded head: what keeps to the registers of sm_90, and to the 99 KiB of shared
+# memory of cards that have the least.
+FORWARD_TILES = {
+    (2, 16): Tiles(128, 64, 8, 2),
+    (2, 32): Tiles(128, 64, 8, 2),
+    (2, 64): Tiles(128, 64, 8, 2),
+    (2, 128): Tiles(64, 64, 4, 2),
+    (4, 16): Tiles(64, 32, 4, 1),
+    (4, 32): Tiles(64, 32, 4, 1),
+    (4, 64): Tiles(64, 32, 4, 1),
+    (4, 128): Tiles(32, 32, 4, 1),
+}
+BACKWARD_TILES = {
+    (2, 16): Tiles(64, 64, 4, 2),
+    (2, 32): Tiles(64, 64, 4, 2),
+    (2, 64): Tiles(64, 64, 4, 2),
+    (2, 128): Tiles(64, 32, 4, 1),
+    (4, 16): Tiles(64, 16, 4, 1),
+    (4, 32): Tiles(64, 16, 4, 1),
+    (4, 64): Tiles(64, 16, 4, 1),
+    (4, 128): Tiles(32, 16, 4, 1),
+}
+
+
+def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
+    """The same as the reference; scores, softmax and sums are fp32 whatever the dtype."""
+    return _forward(qkv_BHW3C, table_RH, window, shift)[0]
+
+
+def why_not(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
+    """Why the kernels cannot take this, or nothing."""
+    head_size = qkv_BHW3C.shape[-1] // 3 // table_RH.shape[1]
+    if not (qkv_BHW3C.is_cuda or INTERPRETED):
+        return f"it needs a CUDA device, and the input is on {qkv_BHW3C.device.type}"
+    if qkv_BHW3C.dtype not in DTYPES:
+        return f"it computes in fp16, bf16 or fp32, not in {qkv_BHW3C.dtype}"
+    if INTERPRETED and qkv_BHW3C.dtype == torch.bfloat16:
+        return "Triton's interpreter cannot compute in bf16"
+    if window not in _WINDOWS:
+        return f"it knows windows of 4, 8, 16 and 32 tokens a side, not {window}"
+    if head_size > _LARGEST_HEAD:
+        return f"it knows heads of up to {_LARGEST_HEAD} channels, not {head_size}"
+    if not qkv_BHW3C.numel():
+        return "the batch is empty"
+    # A compiler that traces this call has asked the same already, and cannot ask here.
+    if qkv_BHW3C.is_cuda and not torch.compiler.is_compiling():
+        major, minor = torch.cuda.get_device_capability(qkv_BHW3C.device)
+        if major < _COMPUTE_CAPABILITY:
+            return f"it needs compute capability {_COMPUTE_CAPABILITY}.0, and this device has {major}.{minor}"
+    return ""
+
+
+@torch.library.custom_op("redline::window_attention", mutates_args=())
+def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
+    qkv = qkv.contiguous()
+    constants, tiles = _constants(qkv, table, window, shift, FORWARD_TILES)
+    out, lse = _forward_fake(qkv, table, window, shift)
+    blocks = lse.numel() // tiles.queries
+    _launch(forward_kernel, blocks, (qkv, _spread(table, window), out, lse, *qkv.shape[1:3]), constants)
+    return out, lse
+
+
+@_forward.register_fake
+def _forward_fake(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
+    batch, height, width, channels = qkv.shape
+    windows = batch * (height // window) * (width // window)
+    out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
+    lse = torch.empty((windows, table.shape[1], window * window), dtype=torch.float32, device=qkv.device)
+    return out, lse
+
+
+@torch.library.custom_op("redline::window_attention_backward", mutates_args=())
+def _backward(
+    qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, gradient: Tensor, window: int, shift: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient of qkv; and each query's sum of out · gradient, which the table's gradient needs too."""
+    qkv, gradient = qkv.contiguous(), gradient.contiguous()
+    constants, tiles = _constants(qkv, table, window, shift, BACKWARD_TILES)
+    bias, size = _spread(table, window), qkv.shape[1:3]
+    qkv_gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
+    read, written = (lse, gradient), (delta, qkv_gradient)
+    _launch(query_gradient_kernel, lse.numel() // tiles.queries, (qkv, bias, out, *read, *written, *size), constants)
+    _launch(key_gradient_kernel, lse.numel() // tiles.keys, (qkv, bias, *read, *written, *size), constants)
+    return qkv_gradient, delta
+
+
+@_backward.register_fake
+def _(
+    qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, gradient: Tensor, window: int, shift: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), torch.empty_like(lse)
+
+
+@torch.library.custom_op("redline::window_attention_table_gradient", mutates_args=())
+def _table_gradient(
+    qkv: Tensor, table: Tensor, lse: Tensor, delta: Tensor, gradient: Tensor, window: int, shift: int
+) -> Tensor:
+    qkv, gradient = qkv.contiguous(), gradient.contiguous()
+    constants, tiles = _constants(qkv, table, window, shift, BACKWARD_TILES)
+    windows, heads, tokens = lse.shape
+    blocks = heads * (tokens // tiles.queries) * (tokens // tiles.keys)
+    shares = max(1, min(windows, _BIAS_PROGRAMS // blocks))
+    partial = torch.empty((shares, heads, tokens, tokens), dtype=torch.float32, device=qkv.device)
+    arguments = (qkv, _spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
+    _launch(bias_gradient_kernel, shares * blocks, arguments, constants)
+    return _gather(partial.sum(0), window).to(table.dtype)
+
+
+@_table_gradient.register_fake
+def _(qkv: Tensor, table: Tensor, lse: Tensor, delta: Tensor, gradient: Tensor, window: int, shift: int) -> Tensor:
+    return torch.empty(table.shape, dtype=table.dtype, device=table.device)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: tuple[Tensor, Tensor]) -> None:
+    qkv, table, ctx.window, ctx.shift = inputs
+    ctx.save_for_backward(qkv, table, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor | None, None, None]:
+    qkv, table, out, lse = ctx.saved_tensors
+    qkv_gradient, delta = _backward(qkv, table, out, lse, gradient, ctx.window, ctx.shift)
+    table_gradient = None
+    if ctx.needs_input_grad[1]:
+        table_gradient = _table_gradient(qkv, table, lse, delta, gradient, ctx.window, ctx.shift)
+    return qkv_gradient, table_gradient, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _launch(kernel: Any, programs: int, arguments: tuple[Tensor | int, ...], constants: dict[str, object]) -> None:
+    # Triton launches on the current device, whichever the tensors are on.
+    with torch.cuda.device_of(arguments[0]):
+        kernel[(programs,)](*arguments, **constants)
+
+
+def _constants(
+    qkv: Tensor, table: Tensor, window: int, shift: int, choices: dict[tuple[int, int], Tiles]
+) -> tuple[dict[str, object], Tiles]:
+    """What the kernels are compiled for, and the tiles among it."""
+    heads, tokens = table.shape[1], window * window
+    size = qkv.shape[-1] // 3 // heads
+    padded = max(16, 1 << (size - 1).bit_length())
+    chosen = choices[qkv.element_size(), padded]
+    tiles = Tiles(min(chosen.queries, tokens), min(chosen.keys, tokens), chosen.warps, chosen.stages)
+    constants: dict[str, object] = {
+        "scale": size**-0.5,
+        "HEADS": heads,
+        "SIZE": size,
+        "PADDED": padded,
+        "ALIGN": _alignment(heads, size, padded),
+        "WINDOW": window,
+        "SHIFT": shift,
+        "BLOCK_Q": tiles.queries,
+        "BLOCK_K": tiles.keys,
+        "RUN": _BIAS_READ_BYTES // table.element_size(),
+        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
+        "PRECISION": "tf32x3" if qkv.dtype == torch.float32 else "ieee",
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+    return constants, tiles
+
+
+def _alignment(heads: int, size: int, padded: int) -> int:
+    """The widest step of channels at which every head's slice may start to be read and still fit its padding."""
+    for step in (8, 4, 2):
+        if heads * size % step == 0 and size + max(head * size % step for head in range(heads)) <= padded:
+            return step
+    return 1
+
+
+def _spread(table: Tensor, window: int) -> Tensor:
+    """The biases as the kernels read them: by head, sum of rows, column of the query, and column of the key."""
+    offsets = 2 * window - 1
+    return table.unflatten(0, (offsets, offsets)).unfold(1, window, 1).permute(2, 0, 1, 3).contiguous()
+
+
+def _gather(pairs_HNN: Tensor, window: int) -> Tensor:
+    """Sums of all pairs that share a row of the table, (rows, heads)."""
+    pairs = pairs_HNN.unflatten(2, (window, window)).unflatten(1, (window, window))
+    by_row = _sum_diagonals(pairs.permute(0, 2, 4, 1, 3))
+    return _sum_diagonals(by_row.permute(0, 3, 1, 2)).flatten(1).t().contiguous()
+
+
+def _sum_diagonals(square: Tensor) -> Tensor:
+    """Sums the elements (i, j) of the last two dimensions by i + j: row i moves right by i, then columns add up."""
+    side = square.shape[-1]
+    moved = F.pad(square, (0, side)).flatten(-2)[..., :-side].unflatten(-1, (side, 2 * side - 1))
+    return moved.sum(-2)

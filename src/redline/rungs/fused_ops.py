@@ -1,0 +1,46 @@
+"""fused_ops: Redline's own kernels in place of the plain operations, where a model is made of modules that have both.
+
+Its models come with every such operation written out in plain PyTorch, which is the specification. This rung lets each
+take the fastest implementation that can run where it is: a Triton kernel on a GPU, torch's fused attention on a CPU.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from redline.job import Job
+from redline.machine import Machine
+from redline.nn import Choosing
+from redline.rung import Rung, Stage
+
+
+@dataclass(frozen=True)
+class FusedOps(Rung):
+    name: ClassVar[str] = "fused_ops"
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    summary: ClassVar[str] = "Redline's own kernels where a model has modules that know them"
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if job is not None and not _plain(job.model):
+            return "the model has no module with an implementation of Redline's own to choose"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        modules = _plain(job.model)
+        for module in modules:
+            module.implementation = "auto"
+        return job.with_evidence(self.name, tuple(modules))
+
+    def proof(self, job: Job) -> str:
+        modules: tuple[Choosing, ...] = job.evidence[self.name]
+        # Asked now and not before: what can run depends on the dtype that later rungs converted to.
+        with torch.set_grad_enabled(job.training):
+            kinds = Counter((type(module).__name__, module.chosen()) for module in modules)
+        return ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))
+
+
+def _plain(model: nn.Module) -> list[Choosing]:
+    return [m for m in model.modules() if isinstance(m, Choosing) and m.implementation == "reference"]

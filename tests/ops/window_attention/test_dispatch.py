@@ -1,0 +1,92 @@
+"""Which implementation of window attention runs, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import redline.ops.window_attention as op
+from redline.errors import MachineError, ModelError
+from redline.ops.window_attention import IMPLEMENTATIONS, reference, sdpa, window_attention
+
+
+def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, rows: int = 49) -> tuple[Tensor, Tensor]:
+    return torch.randn(1, height, width, 3 * channels), torch.randn(rows, heads)
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, qkv: Tensor, table: Tensor, implementation: str) -> str:
+    """Which of the two that run on a CPU was called."""
+    called: list[str] = []
+    for name, module in (("reference", reference), ("sdpa", sdpa)):
+        monkeypatch.setattr(module, "window_attention", lambda *_, name=name: called.append(name))
+    window_attention(qkv, table, 4, 2, implementation)
+    assert len(called) == 1
+    return called[0]
+
+
+def test_a_cpu_takes_the_fused_attention_and_the_reference_to_train_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv, table = inputs()
+    assert ran(monkeypatch, qkv, table, "auto") == "sdpa"
+    assert ran(monkeypatch, qkv.requires_grad_(), table, "auto") == "sdpa"
+    assert ran(monkeypatch, qkv, table.requires_grad_(), "auto") == "reference"
+    with torch.no_grad():
+        assert ran(monkeypatch, qkv, table, "auto") == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa"])
+def test_an_explicit_choice_is_kept(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert ran(monkeypatch, *inputs(), name) == name
+
+
+def test_the_ones_that_run_on_a_cpu_agree() -> None:
+    qkv, table = inputs()
+    outputs = [window_attention(qkv, table, 4, 1, name) for name in ("auto", "reference", "sdpa")]
+    for other in outputs[1:]:
+        torch.testing.assert_close(outputs[0], other)
+
+
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    qkv, table = inputs()
+    monkeypatch.setattr(op, "_TRITON_INSTALLED", False)
+    with pytest.raises(MachineError, match="pip install triton"):
+        window_attention(qkv, table, 4, implementation="triton")
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    triton = pytest.importorskip("redline.ops.window_attention.triton")
+    if triton.INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
+        window_attention(*inputs(), 4, implementation="triton")
+
+
+def test_an_unknown_implementation_is_refused() -> None:
+    with pytest.raises(ModelError, match="no implementation 'cuda': it has auto, reference, sdpa, triton"):
+        window_attention(*inputs(), 4, implementation="cuda")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_shapes_that_do_not_fit_are_refused(implementation: str) -> None:
+    def refused(qkv: Tensor, table: Tensor, sentence: str, window: int = 4, shift: int = 0) -> None:
+        with pytest.raises(ModelError, match=sentence):
+            window_attention(qkv, table, window, shift, implementation)
+
+    qkv, table = inputs()
+    refused(*inputs(height=10), "10 × 8 tokens does not divide into windows of 4 × 4")
+    refused(*inputs(width=9), "8 × 9 tokens does not divide into windows")
+    refused(qkv, table, "does not divide into windows of 0", window=0)
+    refused(*inputs(rows=48), "needs a bias table of 49 rows, not 48")
+    refused(*inputs(channels=5), "15 channels cannot be queries, keys and values of 2 heads")
+    refused(*inputs(heads=0), "of 0 heads")
+    refused(qkv, table, "shifted by 0 to 3, not by 4", shift=4)
+    refused(qkv, table, "not by -1", shift=-1)
+    refused(qkv[0], table, "takes .* not .8, 8, 18.")
+    refused(qkv, table.to("meta"), "the bias table is on meta, but the tokens are on cpu")
+
+
+def test_importing_the_operator_starts_neither_triton_nor_cuda() -> None:
+    started = "'triton' in sys.modules or torch.cuda.is_initialized()"
+    look = f"import sys, torch, redline.ops.window_attention; sys.exit({started})"
+    assert subprocess.run([sys.executable, "-c", look], timeout=120).returncode == 0

@@ -1,0 +1,105 @@
+"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`test_interpreted.py` runs this file so).
+
+Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redline.ops.window_attention import reference, window_attention
+
+triton = pytest.importorskip("redline.ops.window_attention.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+DRCT = [(180, 6, 0), (212, 4, 2), (244, 2, 0), (276, 6, 2), (308, 4, 0)]
+
+
+@pytest.mark.parametrize(("channels", "heads", "shift"), DRCT)
+def test_agrees_at_the_widths_of_drct(agrees: Agrees, channels: int, heads: int, shift: int) -> None:
+    agrees(triton.window_attention, (1, 4, 4, channels), heads, 4, shift, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("picture", "shift", "dtype"),
+    [((3, 8, 4), 0, torch.float32), ((1, 4, 4), 2, torch.float16), ((1, 8, 12), 1, torch.float16)],
+)
+def test_agrees_for_odd_batches_and_shapes(
+    agrees: Agrees, picture: tuple[int, ...], shift: int, dtype: torch.dtype
+) -> None:
+    agrees(triton.window_attention, (*picture, 5), 1, 4, shift, dtype, DEVICE)
+
+
+def test_agrees_where_a_window_is_several_blocks(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = triton.Tiles(queries=32, keys=32, warps=4, stages=1)
+    monkeypatch.setattr(triton, "FORWARD_TILES", dict.fromkeys(triton.FORWARD_TILES, small))
+    monkeypatch.setattr(triton, "BACKWARD_TILES", dict.fromkeys(triton.BACKWARD_TILES, small))
+    monkeypatch.setattr(triton, "_BIAS_PROGRAMS", 4)  # so that one program sums several windows
+    agrees(triton.window_attention, (1, 8, 16, 13), 1, 8, 4, device=DEVICE)
+
+
+def test_agrees_at_windows_of_sixteen(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = triton.Tiles(queries=128, keys=128, warps=8, stages=1)
+    monkeypatch.setattr(triton, "FORWARD_TILES", dict.fromkeys(triton.FORWARD_TILES, large))
+    monkeypatch.setattr(triton, "BACKWARD_TILES", dict.fromkeys(triton.BACKWARD_TILES, large))
+    agrees(triton.window_attention, (1, 16, 16, 30), 1, 16, 8, torch.float16, DEVICE)
+
+
+def test_takes_a_table_of_another_dtype_and_tokens_of_any_strides() -> None:
+    qkv = torch.randn(1, 27, 4, 8, device=DEVICE, dtype=torch.float16).permute(0, 2, 3, 1)
+    table = torch.randn(49, 3, device=DEVICE)
+    out = triton.window_attention(qkv, table, 4, 2)
+    expected = reference.window_attention(qkv.double(), table.double(), 4, 2)
+    assert (out.double() - expected).norm() <= torch.finfo(torch.float16).eps * expected.norm()
+
+
+def test_the_table_alone_or_the_tokens_alone_can_be_trained() -> None:
+    qkv, table = torch.randn(1, 4, 4, 12, device=DEVICE), torch.randn(49, 2, device=DEVICE)
+    expected = torch.autograd.grad(
+        reference.window_attention(qkv.requires_grad_(), table.requires_grad_(), 4).square().sum(), (qkv, table)
+    )
+    (of_qkv,) = torch.autograd.grad(triton.window_attention(qkv, table.detach(), 4).square().sum(), qkv)
+    (of_table,) = torch.autograd.grad(triton.window_attention(qkv.detach(), table, 4).square().sum(), table)
+    torch.testing.assert_close((of_qkv, of_table), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    qkv = torch.randn(1, 4, 4, 6, device=DEVICE, requires_grad=True)
+    table = torch.randn(49, 1, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(triton._forward, (qkv, table, 4, 2))
+
+
+def test_compiles_whole() -> None:
+    qkv = torch.randn(1, 4, 8, 18, device=DEVICE, requires_grad=True)
+    table = torch.randn(49, 2, device=DEVICE, requires_grad=True)
+
+    def block(qkv: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return window_attention(qkv + 1, table, 4, 2, "triton").sin()
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(qkv, table)
+    eager = block(qkv, table)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled.square().sum(), (qkv, table)),
+        torch.autograd.grad(eager.square().sum(), (qkv, table)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("qkv", "rows", "window", "sentence"),
+    [
+        (torch.zeros(1, 4, 4, 6, dtype=torch.float64), 49, 4, "not in torch.float64"),
+        (torch.zeros(1, 6, 6, 6), 121, 6, "windows of 4, 8, 16 and 32 tokens a side, not 6"),
+        (torch.zeros(1, 4, 4, 390), 49, 4, "up to 128 channels, not 130"),
+        (torch.zeros(0, 4, 4, 6), 49, 4, "the batch is empty"),
+    ],
+)
+def test_says_what_it_cannot_take(qkv: torch.Tensor, rows: int, window: int, sentence: str) -> None:
+    table = torch.zeros(rows, 1, device=DEVICE, dtype=qkv.dtype)
+    assert sentence in triton.why_not(qkv.to(DEVICE), table, window)
+    assert window_attention(qkv.to(DEVICE), table, window).shape == (*qkv.shape[:3], qkv.shape[3] // 3)
