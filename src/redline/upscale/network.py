@@ -16,13 +16,17 @@ from redline.weights import read_weights
 
 @dataclass(frozen=True)
 class Network:
-    """What enlarges `scale` times, takes sizes that are multiples of `window`, and is known by its weights' digest."""
+    """What enlarges `scale` times, takes sizes that are multiples of `window`, and is known by its weights' digest.
+
+    One that was exported takes tiles of one size alone, `tile`.
+    """
 
     module: nn.Module
     scale: int
     window: int
     name: str
     digest: str
+    tile: int | None = None
 
 
 def load_network(weights: str | Path | None = None, scale: int = 4) -> Network:

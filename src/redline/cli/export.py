@@ -1,0 +1,65 @@
+"""`redline export`: a network as a file that other programs run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from redline.cli.console import print_json, progress, results
+from redline.errors import RedlineError
+from redline.quantities import format_bytes
+from redline.upscale.export import export_onnx
+from redline.upscale.network import load_network
+from redline.upscale.picture_tiles import tiles_of
+from redline.workloads.drct import smooth_pictures
+
+_JUDGED_ON = 4
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="What to export: drct.")],
+    weights: Annotated[Path | None, typer.Option("--weights", "-w", help="A weight file; shipped by default.")] = None,
+    scale: Annotated[int, typer.Option("--scale", "-s", help="With the shipped weights.")] = 4,
+    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
+    tile: Annotated[int, typer.Option(help="The side of the tiles that the file will take.")] = 128,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="drct-x4.onnx by default.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the pictures of --calibrate.")] = False,
+    calibrate: Annotated[Path | None, typer.Option(help="A folder of pictures like those to come.")] = None,
+    samples: Annotated[int, typer.Option(help="Tiles to calibrate on.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write a network as an ONNX file, held against the network itself before it is kept.
+
+    Example: redline export drct --format onnx --tile 256
+    Example: redline export drct --int8 --calibrate photos/ -o drct-int8.onnx
+    """
+    if model != "drct":
+        raise RedlineError(f"{model!r} cannot be exported: drct can.")
+    if format != "onnx":
+        raise RedlineError(f"unknown format {format!r}: onnx is the one there is.")
+    if int8 and calibrate is None:
+        raise RedlineError("int8 is calibrated on pictures: name a folder with --calibrate.")
+    if samples < 1:
+        raise RedlineError(f"it takes at least one tile to calibrate on, not {samples}.")
+    network = load_network(weights, scale)
+    target = out or Path(f"drct-x{network.scale}{'-int8' if int8 else ''}.onnx")
+    judged_on = (
+        smooth_pictures(_JUDGED_ON, tile) if calibrate is None else tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
+    )
+    calibration = [t[None] for t in tiles_of(calibrate, tile, samples)] if int8 and calibrate is not None else []
+    with progress.status(f"exporting {network.name} …"):
+        exported = export_onnx(network, target, tile, judged_on, calibration)
+    if as_json:
+        print_json(
+            {
+                "path": str(exported.path),
+                "tile": tile,
+                "bytes": exported.bytes,
+                "psnr": exported.score.value,
+                "int8": int8,
+            }
+        )
+        return
+    said = f"{format_bytes(exported.bytes)}, {exported.score.value:.1f} dB from the network itself"
+    results.print(f"{escape(str(exported.path))}  {said}", highlight=False, soft_wrap=True)

@@ -1,0 +1,97 @@
+"""A network as an ONNX file for tiles of one size, any number at a time; in int8 when it was calibrated on pictures.
+
+The file is held against the network it was made from on tiles that calibration did not see, and is only written when
+it agrees. What it needs to be used (scale, window, tile) stands in its metadata.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.files import write_bytes
+from redline.gate import Gate, Score
+from redline.onnx_quantization import calibration_batches, quantize_static
+from redline.quiet import quiet
+from redline.upscale.network import Network
+from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
+
+# An exported graph does the same arithmetic; int8 may change what cannot be seen.
+EXACT = Gate("psnr", 70.0)
+ROUNDED = Gate("psnr", 40.0)
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    tile: int
+    bytes: int
+    score: Score
+
+
+def export_onnx(
+    network: Network, target: Path, tile: int, judged_on: Tensor, calibration: Sequence[Tensor] = ()
+) -> Exported:
+    """`judged_on` and each of `calibration` are tiles (N, 3, tile, tile) in [0, 1]; with calibration it is int8."""
+    if tile % network.window:
+        raise ModelError(f"{network.name} takes tiles that are multiples of {network.window}, not {tile}.")
+    module = network.module.cpu().eval()
+    with tempfile.TemporaryDirectory(prefix="redline-export-") as folder:
+        path = Path(folder) / "model.onnx"
+        _export(module, tile, path)
+        if calibration:
+            rounded = path.with_name("int8.onnx")
+            batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
+            quantize_static(path, rounded, batches, "minmax", 99.9, symmetric=False, external=False)
+            path = rounded
+        data = _with_facts(path, network, tile, "int8" if calibration else "fp32")
+        path.write_bytes(data)
+        gate = ROUNDED if calibration else EXACT
+        with torch.no_grad():
+            score = gate.judge(module(judged_on), Onnx(path, providers_for("cpu", judged_on.device))(judged_on))
+        if not score.passed:
+            kind = "in int8" if calibration else "as ONNX"
+            raise ModelError(
+                f"{network.name} {kind} is {score.value:.1f} dB from the network itself, below {gate.limit:g}: "
+                "nothing was written."
+            )
+    write_bytes(target, data)
+    return Exported(target, tile, len(data), score)
+
+
+def _export(module: torch.nn.Module, tile: int, path: Path) -> None:
+    example = torch.rand(2, 3, tile, tile)
+    try:
+        with quiet(), torch.no_grad():
+            count = torch.export.Dim("count", min=1, max=1024)
+            graph = torch.export.export(module, (example,), dynamic_shapes=({0: count},), strict=False)
+            program = torch.onnx.export(
+                graph, input_names=["tiles"], output_names=["enlarged"], dynamo=True, verbose=False
+            )
+            assert program is not None
+            program.save(path)
+    except Exception as error:  # the exporter raises many kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"the network cannot be exported to ONNX: {reason}.") from error
+
+
+def _with_facts(path: Path, network: Network, tile: int, precision: str) -> bytes:
+    import onnx
+
+    model: Any = onnx.load(str(path))
+    facts = {
+        "scale": network.scale,
+        "window": network.window,
+        "tile": tile,
+        "name": network.name,
+        "digest": network.digest,
+    }
+    onnx.helper.set_model_props(
+        model, {PREFIX + key: str(value) for key, value in {**facts, "precision": precision}.items()}
+    )
+    return model.SerializeToString()

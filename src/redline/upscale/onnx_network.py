@@ -1,0 +1,73 @@
+"""A network from an ONNX file that `redline export` wrote, run by ONNX Runtime on the provider of choice."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import MachineError, ModelError
+from redline.upscale.network import Network
+
+PREFIX = "redline."
+_PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+# What takes the nodes that a provider cannot run.
+_BEHIND = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
+
+
+class Onnx(nn.Module):
+    """Called like the network it was exported from; tiles come from and go back to their own device."""
+
+    def __init__(self, path: Path, providers: list[tuple[str, dict[str, str]]]) -> None:
+        super().__init__()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # it raises many kinds
+            raise ModelError(f"{str(path)!r} is no ONNX file that can be run: it is damaged, or no model.") from error
+
+    @property
+    def facts(self) -> dict[str, str]:
+        found = self.session.get_modelmeta().custom_metadata_map
+        return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        (name,) = (item.name for item in self.session.get_inputs())
+        (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
+        return torch.from_numpy(result).to(tiles.device)
+
+
+def load_onnx_network(path: Path, provider: str = "cpu", device: torch.device | str = "cpu") -> Network:
+    if find_spec("onnxruntime") is None:
+        raise MachineError("an ONNX file is run by ONNX Runtime, which is not installed: pip install onnxruntime.")
+    if not path.is_file():
+        raise ModelError(f"cannot read the weights {str(path)!r}: there is no such file.")
+    module = Onnx(path, providers_for(provider, torch.device(device)))
+    facts: dict[str, Any] = module.facts
+    try:
+        scale, window, tile = (int(facts[key]) for key in ("scale", "window", "tile"))
+        name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
+    except (KeyError, ValueError) as error:
+        raise ModelError(f"{str(path)!r} was not written by `redline export`: it does not say its scale.") from error
+    return Network(module, scale, window, name, digest, tile)
+
+
+def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
+    """The provider asked for, and behind it those that take what it cannot run."""
+    import onnxruntime
+
+    if provider not in _PROVIDERS:
+        raise MachineError(f"unknown provider {provider!r}: choose {', '.join(_PROVIDERS)}.")
+    if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        raise MachineError(f"this ONNX Runtime has no provider for {provider}: pip install onnxruntime-gpu.")
+    on_gpu = {"device_id": str(device.index or 0)}
+    return [(_PROVIDERS[kind], {} if kind == "cpu" else on_gpu) for kind in _BEHIND[provider]]

@@ -1,0 +1,96 @@
+"""Exported networks: the same pictures come out, int8 is held to its limit, and foreign files are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from redline.errors import MachineError, ModelError, RedlineError
+from redline.gate import Gate
+from redline.models.drct import Drct, DrctConfig
+from redline.upscale import export as exporting
+from redline.upscale.export import export_onnx
+from redline.upscale.network import Network
+from redline.upscale.onnx_network import load_onnx_network
+from redline.upscale.picture_tiles import tiles_of
+from redline.workloads.drct import draw, smooth_pictures
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    torch.manual_seed(0)
+    model = draw(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4))).eval()
+    return Network(model, 2, 4, "a small DRCT", "digest")
+
+
+@pytest.fixture(scope="module")
+def exported(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "small.onnx"
+    result = export_onnx(network, path, 16, smooth_pictures(2, 16))
+    assert result.score.passed and result.bytes == path.stat().st_size
+    assert [p.name for p in path.parent.iterdir()] == ["small.onnx"]
+    return path
+
+
+@pytest.fixture
+def exported_before(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting takes seconds, and what comes after it is looked at."""
+    monkeypatch.setattr(exporting, "_export", lambda _module, _tile, path: path.write_bytes(exported.read_bytes()))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_any_number_of_tiles_comes_out_the_same(network: Network, exported: Path, count: int) -> None:
+    loaded = load_onnx_network(exported)
+    assert (loaded.scale, loaded.window, loaded.tile) == (2, 4, 16) and loaded.digest != network.digest
+    tiles = torch.rand(count, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.module(tiles), network.module(tiles), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("exported_before")
+def test_int8_is_smaller_and_inside_its_limit(network: Network, exported: Path, tmp_path: Path) -> None:
+    calibration = [smooth_pictures(2, 16) for _ in range(3)]
+    result = export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), calibration)
+    assert result.score.value > 40 and result.bytes < exported.stat().st_size
+    assert load_onnx_network(tmp_path / "int8.onnx").name.endswith("(ONNX, int8)")
+
+
+@pytest.mark.usefixtures("exported_before")
+def test_what_does_not_agree_is_not_written(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "EXACT", Gate("psnr", 199.0))
+    with pytest.raises(ModelError, match="dB from the network itself, below 199: nothing was written"):
+        export_onnx(network, tmp_path / "never.onnx", 16, smooth_pictures(1, 16))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_and_requests_that_cannot_be_used(network: Network, exported: Path, tmp_path: Path) -> None:
+    import onnx
+
+    with pytest.raises(ModelError, match="multiples of 4, not 18"):
+        export_onnx(network, tmp_path / "x.onnx", 18, smooth_pictures(1, 18))
+    (tmp_path / "broken.onnx").write_bytes(exported.read_bytes()[:500])
+    with pytest.raises(ModelError, match="damaged, or no model"):
+        load_onnx_network(tmp_path / "broken.onnx")
+    model = onnx.load(str(exported))
+    del model.metadata_props[:]
+    (tmp_path / "foreign.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="not written by `redline export`"):
+        load_onnx_network(tmp_path / "foreign.onnx")
+    with pytest.raises(ModelError, match="no such file"):
+        load_onnx_network(tmp_path / "absent.onnx")
+    with pytest.raises(MachineError, match="choose cpu, cuda, tensorrt"):
+        load_onnx_network(exported, "warp")
+
+
+def test_tiles_are_taken_from_all_pictures_of_any_size(tmp_path: Path) -> None:
+    for index, (height, width) in enumerate([(5, 40), (40, 5), (33, 47)]):
+        Image.fromarray(np.full((height, width, 3), 80 * index, np.uint8)).save(tmp_path / f"{index}.png")
+    tiles = tiles_of(tmp_path, 16, 6)
+    assert tiles.shape == (6, 3, 16, 16)
+    assert [round(float(tile.mean() * 255)) for tile in tiles] == [0, 0, 80, 80, 160, 160]
+    assert torch.equal(tiles, tiles_of(tmp_path, 16, 6))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RedlineError, match="no picture"):
+        tiles_of(tmp_path / "empty", 16, 1)
