@@ -80,7 +80,9 @@ def test_the_index_names_every_page() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_page_with_its_options(name: str) -> None:
     text = (DOCS / "commands" / f"{name}.md").read_text(encoding="utf-8")
-    for parameter in load_command(name).params:
+    command = load_command(name)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    for parameter in (parameter for each in commands for parameter in each.params):
         if parameter.param_type_name == "option" and parameter.name != "help":
             option = max(parameter.opts, key=len)
             assert f"`{option}" in text or f" {option}" in text, f"{name}.md does not mention {option}"

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline.edges import reflected, wrapped
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.layout import Cut, cut_side
-from redline.upscale.padding import frame, reflected, wrapped
+from redline.upscale.padding import frame
 
 
 def random_cut(rng: random.Random) -> Cut:

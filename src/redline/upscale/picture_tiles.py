@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from redline.edges import reflected
 from redline.errors import RedlineError
-from redline.upscale.padding import reflected
 from redline.upscale.pictures import open_picture, to_planes
 from redline.upscale.tasks import find_tasks
 

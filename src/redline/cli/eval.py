@@ -1,0 +1,107 @@
+"""`redline eval`: how good a model is, by the figures that its field uses."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.errors import RedlineError
+from redline.machine import resolve_device
+from redline.models.drct import load_drct
+from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
+from redline.super_resolution.evaluate import Model, PictureScores
+from redline.training.precision import computing_in
+from redline.training.settings import choices
+
+_BICUBIC = "bicubic"
+
+eval = typer.Typer(
+    help="Score a model by the figures that its field uses.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@eval.callback()
+def _eval() -> None:
+    """Score a model by the figures that its field uses."""
+
+
+@eval.command("sr")
+def evaluate_sr(
+    weights: Annotated[str, typer.Argument(help="A DRCT's weights, or the word bicubic.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of large pictures, with or without small.")],
+    scale: Annotated[int | None, typer.Option(help="The factor; the weights know theirs.")] = None,
+    bicubic: Annotated[bool, typer.Option("--bicubic", help="Show what bicubic gives, beside the model.")] = False,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """PSNR and SSIM on luma, as super-resolution papers compute them.
+
+    Example: redline eval sr model.safetensors Set5 --bicubic
+    """
+    choices("precision", precision, ("fp32", "bf16"))
+    where = torch.device(resolve_device(device))
+    pairs = find_pairs(folder)
+    model, factor, window = _model(weights, scale, where)
+    with progress.status("") as status, computing_in(precision, where):
+
+        def tell(picture: PictureScores) -> None:
+            status.update(f"{picture.name}: {picture.psnr_y_db:.2f} dB")
+
+        seen = evaluate(model, pairs, factor, window, where, tell)
+    baseline = evaluate(bicubic_model(factor), pairs, factor, device=where) if bicubic else None
+    made = sum(picture.made for picture in seen.pictures)
+    if made:
+        which = "all" if made == len(seen.pictures) else f"{made} of {len(seen.pictures)}"
+        progress.print(f"[dim]small pictures: {which} made from the large ones by bicubic[/]", highlight=False)
+    if as_json:
+        print_json(_as_dict(weights, folder, seen, baseline))
+    else:
+        _print(seen, baseline)
+
+
+def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:
+    if weights == _BICUBIC:
+        if scale is None or scale < 1:
+            raise RedlineError("bicubic enlarges by any factor: say which, with --scale 4.")
+        return bicubic_model(scale), scale, 1
+    model = load_drct(weights).to(device)
+    if scale not in (None, model.config.scale):
+        raise RedlineError(f"{weights!r} enlarges {model.config.scale} times, not {scale}.")
+    return model, model.config.scale, model.config.window
+
+
+def _print(seen: Evaluation, baseline: Evaluation | None) -> None:
+    more = ("bicubic dB", "SSIM-Y", "gain") if baseline else ()
+    table = Table("picture", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
+    rows = [(p.name, f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.pictures]
+    rows.append((f"[bold]mean of {len(rows)}[/]", "", seen.mean.psnr_y_db, seen.mean.ssim_y))
+    others = [*baseline.pictures, baseline.mean] if baseline else [None] * len(rows)
+    for (name, size, psnr, ssim), other in zip(rows, others, strict=True):
+        cells = [name, size, f"{psnr:.2f}", f"{ssim:.4f}"]
+        if other is not None:
+            cells += [f"{other.psnr_y_db:.2f}", f"{other.ssim_y:.4f}", f"{psnr - other.psnr_y_db:+.2f}"]
+        table.add_row(*cells)
+    results.print(table)
+
+
+def _as_dict(weights: str, folder: Path, seen: Evaluation, baseline: Evaluation | None) -> dict[str, object]:
+    data: dict[str, object] = {
+        "weights": weights,
+        "folder": str(folder),
+        "scale": seen.scale,
+        "mean": asdict(seen.mean),
+        "pictures": [asdict(picture) for picture in seen.pictures],
+    }
+    if baseline is not None:
+        data["bicubic"] = {"mean": asdict(baseline.mean), "pictures": [asdict(p) for p in baseline.pictures]}
+    return data

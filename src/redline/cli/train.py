@@ -1,0 +1,148 @@
+"""`redline train`: training, from a settings file to weights and the page about them."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.errors import RedlineError
+from redline.machine import resolve_device
+from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.training.loop import Outcome, Progress
+from redline.training.loop import train as run_training
+from redline.training.model_card import Result, write_result
+from redline.training.super_resolution import DrctTask, DrctTraining
+
+CONFIGS = Path(__file__).parents[1] / "training" / "configs"
+# Where nobody watches a line change, a new one this often is enough.
+_LINE_EVERY_S = 15.0
+
+train = typer.Typer(
+    help="Train a model, from a settings file to weights and a page about them.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@train.callback()
+def _train() -> None:
+    """Train a model, from a settings file to weights and a page about them."""
+
+
+@train.command("drct")
+def train_drct(
+    config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: drct-small-x4, drct-small-x2.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for weights, checkpoint and journal.")] = None,
+    photos: Annotated[str | None, typer.Option(help="Folder to train on, instead of the file's.")] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="Folder of a test set, instead of the file's; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
+    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a DRCT on the photos of a folder; Ctrl-C saves where it stands.
+
+    Example: redline train drct drct-small-x4 --photos photos --validation Set5 --out small-x4
+    """
+    path = find_config(config)
+    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    settings = DrctTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
+    folder = out or Path("redline-out") / "train" / path.stem
+    where = torch.device(resolve_device(device))
+    with progress.status("reading photos …") as status:
+        task = DrctTask(settings, where)
+        for sentence in task.crops.pairs.skipped:
+            progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
+        said = f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.0f} megapixels, on {where}"
+        progress.print(f"[dim]{said}, {task.precision}[/]", highlight=False)
+        status.update("the first steps …")
+        outcome = run_training(task, settings.loop, folder, where, resume, _Line(status))
+        if outcome.interrupted:
+            again = f"redline train drct {config} --out {folder} --resume"
+            step = outcome.position.step
+            progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False)
+            raise typer.Exit(130)
+        status.update("scoring …")
+        result = write_result(task, outcome, folder)
+    _print_json(outcome, result) if as_json else _print(outcome, result)
+
+
+def find_config(name: str) -> Path:
+    """A file, or the bundled settings of that name."""
+    path = Path(name)
+    if path.exists() or path.suffix:
+        return path
+    bundled = sorted(file.stem for file in CONFIGS.glob("*.toml"))
+    if name not in bundled:
+        raise RedlineError(f"there are no settings {name!r}: give a .toml file, or one of {', '.join(bundled)}.")
+    return CONFIGS / f"{name}.toml"
+
+
+class _Line:
+    """One line that changes; where nobody watches, one now and then, and one for every new score."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self._last_s, self._figures = status, -_LINE_EVERY_S, {}
+
+    def __call__(self, seen: Progress) -> None:
+        line = (
+            f"step {seen.step:,} · loss {seen.loss:.5f} · {seen.items_per_s:,.4g} {seen.unit}s/s · "
+            f"{format_seconds(seen.left_s)} left · {format_bytes(seen.peak_bytes)}"
+        )
+        scores = " · ".join(f"{name} {value:.4g}" for name, value in seen.figures.items())
+        self.status.update(escape(f"{line} · {scores}" if scores else line))
+        news = seen.figures != self._figures
+        due = not progress.is_terminal and time.monotonic() - self._last_s >= _LINE_EVERY_S
+        if news or due:
+            progress.print(f"[dim]{escape(f'{line} · {scores}' if scores else line)}[/]", highlight=False)
+            self._last_s, self._figures = time.monotonic(), seen.figures
+
+
+def _print(outcome: Outcome, result: Result) -> None:
+    if result.scores:
+        table = Table("test set", "PSNR-Y dB", "SSIM-Y", "bicubic", "", box=None, pad_edge=False)
+        for folder, seen in result.scores.items():
+            mean, baseline = seen.mean, result.bicubic[folder].mean
+            table.add_row(
+                Path(folder).name,
+                f"[bold]{mean.psnr_y_db:.2f}[/]",
+                f"{mean.ssim_y:.4f}",
+                f"{baseline.psnr_y_db:.2f}",
+                f"{mean.psnr_y_db - baseline.psnr_y_db:+.2f} dB",
+            )
+        results.print(table)
+    took = format_seconds(outcome.position.elapsed_s)
+    results.print(
+        f"[bold]{result.weights}[/]: {result.parameters:,} parameters, {format_bytes(result.model_bytes)}, "
+        f"{outcome.position.step:,} steps in {took}; about it: {result.card}",
+        highlight=False,
+    )
+
+
+def _print_json(outcome: Outcome, result: Result) -> None:
+    print_json(
+        {
+            "weights": str(result.weights),
+            "card": str(result.card),
+            "parameters": result.parameters,
+            "model_bytes": result.model_bytes,
+            "steps": outcome.position.step,
+            "elapsed_s": outcome.position.elapsed_s,
+            "peak_bytes": outcome.peak_bytes,
+            "scores": {Path(folder).name: asdict(seen.mean) for folder, seen in result.scores.items()},
+            "bicubic": {Path(folder).name: asdict(seen.mean) for folder, seen in result.bicubic.items()},
+        }
+    )

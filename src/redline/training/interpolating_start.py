@@ -1,0 +1,54 @@
+"""A DRCT that begins as an interpolation.
+
+From random weights, the first steps go into finding out that the output resembles the input. They are saved by letting
+a few channels carry the colours through: from the first convolution past the body, through the tail, whose upsampling
+starts as linear interpolation, into the output. The tail's LeakyReLU bends negative values, so each colour goes through
+it twice, once negated: LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and every weight is free
+to move from the first step on.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import RedlineError
+from redline.models.drct import Drct
+
+_COLOURS = 3
+
+
+@torch.no_grad()
+def start_as_interpolation(model: Drct) -> None:
+    """Overwrites the weights that the colours pass through."""
+    if model.config.features < 2 * _COLOURS:
+        raise RedlineError(f"features must be {2 * _COLOURS} or more, not {model.config.features}.")
+    bend = model.conv_before_upsample[1]
+    assert isinstance(bend, nn.LeakyReLU)
+    _pass(model.conv_first, torch.eye(_COLOURS))
+    _pass(model.conv_after_body, torch.zeros(_COLOURS, 0))
+    _pass(model.conv_before_upsample[0], torch.cat((torch.eye(_COLOURS), -torch.eye(_COLOURS))))
+    joined = torch.cat((torch.eye(_COLOURS), -torch.eye(_COLOURS)), 1) / (1 + bend.negative_slope)
+    steps = [step for step in model.upsample if isinstance(step, nn.Conv2d)]
+    for factor, convolution in zip(model.config.upsampling, steps, strict=True):
+        _pass(convolution, joined, linear_kernels(factor))
+        joined = torch.eye(_COLOURS)
+    _pass(model.conv_last, torch.eye(_COLOURS))
+
+
+def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None) -> None:
+    """Makes the first outputs that mixing of the first inputs, spread by each of the kernels, and of nothing else."""
+    assert isinstance(convolution, nn.Conv2d) and convolution.bias is not None
+    if kernels is None:
+        kernels = torch.zeros(1, 3, 3)
+        kernels[0, 1, 1] = 1
+    outputs = len(mixing) * len(kernels)
+    convolution.weight[:outputs] = 0
+    convolution.bias[:outputs] = 0
+    spread = torch.einsum("oi,kab->okiab", mixing, kernels.to(mixing)).flatten(0, 1)
+    convolution.weight[:outputs, : mixing.shape[1]] = spread.to(convolution.weight)
+
+
+def linear_kernels(factor: int) -> Tensor:
+    """For each of the factor² new pixels inside an old one, row by row, 3 × 3 weights that interpolate linearly."""
+    offset = (torch.arange(factor) + 0.5) / factor - 0.5
+    taps = (1 - (offset[:, None] - torch.tensor([-1.0, 0.0, 1.0])).abs()).clamp_min(0)
+    return torch.einsum("ia,jb->ijab", taps, taps).flatten(0, 1)

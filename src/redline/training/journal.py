@@ -1,0 +1,44 @@
+"""What a training measured, as JSON lines: appended as it goes, cut back to the checkpoint when it is resumed."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError
+from redline.files import write_text
+
+NAME = "journal.jsonl"
+
+
+class Journal:
+    def __init__(self, path: Path, last_step: int) -> None:
+        """Keeps what was written before up to `last_step`: what came after it will be done again."""
+        self.path = path
+        self.entries = [entry for entry in read_journal(path) if entry["step"] <= last_step] if path.exists() else []
+        write_text(path, "".join(_line(entry) for entry in self.entries))
+
+    def write(self, entry: dict[str, Any]) -> None:
+        self.entries.append(entry)
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_line(entry))
+        except OSError as error:
+            raise RedlineError(f"cannot write {str(self.path)!r}: {error.strerror or error}.") from error
+
+
+def read_journal(path: str | Path) -> list[dict[str, Any]]:
+    """The entries of a journal; a last line that a killed process left unfinished is not one."""
+    entries = []
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return entries
+
+
+def _line(entry: dict[str, Any]) -> str:
+    # JSON has no infinity, and PSNR has one.
+    finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
+    return json.dumps(finite, ensure_ascii=False) + "\n"

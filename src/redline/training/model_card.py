@@ -1,0 +1,149 @@
+"""What a finished training leaves behind: the averaged weights, and a page that says what they are and what they reach.
+
+The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are scored.
+"""
+
+import copy
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.models.drct import Drct, save_drct
+from redline.quantities import format_bytes, format_seconds
+from redline.super_resolution import Evaluation
+from redline.training.loop import Outcome
+from redline.training.super_resolution import DrctTask
+from redline.version import VERSION
+
+WEIGHTS, CARD = "model.safetensors", "model-card.md"
+_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Result:
+    weights: Path
+    card: Path
+    model_bytes: int
+    parameters: int
+    scores: dict[str, Evaluation]
+    bicubic: dict[str, Evaluation]
+
+
+def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
+    """Scores the averaged weights as they will be stored, then writes weights and page."""
+    dtype = _DTYPES[task.settings.model.weights]
+    model = rounded(outcome.model, dtype)
+    scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
+    config = {"model": asdict(task.settings.model), "data": asdict(task.settings.data)}
+    config["training"] = asdict(task.settings.loop)
+    # Where the photos lay is nobody's business; what the folder was called says enough.
+    config["data"]["photos"] = _name(task.settings.data.photos)
+    config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
+    about = {
+        "made_by": f"redline {VERSION}",
+        "model": str(model.config),
+        "settings": json.dumps(config),
+        "data": f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.1f} megapixels",
+        "steps": str(outcome.position.step),
+        "seconds": f"{outcome.position.elapsed_s:.0f}",
+        "scores": json.dumps({_name(name): asdict(seen.mean) for name, seen in scores.items()}),
+    }
+    save_drct(model, out / WEIGHTS, dtype, about)
+    size = (out / WEIGHTS).stat().st_size
+    parameters = sum(weight.numel() for weight in model.parameters())
+    result = Result(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
+    write_text(out / CARD, _card(task, outcome, model, result, config))
+    return result
+
+
+def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
+    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    if not isinstance(model, Drct):
+        raise RedlineError(f"a {type(model).__name__} is no DRCT.")
+    result = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in result.parameters():
+            weight.copy_(weight.to(dtype).float())
+            if not torch.isfinite(weight).all():
+                raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
+    return result
+
+
+def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config: dict[str, dict[str, object]]) -> str:
+    settings, crops, position = task.settings, task.crops.pairs, outcome.position
+    seen = position.step * settings.data.batch
+    shape = settings.model
+    lines = [
+        f"# {model.config}",
+        "",
+        f"A super-resolution model that enlarges pictures {shape.scale} times, trained by `redline train drct`.",
+        "",
+        "## Model",
+        "",
+        f"Groups {shape.groups}, width {shape.width}, growth {shape.growth}, window {shape.window}: "
+        f"{result.parameters:,} parameters, {format_bytes(result.model_bytes)} as {shape.weights} safetensors.",
+        "",
+        "## Data",
+        "",
+        f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
+        f"after shrinking by {_listed(settings.data.shrink)}. Small pictures: Matlab's antialiased bicubic. "
+        "No picture of the test sets below is among them.",
+        "",
+        "## Training",
+        "",
+        f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
+        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
+        f"torch {torch.__version__}; absolute error, {settings.loop.optimizer}, cosine schedule, "
+        f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}.",
+        "",
+        *_scores(result, shape.scale),
+        "## Limits",
+        "",
+        "It has learnt to undo a clean bicubic reduction. Noise and the traces of strong compression are enlarged with "
+        "the picture, and fine texture that the small picture does not hold is not invented.",
+        "",
+        "## Settings",
+        "",
+        "```json",
+        json.dumps(config, indent=2),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _scores(result: Result, scale: int) -> list[str]:
+    if not result.scores:
+        return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
+    rows = [
+        f"| {_name(name)} | {len(seen.pictures)} | **{seen.mean.psnr_y_db:.2f}** | **{seen.mean.ssim_y:.4f}** "
+        f"| {result.bicubic[name].mean.psnr_y_db:.2f} | {result.bicubic[name].mean.ssim_y:.4f} |"
+        for name, seen in result.scores.items()
+    ]
+    return [
+        "## Scores",
+        "",
+        f"PSNR and SSIM of luma, {scale} pixels cut off at each edge, fp32, of the weights as stored.",
+        "",
+        "| test set | pictures | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+    ]
+
+
+def _name(folder: str) -> str:
+    return Path(folder).resolve().name
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return " and ".join(str(number) for number in numbers)
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

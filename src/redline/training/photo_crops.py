@@ -1,0 +1,106 @@
+"""Random crops of photos, large and small side by side, cut on the device that trains.
+
+All photos stay on the device as bytes, in one row of pixels, and so do their small pictures. A batch is two gathers
+whose indices hold place, flip and rotation at once: no worker processes, nothing to copy, and no device that waits for
+data.
+
+Most of a photo is sky or out of focus, and teaches little. So crops are drawn by what the bicubic loses in them, to the
+power `focus`: 0 draws every place alike.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline.super_resolution.bicubic import resize
+from redline.training.photo_pairs import PhotoPairs, PhotoSettings
+
+# Places to draw from lie this many to a crop's side apart; a draw then moves by less than that.
+_PLACES_PER_CROP = 4
+# Even where the bicubic loses nothing there is a little to draw, in levels of 255.
+_LEAST_LOSS = 0.5
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which crops make up a batch: their picture, their place in the small picture, and one of eight turns."""
+
+    picture: Tensor
+    top: Tensor
+    left: Tensor
+    turn: Tensor
+
+
+class PhotoCrops:
+    """`batch(step)` gives small and large crops in [0, 1], the same for the same seed and step."""
+
+    def __init__(self, settings: PhotoSettings, scale: int, device: torch.device, seed: int = 0) -> None:
+        self.settings, self.scale, self.device, self.seed = settings, scale, device, seed
+        self.pairs = PhotoPairs(settings, scale, device)
+        large, small, sizes, places, chances, shrinks = [], [], [], [], [], []
+        for shrink, high, low in self.pairs:
+            starts, chance = _places(high, low, scale, settings)
+            places.append(F.pad(starts, (1, 0), value=len(sizes)))
+            chances.append(chance)
+            shrinks.append(torch.full(chance.shape, shrink))
+            sizes.append(low.shape[1:])
+            large.append(high.permute(1, 2, 0).reshape(-1, 3))
+            small.append(low.permute(1, 2, 0).reshape(-1, 3))
+        self._large, self._small = torch.cat(large), torch.cat(small)
+        self._sizes = torch.tensor(sizes)
+        self._first = F.pad(self._sizes.prod(1).cumsum(0), (1, 0))[:-1]
+        self._places, chance, shrink = torch.cat(places), torch.cat(chances), torch.cat(shrinks)
+        # A photo shrunk by 2 has a quarter of the places, and is worth as much.
+        for factor in settings.shrink:
+            chance[shrink == factor] /= chance[shrink == factor].sum()
+        self._chances = chance.cumsum(0)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """(B, 3, crop, crop) and (B, 3, scale·crop, scale·crop)."""
+        draw, scale, crop = self.draw(step), self.scale, self.settings.crop_px
+        first, width = self._first[draw.picture], self._sizes[draw.picture, 1]
+        start = first + draw.top * width + draw.left
+        start_large = (first * scale + draw.top * width * scale + draw.left) * scale
+        small = _cut(self._small, start, width, draw.turn, crop)
+        return small, _cut(self._large, start_large, width * scale, draw.turn, crop * scale)
+
+    def draw(self, step: int) -> Draw:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_000_007 + step)
+        crop, count = self.settings.crop_px, self.settings.batch
+        chance = torch.rand(count, generator=generator, dtype=torch.float64) * self._chances[-1]
+        picture, top, left = self._places[torch.searchsorted(self._chances, chance, right=True)].unbind(1)
+        moved = torch.randint(_apart(crop), (2, count), generator=generator)
+        height, width = self._sizes[picture].unbind(1)
+        turn = torch.randint(8, (count,), generator=generator)
+        return Draw(
+            picture, torch.minimum(top + moved[0], height - crop), torch.minimum(left + moved[1], width - crop), turn
+        )
+
+
+def _cut(pixels: Tensor, start: Tensor, width: Tensor, turn: Tensor, side: int) -> Tensor:
+    # One small table travels to the device; every index is made there.
+    table = torch.stack((start, width, turn)).to(pixels.device, non_blocking=True)
+    start, width, turn = table[:, :, None, None].unbind(0)
+    along = torch.arange(side, device=pixels.device)
+    down, across = along[None, :, None], along[None, None, :]
+    down = torch.where(turn & 1 == 0, down, side - 1 - down)
+    across = torch.where(turn & 2 == 0, across, side - 1 - across)
+    offset = torch.where(turn & 4 == 0, down * width + across, across * width + down)
+    # (B, side, side, 3) read as (B, 3, side, side) is channels_last already.
+    return pixels[start + offset].permute(0, 3, 1, 2).float() / 255
+
+
+def _places(high: Tensor, low: Tensor, scale: int, settings: PhotoSettings) -> tuple[Tensor, Tensor]:
+    """Where crops of a small picture can start, (N, 2), and how likely each is, (N,)."""
+    crop, apart = settings.crop_px, _apart(settings.crop_px)
+    lost = (high.float() - resize(low.float(), scale)).abs().mean(0, keepdim=True)
+    lost = F.avg_pool2d(F.avg_pool2d(lost, scale), crop, apart)[0].double().cpu()
+    rows, columns = (torch.arange(count) * apart for count in lost.shape)
+    return torch.cartesian_prod(rows, columns), ((lost + _LEAST_LOSS) ** settings.focus).flatten()
+
+
+def _apart(crop_px: int) -> int:
+    return math.ceil(crop_px / _PLACES_PER_CROP)

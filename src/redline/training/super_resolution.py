@@ -1,0 +1,133 @@
+"""Training a DRCT: crops of photos, absolute error, luma scores on test sets that are never trained on."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.errors import RedlineError
+from redline.models.drct import Drct, DrctConfig
+from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
+from redline.training.interpolating_start import start_as_interpolation
+from redline.training.photo_crops import PhotoCrops
+from redline.training.photo_pairs import PhotoSettings, hash_of
+from redline.training.precision import computing_in, resolve_precision
+from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+
+
+@dataclass(frozen=True)
+class DrctSettings:
+    """The model's shape, its heads and MLPs by the paper's rule; `weights` is what the result is stored in."""
+
+    scale: int = 4
+    groups: int = 3
+    width: int = 64
+    growth: int = 16
+    features: int = 32
+    window: int = 16
+    weights: str = "fp16"
+
+    def __post_init__(self) -> None:
+        choices("weights", self.weights, ("fp16", "fp32"))
+
+    @property
+    def config(self) -> DrctConfig:
+        return DrctConfig.of(
+            self.scale, self.groups, self.width, self.growth, features=self.features, window=self.window
+        )
+
+
+@dataclass(frozen=True)
+class DrctTraining:
+    """A whole settings file: [model], [data] and [training]."""
+
+    model: DrctSettings
+    data: PhotoSettings
+    loop: LoopSettings
+
+    @classmethod
+    def read(cls, path: str | Path, **instead: Any) -> "DrctTraining":
+        """The file's settings, with those of `instead` that are not None in place of its own."""
+        model, data, loop = sections(read_toml(path), ("model", "data", "training"))
+        given = {name: value for name, value in instead.items() if value is not None}
+        # A length given on the command line replaces the file's, whichever of the two kinds that is.
+        if "steps" in given or "minutes" in given:
+            loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}
+        data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
+        loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
+        return cls(
+            fill(DrctSettings, model, "model"), fill(PhotoSettings, data, "data"), fill(LoopSettings, loop, "training")
+        )
+
+    def __post_init__(self) -> None:
+        if self.data.crop_px % self.model.window:
+            raise RedlineError(f"crop_px must be a multiple of the model's window, {self.model.window}.")
+
+
+class DrctTask:
+    """A `Task` for the loop."""
+
+    unit = "picture"
+
+    def __init__(self, settings: DrctTraining, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.items_per_step = settings.data.batch
+        self.precision = resolve_precision(settings.loop.precision, device)
+        self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
+        self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
+        self._refuse_known_pictures()
+        with torch.random.fork_rng([]):
+            torch.manual_seed(settings.loop.seed)
+            model = Drct(settings.model.config)
+        start_as_interpolation(model)
+        model = model.to(device)
+        self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if settings.loop.compile:
+            # Groups are alike, so that one compiled serves all of them.
+            for group in model.layers:
+                group.compile()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
+        free = {"steps", "minutes", "compile", "log_every", "validate_every", "checkpoint_minutes"}
+        free |= {"photos", "validation", "weights"}
+        settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
+        kept = {name: value for name, value in settings.items() if name not in free}
+        return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels}
+
+    def loss(self, step: int) -> Tensor:
+        small, large = self.crops.batch(step)
+        with computing_in(self.precision, self.device):
+            output = self.model(small)
+        return F.l1_loss(output.float(), large)
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """PSNR and SSIM of luma for each test set, by its folder's name."""
+        figures = {}
+        for folder, seen in self.evaluate(model).items():
+            name = Path(folder).name
+            figures |= {f"{name}_psnr_y_db": seen.mean.psnr_y_db, f"{name}_ssim_y": seen.mean.ssim_y}
+        return figures
+
+    def evaluate(self, model: nn.Module) -> dict[str, Evaluation]:
+        """Always in fp32: what is scored is what was learnt, not what rounding leaves of it."""
+        scale, window = self.settings.model.scale, self.settings.model.window
+        return {folder: evaluate(model, pairs, scale, window, self.device) for folder, pairs in self.tests.items()}
+
+    def evaluate_bicubic(self) -> dict[str, Evaluation]:
+        scale = self.settings.model.scale
+        return {folder: evaluate(bicubic_model(scale), pairs, scale) for folder, pairs in self.tests.items()}
+
+    def _refuse_known_pictures(self) -> None:
+        for folder, pairs in self.tests.items():
+            for pair in pairs:
+                if hash_of(pair.high) in self.crops.pairs.hashes:
+                    raise RedlineError(
+                        f"{pair.high.name!r} of the test set {folder!r} is among the photos to train on: "
+                        "a score on it would mean nothing."
+                    )

@@ -1,0 +1,99 @@
+"""`redline train drct` from a settings file to weights, through an interruption, with figures that can be read."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from redline.cli.train import Progress, find_config, train
+from redline.errors import RedlineError
+from redline.models.drct import load_drct
+from synthetic_photos import save_synthetic_photos
+
+# The package may hold the command under the module's own name.
+command = sys.modules["redline.cli.train"]
+SETTINGS = """
+[model]
+scale = 2
+groups = 1
+width = 8
+growth = 4
+features = 6
+window = 4
+[data]
+crop_px = 8
+batch = 2
+[training]
+minutes = 600
+precision = "fp32"
+log_every = 1
+validate_every = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    save_synthetic_photos(tmp_path / "photos", 2, 48, 53, seed=1)
+    save_synthetic_photos(tmp_path / "test", 1, 37, 42, seed=2)
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no picture")
+    (tmp_path / "tiny.toml").write_text(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    usual = ("drct", "tiny.toml", "--photos", "photos", "--validation", "test", "--device", "cpu")
+    return CliRunner().invoke(train, [*usual, *arguments])
+
+
+def test_trains_and_says_what_came_out(here: Path) -> None:
+    seen = run("--steps", "4", "--json")
+    assert seen.exit_code == 0, seen.output
+    said = json.loads(seen.stdout)
+    assert said["steps"] == 4 and said["scores"]["test"]["psnr_y_db"] > 0 and said["bicubic"]["test"]["ssim_y"] > 0
+    assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "pictures/s" in seen.stderr
+    folder = here / "redline-out" / "train" / "tiny"
+    assert {file.name for file in folder.iterdir()} == {
+        "checkpoint.pt",
+        "journal.jsonl",
+        "model.safetensors",
+        "model-card.md",
+    }
+    assert load_drct(folder / "model.safetensors").config.scale == 2
+
+
+def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = command._Line
+
+    class Interrupting(line):
+        def __call__(self, seen: Progress) -> None:
+            super().__call__(seen)
+            if seen.step == 3:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(command, "_Line", Interrupting)
+    stopped = run("--steps", "5", "--out", "x")
+    assert stopped.exit_code == 130 and "stopped at step 3 and saved" in stopped.stderr
+    assert not (here / "x" / "model.safetensors").exists()
+    monkeypatch.setattr(command, "_Line", line)
+    finished = run("--steps", "5", "--out", "x", "--resume")
+    assert finished.exit_code == 0, finished.output
+    assert "PSNR-Y" in finished.stdout and "5 steps" in finished.stdout
+    steps = [json.loads(row)["step"] for row in (here / "x" / "journal.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 3, 4, 5]
+
+
+def test_a_short_time_is_kept(here: Path) -> None:
+    seen = run("--time", "500ms", "--json")
+    assert seen.exit_code == 0, seen.output
+    assert 0.5 <= json.loads(seen.stdout)["elapsed_s"] < 5
+
+
+def test_settings_are_found_by_file_or_name(here: Path) -> None:
+    assert find_config("tiny.toml") == Path("tiny.toml")
+    assert find_config("drct-small-x4").is_file()
+    with pytest.raises(RedlineError, match="one of drct-small-x2, drct-small-x4"):
+        find_config("drct-tiny")

@@ -1,0 +1,27 @@
+"""The journal holds every entry once, also over a resumption and a killed process."""
+
+import json
+import math
+from pathlib import Path
+
+from redline.training.journal import Journal, read_journal
+
+
+def test_a_resumed_training_forgets_what_it_will_do_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, 0)
+    for step in (10, 20, 30):
+        journal.write({"step": step, "loss": 1 / step})
+    with open(path, "a") as file:
+        file.write('{"step": 40, "lo')
+    assert [entry["step"] for entry in read_journal(path)] == [10, 20, 30]
+    Journal(path, 20).write({"step": 25, "loss": 0.0})
+    assert [entry["step"] for entry in read_journal(path)] == [10, 20, 25]
+    Journal(path, 0)
+    assert path.read_text() == ""
+
+
+def test_infinity_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    Journal(path, 0).write({"step": 1, "psnr": math.inf})
+    assert json.loads(path.read_text()) == {"step": 1, "psnr": None}

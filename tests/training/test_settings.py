@@ -1,0 +1,78 @@
+"""Settings are read strictly: what is not known, not of its kind or impossible is said by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from redline.errors import RedlineError
+from redline.training.settings import LoopSettings, fill, read_toml, sections
+
+
+@dataclass(frozen=True)
+class Example:
+    count: int = 1
+    share: float = 0.5
+    name: str = ""
+    sure: bool = False
+    sizes: tuple[int, ...] = (1,)
+    limit: int | None = None
+
+
+def test_every_kind_is_read() -> None:
+    table = {"count": 3, "share": 2, "name": "x", "sure": True, "sizes": [4, 5], "limit": 7}
+    assert fill(Example, table, "example") == Example(3, 2.0, "x", True, (4, 5), 7)
+    assert fill(Example, {"sizes": 2}, "example").sizes == (2,)
+    assert fill(Example, {}, "example") == Example()
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"cuont": 3}, r"'cuont' under \[example\] \(did you mean count"),
+        ({"zebra": 3}, "there are count, share"),
+        ({"count": 2.5}, "not a whole number"),
+        ({"count": True}, "not a whole number"),
+        ({"share": "half"}, "not a number"),
+        ({"sure": 1}, "not true or false"),
+        ({"sizes": [1, "two"]}, "'two' is not a whole number"),
+    ],
+)
+def test_what_is_wrong_is_said(table: dict[str, object], said: str) -> None:
+    with pytest.raises(RedlineError, match=said):
+        fill(Example, table, "example")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({}, "either steps or minutes"),
+        ({"steps": 5, "minutes": 1}, "either steps or minutes"),
+        ({"steps": 0}, "steps must be above zero"),
+        ({"steps": 5, "learning_rate": 0}, "learning_rate must be above zero"),
+        ({"steps": 5, "warmup_steps": -1}, "warmup_steps must not be negative"),
+        ({"steps": 5, "ema_decay": 1}, "ema_decay"),
+        ({"steps": 5, "betas": [0.9]}, "betas"),
+        ({"steps": 5, "optimizer": "sgd"}, "unknown optimizer 'sgd'"),
+        ({"steps": 5, "precision": "fp16"}, "unknown precision 'fp16'"),
+    ],
+)
+def test_impossible_trainings_are_refused(table: dict[str, object], said: str) -> None:
+    with pytest.raises(RedlineError, match=said):
+        fill(LoopSettings, table, "training")
+
+
+def test_files_and_sections(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[model]\nwidth = 3\n")
+    assert sections(read_toml(path), ("model", "data")) == [{"width": 3}, {}]
+    with pytest.raises(RedlineError, match=r"unknown section \[model\] in the settings \(did you mean models"):
+        sections(read_toml(path), ("models",))
+    path.write_text("model = 3\n")
+    with pytest.raises(RedlineError, match=r"write \[model\]"):
+        sections(read_toml(path), ("model",))
+    path.write_text("[model\n")
+    with pytest.raises(RedlineError, match="not TOML"):
+        read_toml(path)
+    with pytest.raises(RedlineError, match="cannot read"):
+        read_toml(tmp_path / "none.toml")

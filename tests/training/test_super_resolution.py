@@ -1,0 +1,190 @@
+"""A DRCT trains from its settings to a scored file, resumes exactly, and refuses to be judged on what it has seen."""
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from redline.cli.train import CONFIGS
+from redline.errors import RedlineError
+from redline.models.drct import Drct, load_drct
+from redline.super_resolution import evaluate, find_pairs
+from redline.training.loop import Progress, train
+from redline.training.model_card import rounded, write_result
+from redline.training.super_resolution import DrctSettings, DrctTask, DrctTraining
+from synthetic_photos import save_synthetic_photos
+
+CPU = torch.device("cpu")
+SETTINGS = """
+[model]
+scale = 2
+groups = 1
+width = 8
+growth = 4
+features = 6
+window = 4
+
+[data]
+photos = "{folder}/photos"
+validation = ["{folder}/test"]
+crop_px = 8
+batch = 4
+
+[training]
+steps = 6
+precision = "fp32"
+learning_rate = 2e-3
+warmup_steps = 2
+log_every = 2
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> DrctTraining:
+    save_synthetic_photos(tmp_path / "photos", 2, 48, 53, seed=1)
+    save_synthetic_photos(tmp_path / "test", 2, 37, 42, seed=2)
+    (tmp_path / "tiny.toml").write_text(SETTINGS.format(folder=tmp_path))
+    return DrctTraining.read(tmp_path / "tiny.toml")
+
+
+def interrupt_at(step: int, progress: Progress) -> None:
+    if progress.step == step:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, settings: DrctTraining) -> None:
+    assert settings.model.config.groups == 1 and settings.data.crop_px == 8 and settings.loop.steps == 6
+    timed = DrctTraining.read(
+        tmp_path / "tiny.toml", minutes=3.0, photos="elsewhere", validation=["a", "b"], steps=None
+    )
+    assert timed.loop.minutes == 3 and timed.loop.steps is None
+    assert timed.data.photos == "elsewhere" and timed.data.validation == ("a", "b")
+    with pytest.raises(RedlineError, match="multiple of the model's window, 4"):
+        replace(settings, data=replace(settings.data, crop_px=10))
+    with pytest.raises(RedlineError, match="unknown weights 'int8'"):
+        DrctSettings(weights="int8")
+
+
+def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: DrctTraining) -> None:
+    whole = train(DrctTask(settings, CPU), settings.loop, tmp_path / "whole", CPU)
+    first = train(
+        DrctTask(settings, CPU), settings.loop, tmp_path / "parts", CPU, tell=lambda seen: interrupt_at(4, seen)
+    )
+    assert first.interrupted and first.position.step == 4
+    torch.manual_seed(777)
+    second = train(DrctTask(settings, CPU), settings.loop, tmp_path / "parts", CPU, resume=True)
+    pairs = zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True)
+    assert second.position.step == 6 and all(torch.equal(one, other) for one, other in pairs)
+    wider = replace(settings, data=replace(settings.data, batch=5))
+    with pytest.raises(RedlineError, match="its batch is 4, not 5"):
+        train(DrctTask(wider, CPU), settings.loop, tmp_path / "parts", CPU, resume=True)
+
+
+def test_the_result_is_the_averaged_model_scored_as_stored(tmp_path: Path, settings: DrctTraining) -> None:
+    task = DrctTask(settings, CPU)
+    outcome = train(task, settings.loop, tmp_path / "out", CPU)
+    result = write_result(task, outcome, tmp_path / "out")
+    loaded = load_drct(result.weights)
+    for one, other in zip(loaded.parameters(), outcome.model.parameters(), strict=True):
+        assert torch.equal(one, other.half().float())
+    seen = evaluate(loaded, find_pairs(tmp_path / "test"), 2, window=4).mean
+    (folder,) = result.scores
+    assert result.scores[folder].mean == seen
+    with safe_open(result.weights, "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["scores"])["test"]["psnr_y_db"] == seen.psnr_y_db
+    assert about["steps"] == "6" and json.loads(about["settings"])["data"]["photos"] == "photos"
+    card = result.card.read_text(encoding="utf-8")
+    assert f"**{seen.psnr_y_db:.2f}**" in card and f"{result.parameters:,} parameters" in card
+    assert f"{result.bicubic[folder].mean.psnr_y_db:.2f}" in card and "6 steps of 4 crops" in card
+    assert str(tmp_path) not in card and str(tmp_path) not in about["settings"]
+
+
+def test_without_a_test_set_nothing_is_claimed(tmp_path: Path, settings: DrctTraining) -> None:
+    blind = replace(settings, data=replace(settings.data, validation=()), loop=replace(settings.loop, steps=1))
+    task = DrctTask(blind, CPU)
+    assert task.validate(task.model) == {}
+    result = write_result(task, train(task, blind.loop, tmp_path / "out", CPU), tmp_path / "out")
+    assert "nothing was scored" in result.card.read_text(encoding="utf-8")
+
+
+def test_a_test_set_among_the_photos_is_refused(tmp_path: Path, settings: DrctTraining) -> None:
+    shutil.copy(tmp_path / "test" / "1.png", tmp_path / "photos" / "renamed.png")
+    with pytest.raises(RedlineError, match="'1.png' of the test set .* would mean nothing"):
+        DrctTask(settings, CPU)
+
+
+# Where bf16 is emulated, torch says so for every product.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_bf16_without_hardware_is_said_and_with_it_is_used(
+    settings: DrctTraining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redline.training import precision
+
+    half = replace(settings, loop=replace(settings.loop, precision="bf16"))
+    exact = DrctTask(settings, CPU).loss(0).item()
+    monkeypatch.setattr(precision.Machine, "detect", lambda device: type("Old", (), {"hardware_dtypes": ("fp32",)}))
+    with pytest.warns(UserWarning, match="cpu has no bf16 in hardware"):
+        task = DrctTask(half, CPU)
+    assert task.precision == "fp32" and task.loss(0).item() == exact
+    monkeypatch.setattr(precision.Machine, "detect", lambda device: type("New", (), {"hardware_dtypes": ("bf16",)}))
+    task = DrctTask(half, CPU)
+    assert task.precision == "bf16" and task.loss(0).item() != exact
+    assert task.loss(0).item() == pytest.approx(exact, rel=0.05)
+
+
+def test_a_weight_beyond_fp16_is_refused() -> None:
+    model = Drct(DrctSettings(groups=1, width=8, growth=4, features=4, window=4).config)
+    with torch.no_grad():
+        model.conv_last.weight[0, 0, 0, 0] = 1e6
+    with pytest.raises(RedlineError, match="too large for fp16"):
+        rounded(model, torch.float16)
+    assert rounded(model, torch.float32).conv_last.weight[0, 0, 0, 0] == 1e6
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_bundled_settings_are_of_a_small_model(path: Path) -> None:
+    settings = DrctTraining.read(path, photos="photos")
+    with torch.device("meta"):
+        parameters = sum(weight.numel() for weight in Drct(settings.model.config).parameters())
+    assert path.stem.endswith(f"-x{settings.model.scale}") and settings.model.weights == "fp16"
+    assert parameters <= 1_500_000 and 2 * parameters < 8_000_000
+
+
+def test_there_are_bundled_settings() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.toml")} == {"drct-small-x2", "drct-small-x4"}
+
+
+@pytest.mark.slow
+def test_it_learns_to_beat_bicubic(tmp_path: Path, settings: DrctTraining) -> None:
+    save_synthetic_photos(tmp_path / "photos", 8, 128, 128, seed=3)
+    save_synthetic_photos(tmp_path / "test", 3, 80, 90, seed=4)
+    model = replace(settings.model, width=16, growth=8, features=16)
+    loop = replace(settings.loop, steps=250, learning_rate=3e-3, warmup_steps=20, ema_decay=0.98)
+    task = DrctTask(replace(settings, model=model, data=replace(settings.data, batch=8, crop_px=16)), CPU)
+    (start,) = task.evaluate(task.model).values()
+    result = write_result(task, train(task, loop, tmp_path / "out", CPU), tmp_path / "out")
+    (learnt,), (bicubic,) = result.scores.values(), result.bicubic.values()
+    assert start.mean.psnr_y_db < bicubic.mean.psnr_y_db
+    assert learnt.mean.psnr_y_db > bicubic.mean.psnr_y_db + 0.15
+    assert learnt.mean.ssim_y > bicubic.mean.ssim_y
+
+
+@pytest.mark.gpu
+def test_compiled_bf16_training_learns_on_a_gpu(tmp_path: Path, settings: DrctTraining) -> None:
+    gpu = torch.device("cuda")
+    model = replace(settings.model, groups=2, width=16, growth=8, features=16)
+    save_synthetic_photos(tmp_path / "photos", 8, 128, 128, seed=3)
+    loop = replace(settings.loop, steps=300, learning_rate=3e-3, warmup_steps=20, ema_decay=0.98)
+    loop = replace(loop, precision="bf16", compile=True)
+    data = replace(settings.data, batch=8, crop_px=16)
+    task = DrctTask(replace(settings, model=model, data=data, loop=loop), gpu)
+    (start,) = task.evaluate(task.model).values()
+    outcome = train(task, loop, tmp_path / "out", gpu)
+    (learnt,) = task.evaluate(outcome.model).values()
+    assert learnt.mean.psnr_y_db > start.mean.psnr_y_db
