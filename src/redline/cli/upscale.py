@@ -1,6 +1,7 @@
 """`redline upscale`: pictures, folders and films, several times larger."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +13,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from redline.cli.console import print_json, progress, results
 from redline.errors import RedlineError
 from redline.quantities import format_seconds, parse_bytes
+from redline.upscale.compare import check_page, write_comparison
 from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.pictures_run import Outcome, PictureSettings
+from redline.upscale.ranks import Rank, gather, work_as
 from redline.upscale.session import Listener, Upscaling
 from redline.upscale.settings import PRESETS, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
@@ -38,6 +41,7 @@ def upscale(
     tile_batch: Annotated[int | None, typer.Option(help="Tiles at a time; from the memory by default.")] = None,
     memory: Annotated[str | None, typer.Option(help="How much memory tiles may take, 6GiB.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    workers: Annotated[str, typer.Option(help="Processes that share the work, or auto: one a GPU.")] = "auto",
     wrap: Annotated[bool, typer.Option("--wrap", help="For seamless textures: edges go on at the other side.")] = False,
     format: Annotated[str | None, typer.Option(help="png, jpeg, webp, tiff or avif; as the source by default.")] = None,
     quality: Annotated[int | None, typer.Option(help="Of JPEG, WebP and AVIF, 1 to 100.")] = None,
@@ -49,6 +53,9 @@ def upscale(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Of a damaged film, write what can be read instead of nothing.")
     ] = False,
+    compare: Annotated[
+        Path | None, typer.Option(help="Also write a page, out.html, with a before/after slider for each picture.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what became of each file as JSON.")] = False,
 ) -> None:
     """Enlarge pictures and films, without seams, with their colours, transparency and metadata.
@@ -62,35 +69,63 @@ def upscale(
         device=device,
         precision=precision,
         plan=plan,
-        tile=None if tile == "auto" else _whole(tile),
+        tile=_whole(tile, "a tile is a whole number of pixels"),
         tile_batch=tile_batch,
         memory_bytes=parse_bytes(memory) if memory else None,
+        workers=_whole(workers, "workers are a whole number"),
         resume=resume,
         pictures=PictureSettings(wrap, strip, Encoding(quality=quality), max_pixels),
         films=VideoSettings(codec=codec, crf=crf, keep_going=keep_going),
     )
+    if compare is not None:
+        check_page(compare)
     outcomes: list[Outcome] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeRemainingColumn(),
-        console=progress,
-    ) as bar:
+    rank = Rank.find()
+    if rank is not None and settings.workers is not None:
+        raise RedlineError("under torchrun its ranks are the workers: leave out --workers.")
+    if rank is not None and rank.index > 0:
+        work_as(rank, device)
+        return
+    crew = gather(rank, device) if rank is not None else None
+    with (
+        crew or nullcontext(),
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=progress,
+        ) as bar,
+    ):
         watch = _Watch(bar)
-        upscaling = Upscaling(with_preset(settings, preset), watch.listener())
+        upscaling = Upscaling(with_preset(settings, preset), watch.listener(), crew)
         tasks = find_tasks(sources, out, upscaling.network.scale, format)
         watch.begin(tasks)
         journal = _journal_folder(sources, tasks, out)
         outcomes = upscaling.run(tasks, journal)
     _print(outcomes, as_json)
-    if any(outcome.error for outcome in outcomes):
+    compared = compare is None or _compare(compare, tasks, outcomes)
+    if any(outcome.error for outcome in outcomes) or not compared:
         raise typer.Exit(1)
 
 
-def _whole(text: str) -> int:
-    if not text.isdigit():
-        raise RedlineError(f"a tile is a whole number of pixels or auto, not {text!r}.")
+def _compare(page: Path, tasks: list[Task], outcomes: list[Outcome]) -> bool:
+    """Whether the page could be written; the pictures are done in any case."""
+    place = {task: number for number, task in enumerate(tasks)}
+    try:
+        write_comparison(page, sorted(outcomes, key=lambda outcome: place[outcome.task]))
+    except RedlineError as error:
+        progress.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        return False
+    progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
+    return True
+
+
+def _whole(text: str, what: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise RedlineError(f"{what} or auto, not {text!r}.")
     return int(text)
 
 
@@ -102,12 +137,13 @@ def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None) ->
 
 
 class _Watch:
-    """The live line: how many files, how far the current one is."""
+    """The live line: how many files, how far those under way are."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._files: TaskID | None = None
         self._total = self._done = 0
+        self._under_way: dict[Task, float] = {}
 
     def listener(self) -> Listener:
         return Listener(self._say, self._finished, self._picture, self._film)
@@ -119,29 +155,32 @@ class _Watch:
     def _say(self, text: str) -> None:
         progress.print(f"[dim]{escape(text)}[/]", highlight=False)
 
-    def _update(self, within: float, said: str) -> None:
+    def _update(self, said: str) -> None:
         if self._files is not None:
-            self._bar.update(self._files, completed=min(self._done + within, self._total), said=escape(said))
+            completed = self._done + sum(list(self._under_way.values()))
+            self._bar.update(self._files, completed=min(completed, self._total), said=escape(said))
 
     def _finished(self, outcome: Outcome) -> None:
         self._done += 1
+        self._under_way.pop(outcome.task, None)
         if outcome.error:
             self._say(outcome.error)
         for note in outcome.notes:
             self._say(f"{outcome.task.source.name}: {note}")
-        self._update(0, f"{self._done} of {self._total}")
+        self._update(f"{self._done} of {self._total}")
 
     def _picture(self, task: Task, rows: int, total: int) -> None:
-        self._update(rows / total, f"{self._done} of {self._total}, {task.source.name}")
+        self._under_way[task] = rows / total
+        self._update(f"{self._done} of {self._total}, {task.source.name}")
 
-    def _film(self, film: VideoProgress) -> None:
+    def _film(self, task: Task, film: VideoProgress) -> None:
         if film.frames_done == film.frames_resumed:
             for note in film.notes:
                 self._say(note)
         rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
         left = f", {format_seconds(film.left_s)} left" if film.left_s else ""
-        share = film.frames_done / film.frames_total if film.frames_total else 0.0
-        self._update(share, f"frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
+        self._under_way[task] = film.frames_done / film.frames_total if film.frames_total else 0.0
+        self._update(f"frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
 
 
 def _print(outcomes: list[Outcome], as_json: bool) -> None:

@@ -5,7 +5,7 @@ half-written file goes, and the next one is begun.
 """
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,6 +18,7 @@ from redline.upscale.blend import Blender, enlarged_tiles
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.overlap import overlap
 from redline.upscale.padding import Framed, frame
+from redline.upscale.parts import Part, PartSink, first_needed
 from redline.upscale.pictures import (
     PIXEL_LIMIT,
     Encoding,
@@ -77,7 +78,10 @@ class _Picture:
         self.rows: Framed = frame(self.source.height, enlarger.cut, settings.wrap)
         self.columns: Framed = frame(self.source.width, enlarger.cut, settings.wrap)
         self.blender = Blender(self.rows.side, self.columns.side, self.scale, enlarger.device)
-        self.sink: PictureSink | None = None
+        # Which rows of tiles are wanted, and from where they are computed.
+        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.side.starts))
+        self.begin = first_needed(self.rows.side, self.first, self.scale)
+        self.sink: PictureSink | PartSink | None = None
         self.error = ""
 
     def band(self, row: int) -> np.ndarray:
@@ -87,7 +91,9 @@ class _Picture:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int, count: int) -> slice:
-        """Which of the `count` rows that a row of tiles finished belong to the picture."""
+        """Which of the `count` rows that a row of tiles finished belong to the picture, or to this part of it."""
+        if row < self.first:
+            return slice(0, 0)
         begin = self.rows.side.starts[row] * self.scale
         whole = self.rows.inside(self.scale)
         return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
@@ -122,27 +128,45 @@ class PictureRun:
         self._outcomes: list[Outcome] = []
         self._open: set[_Picture] = set()
 
-    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """One outcome for each task, in no particular order."""
-        with ThreadPoolExecutor(self._settings.encoders, "encoding") as encoders:
-            encoding: list[Future[None]] = []
+    def run(self, tasks: Iterable[Task]) -> list[Outcome]:
+        """One outcome for each task, in no particular order; the next task is asked for when it can be read."""
+        encoding: list[Future[None]] = []
+        try:
+            with ThreadPoolExecutor(self._settings.encoders, "encoding") as encoders:
 
-            def write(band: _Band) -> None:
-                self._write(band, encoders, encoding)
+                def write(band: _Band) -> None:
+                    self._write(band, encoders, encoding)
 
-            try:
-                overlap(self._read(tasks), self._work, write, _WAITING_BANDS)
-                for future in encoding:
-                    future.result()
-            finally:
-                for picture in self._open:
-                    if picture.sink is not None:
-                        picture.sink.abort()
+                try:
+                    overlap(self._read(tasks), self._work, write, _WAITING_BANDS)
+                except BaseException:
+                    # What is being encoded is let finish: taken away from its encoder, a file could be left behind.
+                    encoders.shutdown(cancel_futures=True)
+                    raise
+            for future in encoding:
+                future.result()
+        finally:
+            for picture in self._open:
+                if picture.sink is not None:
+                    picture.sink.abort()
         return self._outcomes
+
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        """Runs the first tiles of the first picture that can be read, which are what a plan is calibrated on."""
+        for task in tasks:
+            try:
+                picture = _Picture(task, self._enlarger, self._settings)
+                with picture.source:
+                    samples = picture.band(0)
+            except (RedlineError, OSError):
+                continue
+            colour, _ = self._planes(samples)
+            next(iter(enlarged_tiles(colour[None], picture.columns, self._enlarger.checked, self._enlarger.batch)))
+            return
 
     # Reading
 
-    def _read(self, tasks: Sequence[Task]) -> Generator[_Band, None, None]:
+    def _read(self, tasks: Iterable[Task]) -> Generator[_Band, None, None]:
         for task in tasks:
             try:
                 picture = _Picture(task, self._enlarger, self._settings)
@@ -151,8 +175,7 @@ class PictureRun:
                 continue
             self._open.add(picture)
             with picture.source:
-                count = len(picture.rows.side.starts)
-                for row in range(count):
+                for row in range(picture.begin, picture.last):
                     if picture.error:
                         break
                     try:
@@ -160,17 +183,15 @@ class PictureRun:
                     except RedlineError as error:
                         yield _Band(picture, error=str(error))
                         break
-                    yield _Band(picture, row, samples, last=row == count - 1)
+                    yield _Band(picture, row, samples, last=row == picture.last - 1)
 
     # Enlarging
 
     def _work(self, band: _Band) -> _Band:
         if band.samples is None or band.picture.error:
             return band
-        picture, device = band.picture, self._enlarger.device
-        colour, alpha = to_planes(band.samples, device)
-        if alpha is not None:
-            colour = premultiply(colour, alpha)
+        picture = band.picture
+        colour, alpha = self._planes(band.samples)
         tiles = self._tiles(colour[None], picture.columns)
         if alpha is not None:
             tiles = [torch.cat(pair) for pair in zip(tiles, self._alpha_tiles(alpha, picture.columns), strict=True)]
@@ -179,9 +200,13 @@ class PictureRun:
         colour, alpha = finished[0], finished[1].mean(0, keepdim=True) if alpha is not None else None
         if alpha is not None:
             colour = unpremultiply(colour, alpha)
-        self._advance(picture.task, band.row + 1, len(picture.rows.side.starts))
+        self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
         rows = from_planes(colour, alpha, picture.channels, picture.bits).cpu().numpy()
         return _Band(picture, band.row, rows, band.last)
+
+    def _planes(self, samples: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        colour, alpha = to_planes(samples, self._enlarger.device)
+        return (colour if alpha is None else premultiply(colour, alpha)), alpha
 
     def _tiles(self, planes: Tensor, columns: Framed) -> list[Tensor]:
         return list(enlarged_tiles(planes, columns, self._enlarger.checked, self._enlarger.batch))
@@ -216,7 +241,9 @@ class PictureRun:
                 waiting[0].result()
             encoding.append(encoders.submit(self._encode, picture))
 
-    def _create(self, picture: _Picture) -> PictureSink:
+    def _create(self, picture: _Picture) -> PictureSink | PartSink:
+        if isinstance(picture.task, Part):
+            return PartSink(picture.task)
         return create_picture(
             picture.task.target,
             picture.width,

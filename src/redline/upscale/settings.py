@@ -22,6 +22,10 @@ class UpscaleSettings:
     tile: int | None = None
     tile_batch: int | None = None
     memory_bytes: int | None = None
+    # Processes that share the files; by default one a GPU, where there are several. Pictures of more pixels than
+    # `split_pixels` are shared too.
+    workers: int | None = None
+    split_pixels: int = 32_000_000
     # What is thrown away at a tile's edge, and over how much neighbours fade into each other; in pixels of the source.
     margin_px: int = 16
     ramp_px: int = 16
@@ -34,7 +38,8 @@ class UpscaleSettings:
             raise RedlineError(f"unknown precision {self.precision!r}: choose {', '.join(PRECISIONS)}.")
         if self.plan is not None and self.precision != "auto":
             raise RedlineError("a plan says its own precision: leave out --precision or --plan.")
-        for name, least in (("tile", 16), ("tile_batch", 1), ("memory_bytes", 1), ("margin_px", 0), ("ramp_px", 0)):
+        limits = {"tile": 16, "tile_batch": 1, "memory_bytes": 1, "workers": 1, "margin_px": 0, "ramp_px": 0}
+        for name, least in limits.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise RedlineError(

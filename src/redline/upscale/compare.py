@@ -1,0 +1,139 @@
+"""Before and after on one page: each enlarged picture over its source, with a divider to drag between them.
+
+The page is one file that loads nothing, and it stays of a size that can be sent: a limited number of pictures, which
+share a limited number of pixels and bytes. What is left out is counted or named on the page.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.quantities import format_bytes, format_seconds
+from redline.upscale.compare_films import middle_of
+from redline.upscale.compare_views import Opener, Views, make_views, open_upright
+from redline.upscale.pictures.vips import explaining, load_vips
+from redline.upscale.pictures_run import Outcome
+from redline.upscale.tasks import Task
+from redline.upscale.video.probe import seconds_text
+
+MOST_PICTURES = 24
+
+# What one picture may take, and what all of them share.
+_PICTURE_PX, _PAGE_PX = 4_000_000, 48_000_000
+_PAGE_BYTES = 24_000_000
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture on the page; `seconds` is how long it took, 0 when an earlier run did it."""
+
+    name: str
+    target: str
+    before_bytes: str
+    after_bytes: str
+    seconds: str
+    notes: tuple[str, ...]
+    views: Views
+
+    @property
+    def factor(self) -> str:
+        return f"{self.views.after_size[0] / self.views.before_size[0]:.3g}"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    name: str
+    reason: str
+
+
+def check_page(page: Path) -> None:
+    """Asked before any work is done: is this the name of a page that can be written?"""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise RedlineError(f"a comparison is a page whose name ends in .html, not {str(page)!r}.")
+    if page.is_dir():
+        raise RedlineError(f"cannot write {str(page)!r}: it is a folder.")
+    folder = page.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RedlineError(f"cannot write {str(page)!r}: nothing can be written to {str(folder)!r}.")
+
+
+def write_comparison(page: Path, outcomes: Sequence[Outcome], most_pictures: int = MOST_PICTURES) -> None:
+    """Writes the page, with the outcomes in the order given; what an earlier run did is shown like all others."""
+    text = render_comparison(outcomes, most_pictures)
+    try:
+        write_text(page, text)
+    except OSError as error:
+        raise RedlineError(f"cannot write {str(page)!r}: {error.strerror or error}.") from error
+
+
+def render_comparison(outcomes: Sequence[Outcome], most_pictures: int = MOST_PICTURES) -> str:
+    names = _names([outcome.task for outcome in outcomes])
+    done = [outcome for outcome in outcomes if not outcome.error]
+    shown = done[:most_pictures]
+    show = partial(_show, names=names, share=max(1, len(shown)))
+    with ThreadPoolExecutor(_AT_ONCE, "comparing") as pool:
+        made = list(pool.map(show, shown))
+    left_out = [LeftOut(names[outcome.task], _text(outcome.error)) for outcome in outcomes if outcome.error]
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_resource("compare.html.jinja")).render(
+        css=Markup(_resource("compare.css")),
+        script=Markup(_resource("compare.js")),
+        entries=[one for one in made if isinstance(one, Entry)],
+        left_out=[one for one in made if isinstance(one, LeftOut)] + left_out,
+        too_many=len(done) - len(shown),
+    )
+
+
+def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftOut:
+    task, name = outcome.task, names[outcome.task]
+    notes = tuple(_text(note) for note in outcome.notes)
+    try:
+        with explaining(f"cannot show {str(task.source)!r} beside {str(task.target)!r}"):
+            if task.is_film:
+                before, after, moment = _openers_of_film(task)
+                notes = (moment, *notes)
+            else:
+                before, after = partial(open_upright, task.source), partial(open_upright, task.target)
+            views = make_views(before, after, min(_PICTURE_PX, _PAGE_PX // share), _PAGE_BYTES // share)
+            before_bytes, after_bytes = (format_bytes(path.stat().st_size) for path in (task.source, task.target))
+    except RedlineError as error:
+        return LeftOut(name, _text(str(error)))
+    seconds = "" if outcome.skipped else format_seconds(outcome.seconds)
+    return Entry(name, _text(task.target.name), before_bytes, after_bytes, seconds, notes, views)
+
+
+def _openers_of_film(task: Task) -> tuple[Opener, Opener, str]:
+    before, after, seconds = middle_of(task.source, task.target)
+    source, result = (load_vips().Image.new_from_array(side, interpretation="srgb") for side in (before, after))
+    return lambda: source, lambda: result, f"the picture at {seconds_text(seconds)}"
+
+
+def _names(tasks: Sequence[Task]) -> dict[Task, str]:
+    """Each source from the folder that all of them share: a folder's structure stays, and where it lies goes unsaid."""
+    parents = [str(task.source.absolute().parent) for task in tasks]
+    try:
+        shared = os.path.commonpath(parents) if parents else ""
+    except ValueError:
+        return {task: _text(task.source.name) for task in tasks}  # on different drives
+    return {task: _text(os.path.relpath(task.source.absolute(), shared)) for task in tasks}
+
+
+def _text(text: str) -> str:
+    """A file's name may hold bytes that are no UTF-8; a page may not."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _resource(name: str) -> str:
+    return files("redline.upscale").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,200 @@
+"""A picture and its enlargement as views that can lie over each other inside a page.
+
+Both sides of a view have the same size, and so that nothing but the enlargement differs, the same encoding: the source
+is brought to that size with a bicubic filter, here rather than in the browser, because each browser has its own.
+Colours become sRGB of 8 bits. A result that is too large is shown reduced, where little of the difference is left; then
+the region with most detail goes along at full resolution.
+
+Files are read from the top down in constant memory.
+"""
+
+import base64
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from redline.upscale.pictures.formats import HEAD_BYTES, sniff
+from redline.upscale.pictures.samples import normalise
+from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
+
+# Gives the picture anew, since a file can be read from the top down only once.
+Opener = Callable[[], VipsImage]
+
+# What is seen at 100%, in pixels of the result; wide enough for the page's column.
+_CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
+# WebP ends at 16,383.
+_LONGEST_SIDE_PX = 8192
+_QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
+# Of the bytes for both views.
+_CROP_SHARE = 1 / 3
+# The side of a square within which neighbouring pixels are compared, and the pixels around that a bicubic filter sees.
+_BLOCK_PX = 16
+_CONTEXT_PX = 4
+
+
+@dataclass(frozen=True)
+class View:
+    """Two pictures of one size as data URIs; `left` … `bottom` is what they show of the whole, in shares of it."""
+
+    before: str
+    after: str
+    width: int
+    height: int
+    left: float = 0.0
+    top: float = 0.0
+    right: float = 1.0
+    bottom: float = 1.0
+
+
+@dataclass(frozen=True)
+class Views:
+    """The whole picture, the region at full resolution where the whole is reduced, and where most detail lies."""
+
+    before_size: tuple[int, int]
+    after_size: tuple[int, int]
+    has_alpha: bool
+    whole: View
+    crop: View | None
+    focus: tuple[float, float]
+
+    @property
+    def is_reduced(self) -> bool:
+        return (self.whole.width, self.whole.height) != self.after_size
+
+
+@dataclass(frozen=True)
+class _Region:
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+def open_upright(path: Path) -> VipsImage:
+    """A picture file as sRGB of 8 bits, decoded as it is asked for."""
+    with explaining(f"cannot read {str(path)!r}"):
+        with open(path, "rb") as file:
+            loader = sniff(path, file.read(HEAD_BYTES)).loader
+
+        def load(access: str) -> VipsImage:
+            return load_vips().Operation.call(loader, os.fsencode(path), access=access, fail_on="error")
+
+        image = load("sequential")
+        # Only mirroring left to right works from the top down.
+        image = load("random") if field(image, "orientation", 1) > 2 else image
+        return _to_srgb(normalise(image.autorot(), path)[0])
+
+
+def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:
+    """Views with at most `pixels` for the whole; quality sinks until all sides fit in `data_bytes`, or is lowest."""
+    source, result = before(), after()
+    size, after_size = (source.width, source.height), (result.width, result.height)
+    scale = after_size[0] / size[0], after_size[1] / size[1]
+    width, height = _fit(*after_size, pixels)
+    region = most_detailed(
+        source,
+        max(1, min(size[0], round(_CROP_WIDTH_PX / scale[0]))),
+        max(1, min(size[1], round(_CROP_HEIGHT_PX / scale[1]))),
+    )
+    focus = (region.left + region.width / 2) / size[0], (region.top + region.height / 2) / size[1]
+    whole = _encoded(
+        _resized(before(), width, height).copy_memory(),
+        _resized(result, width, height).copy_memory(),
+        _QUALITIES,
+        data_bytes * (1 - _CROP_SHARE),
+    )
+    crop = None
+    if (width, height) != after_size:
+        crop = _crop(before(), after(), region, scale, data_bytes * _CROP_SHARE)
+    return Views(size, after_size, result.hasalpha(), View(*whole, width, height), crop, focus)
+
+
+def most_detailed(image: VipsImage, width: int, height: int) -> _Region:
+    """Where in the image the region of this size lies in which neighbouring pixels differ most.
+
+    Deviations are summed, not variances: a single hard edge would outweigh a whole meadow.
+    """
+    if image.hasalpha():
+        image = image.flatten(background=128)  # the colour under transparent pixels is nobody's detail
+    grey = image.colourspace("b-w").cast("float")
+    moments = grey.bandjoin(grey * grey).shrink(_BLOCK_PX, _BLOCK_PX, ceil=True).numpy()
+    mean, square = moments[..., 0].astype(np.float64), moments[..., 1].astype(np.float64)
+    sums = np.sqrt(np.maximum(square - mean * mean, 0)).cumsum(0).cumsum(1)
+    sums = np.pad(sums, ((1, 0), (1, 0)))
+    rows = min(max(1, height // _BLOCK_PX), len(mean))
+    columns = min(max(1, width // _BLOCK_PX), mean.shape[1])
+    inside = sums[rows:, columns:] - sums[:-rows, columns:] - sums[rows:, :-columns] + sums[:-rows, :-columns]
+    row, column = np.unravel_index(inside.argmax(), inside.shape)
+    left = min(int(column) * _BLOCK_PX, image.width - width)
+    return _Region(left, min(int(row) * _BLOCK_PX, image.height - height), width, height)
+
+
+def _crop(source: VipsImage, result: VipsImage, region: _Region, scale: tuple[float, float], data_bytes: float) -> View:
+    left, top = round(region.left * scale[0]), round(region.top * scale[1])
+    width = min(round(region.width * scale[0]), result.width - left)
+    height = min(round(region.height * scale[1]), result.height - top)
+    # A little of what lies around, so that the filter sees at the region's edge what it sees in the whole picture.
+    x, y = max(region.left - _CONTEXT_PX, 0), max(region.top - _CONTEXT_PX, 0)
+    around = source.crop(
+        x,
+        y,
+        min(region.left + region.width + _CONTEXT_PX, source.width) - x,
+        min(region.top + region.height + _CONTEXT_PX, source.height) - y,
+    )
+    enlarged = _resized(around, round(around.width * scale[0]), round(around.height * scale[1]))
+    inset = round((region.left - x) * scale[0]), round((region.top - y) * scale[1])
+    pair = _encoded(
+        enlarged.crop(*inset, width, height).copy_memory(),
+        result.crop(left, top, width, height).copy_memory(),
+        _CROP_QUALITIES,
+        data_bytes,
+    )
+    shares = left / result.width, top / result.height, (left + width) / result.width, (top + height) / result.height
+    return View(*pair, width, height, *shares)
+
+
+def _fit(width: int, height: int, pixels: int) -> tuple[int, int]:
+    """The size of the same shape with at most so many pixels."""
+    share = min(1.0, math.sqrt(pixels / (width * height)), _LONGEST_SIDE_PX / max(width, height))
+    return max(1, math.floor(width * share)), max(1, math.floor(height * share))
+
+
+def _resized(image: VipsImage, width: int, height: int) -> VipsImage:
+    if (image.width, image.height) == (width, height):
+        return image
+    if image.width * image.height <= width * height:
+        image = image.copy_memory()  # enlarging asks for rows more than once
+    visible = image.premultiply() if image.hasalpha() else image
+    resized = visible.resize(width / image.width, vscale=height / image.height, kernel="cubic")
+    return resized.unpremultiply().rint().cast("uchar") if image.hasalpha() else resized
+
+
+def _to_srgb(image: VipsImage) -> VipsImage:
+    if field(image, "icc-profile-data") is not None:
+        try:
+            return image.icc_transform("srgb", embedded=True, depth=8, intent="relative", black_point_compensation=True)
+        except load_vips().Error:
+            pass  # a profile that cannot be read is ignored by browsers too
+    return image.colourspace("srgb")
+
+
+def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
+    """Both sides at the first quality at which they fit, or at the last."""
+    sides: tuple[bytes, bytes] = (b"", b"")
+    for quality in qualities:
+        sides = _webp(before, quality), _webp(after, quality)
+        if len(sides[0]) + len(sides[1]) <= data_bytes:
+            break
+    return _data_uri(sides[0]), _data_uri(sides[1])
+
+
+def _webp(image: VipsImage, quality: int) -> bytes:
+    return image.webpsave_buffer(Q=quality, effort=2, keep=0)
+
+
+def _data_uri(webp: bytes) -> str:
+    return "data:image/webp;base64," + base64.b64encode(webp).decode("ascii")

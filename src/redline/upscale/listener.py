@@ -1,0 +1,18 @@
+"""What an upscaling tells while it runs; in one process or several, the same is heard."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redline.upscale.pictures_run import Outcome
+from redline.upscale.tasks import Task
+from redline.upscale.video import VideoProgress
+
+
+@dataclass(frozen=True)
+class Listener:
+    """What is heard meanwhile: sentences, how far a picture or film is, and each file's outcome; from any thread."""
+
+    say: Callable[[str], None] = lambda _text: None
+    finished: Callable[[Outcome], None] = lambda _outcome: None
+    picture_progress: Callable[[Task, int, int], None] = lambda _task, _rows, _total: None
+    film_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None
