@@ -94,3 +94,27 @@ def test_tiles_are_taken_from_all_pictures_of_any_size(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(RedlineError, match="no picture"):
         tiles_of(tmp_path / "empty", 16, 1)
+
+
+def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported: Path, tmp_path: Path) -> None:
+    from redline.upscale.session import Upscaling
+    from redline.upscale.settings import UpscaleSettings
+    from redline.upscale.tasks import Task
+
+    samples = (smooth_pictures(1, 40)[0].permute(1, 2, 0) * 255).round().byte().numpy()
+    Image.fromarray(samples).save(tmp_path / "in.png")
+    settings = UpscaleSettings(exported, margin_px=2, ramp_px=2)
+    task = Task(tmp_path / "in.png", tmp_path / "onnx.png")
+    (outcome,) = Upscaling(settings).run([task])
+    assert not outcome.error and (outcome.width, outcome.height) == (80, 80)
+    # The same through PyTorch, at the same tile.
+    own = Upscaling(settings)
+    own.network = network
+    own.run([Task(tmp_path / "in.png", tmp_path / "torch.png")])
+    with Image.open(tmp_path / "onnx.png") as one, Image.open(tmp_path / "torch.png") as other:
+        assert np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+    for bad in ({"tile": 32}, {"precision": "fp32"}, {"plan": Path("plan.toml")}):
+        with pytest.raises(RedlineError, match="has its"):
+            UpscaleSettings(exported, **bad)
+    with pytest.raises(RedlineError, match="runs ONNX files"):
+        UpscaleSettings(provider="cuda")

@@ -30,13 +30,15 @@ def upscale(
     ] = None,
     scale: Annotated[int, typer.Option("--scale", "-s", help="How many times larger, with the shipped weights.")] = 4,
     weights: Annotated[
-        Path | None, typer.Option("--weights", "-w", help="A .pth or .safetensors file; decides the scale too.")
+        Path | None,
+        typer.Option("--weights", "-w", help="A .pth, .safetensors or exported .onnx file; decides the scale."),
     ] = None,
     preset: Annotated[str, typer.Option(help=f"{', '.join(PRESETS)}: settings that belong together.")] = "balanced",
     precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16 or int8.")] = "auto",
     plan: Annotated[
         Path | None, typer.Option(help="A plan of the ladder to run under; a shipped one by default.")
     ] = None,
+    provider: Annotated[str, typer.Option(help="What runs weights in ONNX: cpu, cuda or tensorrt.")] = "cpu",
     tile: Annotated[str, typer.Option(help="The side of a tile in pixels, or auto: from the memory.")] = "auto",
     tile_batch: Annotated[int | None, typer.Option(help="Tiles at a time; from the memory by default.")] = None,
     memory: Annotated[str | None, typer.Option(help="How much memory tiles may take, 6GiB.")] = None,
@@ -69,6 +71,7 @@ def upscale(
         device=device,
         precision=precision,
         plan=plan,
+        provider=provider,
         tile=_whole(tile, "a tile is a whole number of pixels"),
         tile_batch=tile_batch,
         memory_bytes=parse_bytes(memory) if memory else None,

@@ -83,7 +83,8 @@ class Enlarger:
         self.network.module.to(self.device)
         while True:
             # Channels-last and graphs are made for contiguous batches of exactly this form.
-            fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,))
+            shared = not self.plan.rungs  # nothing is changed, so nothing need be copied
+            fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
             if not any(name in self.plan for name in _SAFER):
                 return fast
             with torch.no_grad():

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine import Machine
+from redline.plan import Plan
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.crew import Crew, start_crew, worker_devices
 from redline.upscale.enlarger import Enlarger
@@ -17,6 +18,7 @@ from redline.upscale.layout import Cut, cut_side
 from redline.upscale.listener import Listener
 from redline.upscale.messages import Job
 from redline.upscale.network import Network, load_network
+from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.pictures import open_picture
 from redline.upscale.pictures_run import Outcome, PictureRun
 from redline.upscale.plans import choose_plan
@@ -40,9 +42,14 @@ class Upscaling:
 
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
         self.settings, self.listener, self.crew = settings, listener or Listener(), crew
-        self.network: Network = load_network(settings.weights, settings.scale)
         self.machine = Machine.detect(settings.device)
-        self.plan = choose_plan(self.machine, settings.precision, settings.plan)
+        if settings.weights is not None and settings.weights.suffix.lower() == ".onnx":
+            # An exported network runs in an engine of its own, which no rung reaches into.
+            self.network: Network = load_onnx_network(settings.weights, settings.provider, self.machine.device)
+            self.plan = Plan()
+        else:
+            self.network = load_network(settings.weights, settings.scale)
+            self.plan = choose_plan(self.machine, settings.precision, settings.plan)
         self.made_as = describe(settings, str(self.plan), self.network.digest)
         self.enlarger: Enlarger | None = None
 
@@ -66,7 +73,7 @@ class Upscaling:
                 journal.record(outcome.task, tile)
             self.listener.finished(outcome)
 
-        tile = self.settings.tile or before
+        tile = self.network.tile or self.settings.tile or before
         side = 0 if tile is not None else largest_side(tasks, self.settings)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:

@@ -19,6 +19,8 @@ class UpscaleSettings:
     device: str = "auto"
     precision: str = "auto"
     plan: Path | None = None
+    # What runs weights that are an ONNX file.
+    provider: str = "cpu"
     tile: int | None = None
     tile_batch: int | None = None
     memory_bytes: int | None = None
@@ -39,6 +41,14 @@ class UpscaleSettings:
         if self.plan is not None and self.precision != "auto":
             raise RedlineError("a plan says its own precision: leave out --precision or --plan.")
         limits = {"tile": 16, "tile_batch": 1, "memory_bytes": 1, "workers": 1, "margin_px": 0, "ramp_px": 0}
+        if self.weights is not None and self.weights.suffix.lower() == ".onnx":
+            given = [n for n in ("tile", "plan") if getattr(self, n) is not None] + ["precision"] * (
+                self.precision != "auto"
+            )
+            if given:
+                raise RedlineError(f"an ONNX file has its {given[0]} in it: leave out --{given[0]}.")
+        elif self.provider != "cpu":
+            raise RedlineError("a provider runs ONNX files: give one with --weights, or leave out --provider.")
         for name, least in limits.items():
             value = getattr(self, name)
             if value is not None and value < least:
