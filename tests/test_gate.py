@@ -6,7 +6,7 @@ import torch
 from redline import Gate
 from redline.errors import GateError
 from redline.gate import INFERENCE_GATES, all_finite, worst
-from redline.judging import judge
+from redline.judging import Refused, judge
 from redline.metrics import METRICS
 
 
@@ -85,6 +85,17 @@ def test_whole_numbers_beside_floats_are_judged_without_being_asked_for() -> Non
     lenient = judge([Gate("cosine", 0.999), Gate("agreement", 0.0)], [expected], [wrong])
     assert len(lenient) == 2 and all(score.passed for score in lenient)
     assert [score.metric for score in judge([Gate("top1", 0.9)], [[tokens()]], [[tokens()]])] == ["top1"]
+
+
+def test_an_output_that_no_longer_follows_its_input_is_refused_inside_every_limit() -> None:
+    """A large constant hides what the input contributes from every metric of size."""
+    constant, batches = torch.full((40,), 5.0), [0.01 * torch.randn(40) for _ in range(2)]
+    expected = [[constant + batch] for batch in batches]
+    gates = list(INFERENCE_GATES)
+    assert all(score.passed for score in judge(gates, expected, expected))
+    with pytest.raises(Refused, match="what the input changes in the output is lost"):
+        judge(gates, expected, [[constant], [constant]])
+    assert all(score.passed for score in judge(gates, expected[:1], [[constant]]))  # why one batch is not enough
 
 
 def test_known_values() -> None:

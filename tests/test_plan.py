@@ -139,3 +139,9 @@ def test_training_plans_give_a_step() -> None:
 def test_unknown_rung_is_a_rung_error() -> None:
     with pytest.raises(RungError, match="choose from"):
         Plan.parse("nope")
+
+
+def test_a_misspelt_table_is_not_an_empty_plan(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('schema = 1\n[[rungs]]\nname = "bf16"\n')
+    with pytest.raises(PlanError, match="has 'rungs', which a plan does not"):
+        Plan.load(tmp_path / "plan.toml")

@@ -37,7 +37,7 @@ from redline.workers import WorkerFailed, WorkerPool
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
 # under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
-_FIRST = ("bf16", "fp16", "compile", "onnxruntime", "tensorrt", "cuda_graph")
+_FIRST = ("bf16", "fp16", "onnxruntime", "compile", "tensorrt", "cuda_graph")
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,10 @@ class _Climb:
         if self.plan.rungs or role != "trial":
             return None
         for row in self.log.rows:
+            if row.role == "compile" and row.plan == str(candidate) and row.verdict == "failed":
+                # With what is left of the budget it would fail again, and sooner.
+                reason = f"{row.reason} (the baseline's run)"
+                return self._tell(self.log.record(replace(row, role=role, rung=str(added), reason=reason)))
             ratio = row.speedup() if row.role == "compile" and row.plan == str(candidate) and row.samples else None
             if ratio is not None and self.settings.objective != "memory":
                 kept = ratio.above(WORTHWHILE)

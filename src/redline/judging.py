@@ -16,6 +16,8 @@ TRAINING_STEPS = 3
 _SENSITIVITY = 1e-6
 
 
+# The share of the difference between two batches that may be lost; more, and the output no longer follows the input.
+_LOST = 0.5
 # What whole-number outputs beside floating-point ones are judged by, unless the workload has such a gate itself.
 AGREEMENT = Gate("agreement", 0.99)
 
@@ -30,6 +32,8 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
     kinds = {tensor.is_floating_point() for tensor in tensors_of(list(expected)) if tensor.numel()}
     if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
         gates = (*gates, AGREEMENT)  # most metrics look at the floats alone
+    if len(outputs) > 1 and all(map(all_finite, outputs)):
+        _check_reaction(expected, outputs)
     for gate in gates:
         if not all(all_finite(o) for o in outputs):
             scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
@@ -39,6 +43,19 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
         except GateError as error:
             raise Refused(str(error)) from error
     return scores
+
+
+def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """An error inside every limit can still be all that the input contributes, where outputs hardly differ."""
+    changes = []
+    for results in (expected, outputs):
+        floats = [[t.double().flatten() for t in tensors_of(r) if t.is_floating_point()] for r in results[:2]]
+        if not all(floats) or [t.shape for t in floats[0]] != [t.shape for t in floats[1]]:
+            return
+        changes.append(torch.cat(floats[0]).cpu() - torch.cat(floats[1]).cpu())
+    reference, seen = changes
+    if reference.shape == seen.shape and not (seen - reference).norm() <= _LOST * reference.norm():
+        raise Refused("what the input changes in the output is lost: two batches differ otherwise than they should")
 
 
 def worst_per_gate(scores: Sequence[Score], shapes: int) -> list[Score]:

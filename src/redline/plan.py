@@ -76,6 +76,9 @@ class Plan:
             raise PlanError(f"{origin!r} is not a plan: it has no whole number `schema`.")
         if schema > SCHEMA:
             raise PlanError(f"{origin!r} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade it.")
+        unknown = [key for key in document if key not in ("schema", "rung")]
+        if unknown:
+            raise PlanError(f"{origin!r} has {unknown[0]!r}, which a plan does not: it has schema and [[rung]].")
         entries = document.get("rung", [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             raise PlanError(f"{origin!r} is not a plan: write each rung as [[rung]].")

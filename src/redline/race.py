@@ -104,9 +104,9 @@ def _winner(
 
 
 def _better(one: Arm, other: Arm, ratio: Interval, objective: str) -> bool:
-    """Whether the other beats the one: smaller where memory counts, else faster, or as fast and much smaller."""
+    """Whether the other beats the one: faster, or as fast and much smaller; where memory counts, smaller first."""
     if objective == "memory":
-        return is_smaller(other, one)
+        return is_smaller(other, one) or (not is_smaller(one, other) and ratio.above(1.0))
     return ratio.above(1.0) or (ratio.above(NOT_SLOWER) and is_much_smaller(other, one))
 
 

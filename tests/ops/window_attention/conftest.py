@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 
 from redline.ops.window_attention import reference
 
@@ -25,6 +26,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
+    # torch keeps a list of what makes tensors, for torch.device contexts: it must not be made of poisoned ones.
+    _device_constructors()
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
 
