@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import planted_rungs
-from redline.climb import Climbed, Settings, climb
+from redline.climb import Climbed, Settings, _Climb, climb
 from redline.errors import RedlineError, WorkloadError
+from redline.machine import Machine
 from redline.measurement import load_measurements
 from redline.plan import Plan
 from redline.verify import verify
@@ -281,6 +282,21 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
 def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         climb(Settings(workload, tmp_path, device="cpu", timeout_s=30))
+
+
+def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
+    def tried(**asked: tuple[str, ...]) -> list[str]:
+        climber = object.__new__(_Climb)
+        climber.settings = Settings("resnet", tmp_path, device="cpu", **asked)
+        climber.machine, climber.training = Machine.detect("cpu"), False
+        return [str(rung) for rung in climber._candidates()]
+
+    everything = tried()
+    assert {"compile", "compile(freeze=true)"} <= set(everything)
+    assert set(everything) - set(tried(without=("compile",))) == {"compile", "compile(freeze=true)"}
+    # With options only that variant goes; the plain one is the name, so it goes with all of them.
+    assert set(everything) - set(tried(without=("compile(freeze=true)",))) == {"compile(freeze=true)"}
+    assert tried(only=("compile(dynamic=true)", "tf32")) == ["compile(dynamic=true)", "tf32"]
 
 
 def test_bad_settings(tmp_path: Path) -> None:

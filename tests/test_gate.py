@@ -156,6 +156,16 @@ def test_a_large_right_output_cannot_hide_a_small_wrong_one(metric: str) -> None
     assert not Gate(metric, LIMITS[metric]).judge([large, small], [large, wrong]).passed
 
 
+def test_a_small_gradient_that_is_wrong_is_not_hidden_by_the_large_ones() -> None:
+    """A norm's few weights beside a matrix: with the wrong sign they are a fiftieth of the whole."""
+    losses, matrix, norm = torch.ones(3), torch.randn(400, 400), 0.5 * torch.randn(100)
+    gate = Gate("gradient_difference", 0.05)
+    assert gate.judge([losses, matrix, norm], [losses, matrix * 1.01, norm * 0.99]).passed
+    assert not gate.judge([losses, matrix, norm], [losses, matrix, -norm]).passed
+    # Rounding noise where a gradient should be zero is no error.
+    assert gate.judge([losses, matrix, norm * 1e-6], [losses, matrix, -norm * 1e-6]).passed
+
+
 def test_two_gates_of_one_metric_are_both_asked() -> None:
     from redline.judging import judge, worst_per_gate
 

@@ -22,6 +22,8 @@ from redline.workers import WorkerFailed, WorkerPool
 SCHEMA = 1
 # Two runs at different times differ by more than turns of one run do; below this it is the machine's mood.
 TOLERANCE = 0.05
+# A GPU's allocator counts exactly; a CPU's peak is what the system keeps resident, which varies by a seventh.
+MEMORY_TOLERANCE = {"cuda": TOLERANCE, "cpu": 0.25}
 PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
 
 
@@ -184,7 +186,7 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     verdict = "same"
     if ratio.below(1.0) and ratio.middle < 1 - TOLERANCE:
         verdict = "slower"
-    elif old.peak_bytes and new.peak_bytes > (1 + TOLERANCE) * old.peak_bytes:
+    elif old.peak_bytes and new.peak_bytes > (1 + MEMORY_TOLERANCE[_kind(new)]) * old.peak_bytes:
         verdict = "larger"
     elif ratio.above(1.0) and ratio.middle > 1 + TOLERANCE:
         verdict = "faster"
@@ -199,6 +201,10 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
         new.peak_bytes,
         verdict,
     )
+
+
+def _kind(row: Measurement) -> str:
+    return "cpu" if str(row.machine.get("device", "cpu")).startswith("cpu") else "cuda"
 
 
 def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:

@@ -89,6 +89,7 @@ class _Climb:
             close(self._arm)
         self.listen("the final race", None)
         barred = [name for name in RUNGS if not self._may_try(name)]
+        barred += [str(parse_rung(text)) for text in self.settings.without]
         final = run_race(self.pool, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
         return Climbed(Plan.parse(final.plan), tuple(self.log.rows), self.machine)
@@ -185,11 +186,16 @@ class _Climb:
             if self._may_try(name):
                 named = [rung for rung in chosen if rung.name == name]
                 plain = not named or named == [cls()]
-                yield from cls.variants(self.machine, self.training) if plain else named
+                left_out = [parse_rung(text) for text in self.settings.without]
+                for rung in cls.variants(self.machine, self.training) if plain else named:
+                    if rung not in left_out:
+                        yield rung
 
     def _may_try(self, name: str) -> bool:
         chosen = {parse_rung(text).name for text in self.settings.only}
-        left_out = {parse_rung(text).name for text in self.settings.without}
+        # A rung is left out whole by its name; with options, only as it is written.
+        without = [parse_rung(text) for text in self.settings.without]
+        left_out = {rung.name for rung in without if rung == RUNGS[rung.name]()}
         fits = RUNGS[name].training if self.training else RUNGS[name].inference
         return fits and name not in left_out and (not chosen or name in chosen)
 

@@ -1,5 +1,6 @@
 """The logbook of a run: makes its measurements, writes each to disk as it is made, and recalls those made before."""
 
+import shlex
 import sys
 import time
 import uuid
@@ -110,7 +111,7 @@ class Logbook:
             options={label: dict(options) for label, options in self.course.shapes.items()},
             digest=self.facts["digest"],
             run=self.run,
-            command=" ".join(["redline", *sys.argv[1:]]),
+            command=shlex.join(["redline", *sys.argv[1:]]),
             redline=VERSION,
             **values,
         )

@@ -30,14 +30,14 @@ def run_race(
 ) -> Measurement:
     """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner.
 
-    A rival with a rung that the user left out (`barred`) is shown, and cannot win.
+    A rival with a rung that the user left out (`barred`, by name or as written) is shown, and cannot win.
     """
     others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
     # The climbed plan is opened before its rivals: if memory is short, they are the ones to stay away.
     arms, notes = _open_racers(pool, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
         taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
-        allowed = [not any(rung.name in barred for rung in arm.plan.rungs) for arm in arms]
+        allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
         winner = _winner(arms, taken, allowed, course.objective, favourite=str(plan))
         rows = []
         for index, (arm, samples) in enumerate(zip(arms, taken, strict=True)):

@@ -31,6 +31,13 @@ def test_the_list_says_of_each_command_what_it_says_itself() -> None:
         assert load_command(name).help.split("\n\n")[0].replace("\n", " ") == said
 
 
+def test_the_version(command: Callable[..., Seen]) -> None:
+    from redline.version import VERSION
+
+    seen = command("--version")
+    assert (seen.code, seen.out) == (0, f"{VERSION}\n")
+
+
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     code = "import sys; sys.argv = ['redline', '--help']\nfrom redline.cli import app\n"
     code += "try: app()\nexcept SystemExit: print('torch' in sys.modules)"

@@ -11,6 +11,8 @@ import pytest
 
 from redline.measurement import Measurement, append, load_measurements
 from redline.report import Climb, render_html, render_markdown, write_report
+from redline.report.climb import eager_beside
+from redline.report.tables import all_tables
 from report.synthetic_climb import cpu_climb, h200_climb, training_climb, without_ceilings
 
 EVIL = "<script>alert(1)</script>|`*_[x](javascript:1)\n# &amp; \"'"
@@ -116,6 +118,21 @@ def test_the_page_holds_what_the_issue_asks_for():
         assert words in page, words
     assert "By input shape" not in page
     assert "size=128" in render_html(Climb.of(CASES["shapes"]))
+
+
+def test_the_result_is_set_against_the_eager_of_its_own_race():
+    """The machine was four times slower when the climb began: no gain may come from that."""
+    calm = h200_climb(shapes=("size=64", "size=96"))
+    slow = [
+        replace(m, samples={shape: tuple(4 * s for s in taken) for shape, taken in m.samples.items()})
+        if m.role == "baseline"
+        else m
+        for m in calm
+    ]
+    assert slow[0].median_s() == pytest.approx(4 * calm[0].median_s())
+    shapes = [next(t for t in all_tables(Climb.of(rows)) if t.name == "shapes") for rows in (calm, slow)]
+    assert shapes[0].rows == shapes[1].rows
+    assert eager_beside(Climb.of(slow)) == eager_beside(Climb.of(calm)) < 0.5 * slow[0].median_s()
 
 
 def test_markdown_holds_the_same_tables():

@@ -5,13 +5,14 @@ A command's file is read when the command is called: `redline --help` must not w
 
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from redline.cli.console import fail
 from redline.errors import RedlineError
+from redline.version import VERSION
 
 # What `redline --help` says of each command; a test holds it against the command's own first sentence.
 COMMANDS = {
@@ -82,8 +83,18 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(VERSION)
+        raise typer.Exit
+
+
 @app.callback()
-def _redline() -> None:
+def _redline(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Runs PyTorch models at the limit of the machine they are on, and proves it."""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from redline.errors import MeasurementError
 from redline.measurement import Measurement
@@ -201,3 +202,18 @@ def _memory(baseline: Entry, result: Entry) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def eager_beside(climb: Climb, shape: str | None = None) -> float | None:
+    """The untouched model's time where the result was timed beside it: two times hours apart make no ratio."""
+    result = climb.result
+    if result is not None and result.timed:
+        shape = result.measurement.shapes[0] if shape is None else shape
+        samples = result.measurement.against_samples.get(shape)
+        if samples:
+            return median(samples)
+        if result.measurement.plan == "eager":
+            return result.measurement.median_s(shape)
+    if climb.baseline is None or not climb.baseline.timed:
+        return None
+    return climb.baseline.measurement.median_s(climb.baseline.measurement.shapes[0] if shape is None else shape)

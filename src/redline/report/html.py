@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from redline.quantities import format_bytes, format_seconds
 from redline.report.charts import draw_all
-from redline.report.climb import Climb, format_ratio
+from redline.report.climb import Climb, eager_beside, format_ratio
 from redline.report.ladder import format_score, worst_score
 from redline.report.plan_text import plan_toml
 from redline.report.tables import (
@@ -71,11 +71,11 @@ def _tiles(climb: Climb) -> list[Tile]:
         tiles.append(
             Tile("Over torch.compile", format_ratio(climb.over_compiled), f"its best mode: {mode or 'default'}")
         )
-    was = f"from {format_seconds(before.median_s)}" if before and before.median_s else "as built"
+    eager_s = eager_beside(climb) if before is not None else None
+    was = f"from {format_seconds(eager_s)}" if eager_s else "as built"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))
     if m.items or m.unit != "call":
-        known = before is not None and baseline is not None and baseline.timed
-        old = f"from {format_count(baseline.measurement.throughput())}" if known and baseline else "as built"
+        old = f"from {format_count(m.throughput() * m.median_s() / eager_s)}" if eager_s else "as built"
         tiles.append(Tile(f"{m.unit.capitalize()}s per second", format_count(m.throughput()), old))
     if row.peak_bytes:
         was = f"from {format_bytes(before.peak_bytes)}" if before and before.peak_bytes else "as built"

@@ -7,7 +7,7 @@ from typing import Any
 
 from redline.gate import Score
 from redline.quantities import format_bytes, format_rate, format_seconds
-from redline.report.climb import UNTRIED, Climb, Entry, format_change, format_ratio
+from redline.report.climb import UNTRIED, Climb, Entry, eager_beside, format_change, format_ratio
 from redline.report.ladder import format_score, rung_names, speedup, worst_score
 from redline.report.worth import worth_of
 from redline.roofline import place
@@ -149,23 +149,23 @@ def _setup(climb: Climb) -> Table:
 
 
 def _shapes(climb: Climb) -> Table | None:
-    result, baseline = climb.result, climb.baseline
+    result = climb.result
     shapes = result.measurement.shapes if result else ()
     if len(shapes) < 2 or result is None or not result.timed:
         return None
     m = result.measurement
     rows = []
     for shape in shapes:
-        before = baseline.measurement.median_s(shape) if baseline else float("nan")
+        before = eager_beside(climb, shape)
         compiled = climb.compiled.measurement.median_s(shape) if climb.compiled else float("nan")
         after, roofline = m.median_s(shape), place(m, shape)
         rows.append(
             (
                 shape or "as given",
-                format_seconds(before),
+                _or_none(before, format_seconds),
                 format_seconds(compiled),
                 format_seconds(after),
-                format_ratio(before / after) if before == before else NONE,
+                format_ratio(before / after) if before is not None else NONE,
                 f"{format_count(m.throughput(shape))} {m.unit}s/s",
                 f"{roofline.share:.0%}" if roofline else NONE,
                 _or_none(m.setup_s.get(shape), format_seconds),
