@@ -13,9 +13,6 @@ from redline.measurement import load_measurements
 from redline.plan import Plan
 from redline.verify import verify
 
-# Tests that look at one climb belong to one worker, so that it is made once.
-same_climb = pytest.mark.xdist_group("climb")
-
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
 PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
 
@@ -35,14 +32,14 @@ def climbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Climbed,
     settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=12, sampling_s=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        yield climb(settings), folder
+        found = climb(settings)
+    yield found, folder
 
 
 def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]]:
     return {m.rung: (m.verdict, m.reason) for m in climbed.measurements if m.role == role}
 
 
-@same_climb
 def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0])
     assert seen["planted_fast"][0] == "kept"
@@ -59,12 +56,10 @@ def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> N
     assert seen["cuda_graph"] == ("unavailable", "it needs a CUDA GPU")
 
 
-@same_climb
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
     assert all(not m.samples for m in climbed[0].measurements if m.verdict in ("refused", "failed"))
 
 
-@same_climb
 def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0], "ablation")
     assert seen["planted_fast"][0] == "dropped" and seen["planted_fixed"][0] == "kept"
@@ -72,7 +67,6 @@ def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, P
     assert str(climbed[0].plan) == "planted_small + planted_fixed"
 
 
-@same_climb
 def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tuple[Climbed, Path]) -> None:
     rows = climbed[0].measurements
     assert [m.plan for m in rows if m.role == "baseline"] == ["eager"]
@@ -83,13 +77,11 @@ def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tupl
     assert speedup is not None and 3.4 < speedup.middle < 4.1
 
 
-@same_climb
 def test_every_measurement_is_on_disk(climbed: tuple[Climbed, Path]) -> None:
     saved = load_measurements(climbed[1] / "measurements.jsonl")
     assert [m.to_json() for m in saved] == [m.to_json() for m in climbed[0].measurements]
 
 
-@same_climb
 @pytest.mark.usefixtures("without_compiler")
 def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed, Path], tmp_path: Path) -> None:
     lines = (climbed[1] / "measurements.jsonl").read_text().splitlines(keepends=True)
@@ -113,7 +105,6 @@ def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed,
     assert str(resumed.plan) == "planted_fast + planted_small + planted_fixed"
 
 
-@same_climb
 @pytest.mark.usefixtures("without_compiler")
 def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     climbed: tuple[Climbed, Path], tmp_path: Path
@@ -131,7 +122,6 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
 
 
 @pytest.mark.usefixtures("without_compiler")
-@same_climb
 def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Climbed, Path], tmp_path: Path) -> None:
     changed = tmp_path / "planted_rungs.py"
     changed.write_text(Path(PLANTED).read_text() + "# another version\n")

@@ -32,8 +32,6 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
     kinds = {tensor.is_floating_point() for tensor in tensors_of(list(expected)) if tensor.numel()}
     if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
         gates = (*gates, AGREEMENT)  # most metrics look at the floats alone
-    if len(outputs) > 1 and all(map(all_finite, outputs)):
-        _check_reaction(expected, outputs)
     for gate in gates:
         if not all(all_finite(o) for o in outputs):
             scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
@@ -42,6 +40,8 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
             scores.append(worst([gate.judge(e, o) for e, o in zip(expected, outputs, strict=True)]))
         except GateError as error:
             raise Refused(str(error)) from error
+    if len(outputs) > 1 and all(score.passed for score in scores):
+        _check_reaction(expected, outputs)
     return scores
 
 

@@ -51,6 +51,11 @@ class Worker:
 
     def _last_words(self) -> str:
         status = self._pool.exit_status(self.pid)
+        # Its end of the connection closes a moment before the process is gone.
+        deadline = time.monotonic() + 2.0
+        while status is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            status = self._pool.exit_status(self.pid)
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         said = f": {lines[-1].strip()[:200]}" if lines else ""
         if status is not None and status < 0:

@@ -18,9 +18,6 @@ from redline.plan import Plan
 
 from .conftest import TINY, Seen, strict_json
 
-# One worker makes the climb that they look at.
-pytestmark = pytest.mark.xdist_group("cli climb")
-
 ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "1s"]
 WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
 

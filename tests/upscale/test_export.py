@@ -18,8 +18,6 @@ from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.picture_tiles import tiles_of
 from redline.workloads.drct import draw, smooth_pictures
 
-pytestmark = pytest.mark.xdist_group("export")
-
 
 @pytest.fixture(scope="module")
 def network() -> Network:

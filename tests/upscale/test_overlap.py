@@ -53,7 +53,7 @@ class Run:
         try:
             overlap(self.read(), self.work, self.write, waiting)
         finally:
-            assert threading.active_count() == before
+            assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize("seed", range(8))
