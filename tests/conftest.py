@@ -1,6 +1,5 @@
 """What tests share."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +28,12 @@ def ctrl_c_is_heard() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ceilings are measured into a folder of the tests' own, never the user's."""
+    """Ceilings and compiled code go into a folder of the tests' own, never the user's or another process's."""
     folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("REDLINE_CACHE")
-    os.environ["REDLINE_CACHE"] = str(folder)
-    yield folder
-    os.environ.pop("REDLINE_CACHE") if before is None else os.environ.update(REDLINE_CACHE=before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_CACHE", str(folder))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        yield folder
 
 
 @pytest.fixture
