@@ -12,6 +12,9 @@ from typing import Any
 
 from redline.measurement import Measurement
 
+# Beyond noise a ceiling is not exceeded.
+_OUTRUN = 1.2
+
 
 @dataclass(frozen=True)
 class Roofline:
@@ -30,7 +33,7 @@ class Roofline:
 
 
 def place(measurement: Measurement, shape: str | None = None) -> Roofline | None:
-    """Where a measurement lies under the ceilings; None when they, the operations or the time are unknown."""
+    """Where a measurement lies under the ceilings; None when they are unknown, or plainly no ceilings for it."""
     if not measurement.samples:
         return None
     key = measurement.shapes[0] if shape is None else shape
@@ -42,6 +45,8 @@ def place(measurement: Measurement, shape: str | None = None) -> Roofline | None
         return None
     arithmetic_s, memory_s = flops / peak, least_bytes / bandwidth
     floor_s = max(arithmetic_s, memory_s)
+    if floor_s > _OUTRUN * seconds:
+        return None  # an engine with better kernels than the ones the ceiling was measured with: it is none for it
     return Roofline(
         achieved_flops_per_s=flops / seconds,
         achieved_bytes_per_s=least_bytes / seconds,

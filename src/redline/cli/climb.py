@@ -31,7 +31,10 @@ def climb(
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     target: Annotated[str | None, typer.Option(help="Stop when reached: a time (16ms) or a size (8GiB).")] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Time for the whole climb, 10m; the final race is kept in it.")
+        str | None,
+        typer.Option(
+            help="Time for the whole climb, 10m; some of it is kept for the final race, which is finished all the same."
+        ),
     ] = None,
     rungs: Annotated[str | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'.")] = None,
     without: Annotated[str | None, typer.Option(help="Not these: 'int8, onnxruntime'.")] = None,

@@ -14,10 +14,11 @@ from redline.cli.console import print_json, progress, results
 from redline.errors import RedlineError
 from redline.quantities import format_seconds, parse_bytes
 from redline.upscale.compare import check_page, write_comparison
+from redline.upscale.listener import Listener
 from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.pictures_run import Outcome, PictureSettings
 from redline.upscale.ranks import Rank, gather, work_as
-from redline.upscale.session import Listener, Upscaling
+from redline.upscale.session import Upscaling
 from redline.upscale.settings import PRESETS, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.video import VideoProgress, VideoSettings
