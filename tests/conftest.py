@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +35,15 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setenv("REDLINE_CACHE", str(folder))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def onednn_kept() -> Iterator[None]:
+    """A CPU without bf16 turns oneDNN off at the first bf16 product: the tests that follow must not see that."""
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.enabled
+    yield
+    mkldnn.enabled = before
 
 
 @pytest.fixture

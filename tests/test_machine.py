@@ -63,6 +63,7 @@ def test_measured_ceilings_are_sane_and_cached() -> None:
     assert 1e8 < machine.ceilings.bytes_per_s < 1e13
     assert 1e8 < machine.ceilings.matmul_flops_per_s["fp32"] < 1e15
     assert Machine.detect("cpu").ceilings == machine.ceilings
+    assert torch._C._get_mkldnn_enabled()  # what a bf16 product does to it on a CPU without bf16 is undone
 
 
 def test_a_ceiling_that_the_machine_outruns_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

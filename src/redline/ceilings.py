@@ -43,7 +43,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     copied = _copy_rate(size, device)
     matmul, convolution = {}, {}
     for name, dtype in _FLOATS.items():
-        with _tf32_allowed(False):
+        with _tf32_allowed(False), _onednn_kept():
             matmul[name] = _matmul_rate(device, dtype)
             convolution[name] = _convolution_rate(device, dtype)
     if "tf32" in machine.hardware_dtypes:
@@ -70,6 +70,17 @@ def _tf32_allowed(allowed: bool) -> Iterator[None]:
         yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def _onednn_kept() -> Iterator[None]:
+    """On a CPU without bf16, torch answers the first bf16 product by turning oneDNN off for the whole process."""
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.enabled
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:
