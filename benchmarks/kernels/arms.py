@@ -1,0 +1,166 @@
+"""Times several ways to compute the same thing on a CUDA device, turn by turn, and trusts none that is wrong.
+
+Each arm is captured as a CUDA graph, so that kernels are timed and not Python; one that cannot be captured runs as it
+is, and its row says so. The arms take turns, and before each turn the second-level cache is emptied. An arm whose
+results are off gets no time, and one that fails is a row that says why. Rows are JSON lines; rates are what the
+operation needs at the least over the time, whatever an arm really moved.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from redline.files import write_text
+
+Run = Callable[[], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one size; `needed_bytes` and `needed_flop` are the least that it takes."""
+
+    name: str
+    sizes: dict[str, object]
+    arms: dict[str, Callable[[], Run]]
+    expected: Run
+    largest_error: float
+    needed_bytes: float = 0.0
+    needed_flop: float = 0.0
+
+
+def main(op: str, cases: Callable[[], Iterable[Case]]) -> int:
+    """The command line of a benchmark: times the cases one after the other, and writes after each."""
+    parser = argparse.ArgumentParser(description=f"Times {op} against its peers on a CUDA device.")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--only", help="cases whose name holds this")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(f"the benchmark of {op} needs a CUDA device.", file=sys.stderr)
+        return 2
+    import triton
+
+    about = {"op": op, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    about["copy_tb_per_s"] = copy_rate()
+    rows: list[dict[str, object]] = []
+    for case in cases():
+        if arguments.only and arguments.only not in case.name:
+            continue
+        torch.compiler.reset()  # else its limit of compilations of one function is soon met
+        measured = measure(case, arguments.rounds)
+        rows += [about | row for row in measured]
+        write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
+        show(case, measured)
+    return 0
+
+
+def copy_rate() -> float:
+    """TB/s read and written by a copy: the ceiling for what only moves bytes."""
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    samples = race({"copy": lambda: target.copy_(source)}, 20)["copy"]
+    return 2 * source.nbytes / statistics.median(samples) / 1e9
+
+
+def worst_error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:
+    errors = [
+        ((one.float() - other.float()).norm() / other.float().norm()).item()
+        for one, other in zip(found, expected, strict=True)
+    ]
+    return max(errors) if all(error == error for error in errors) else float("nan")
+
+
+def captured(run: Run) -> Callable[[], object]:
+    """The run as a graph; its results are thrown away."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def race(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each turn; all take part in every round."""
+    cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
+    for warm in (True, False):
+        for _ in range(3 if warm else rounds):
+            for name, run in runs.items():
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                cache.zero_()
+                begin.record()
+                run()
+                end.record()
+                if not warm:
+                    events[name].append((begin, end))
+        torch.cuda.synchronize()
+    return {name: [begin.elapsed_time(end) for begin, end in pairs] for name, pairs in events.items()}
+
+
+def measure(case: Case, rounds: int) -> list[dict[str, object]]:
+    """A row for each arm; what cannot be built or trusted says why instead of a time."""
+    expected = case.expected()
+    rows: dict[str, dict[str, object]] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    for name, build in case.arms.items():
+        rows[name] = {"case": case.name, **case.sizes, "arm": name}
+        try:
+            run = build()
+            run()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            found = run()
+            torch.cuda.synchronize()
+            rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+            error = rows[name]["relative_error"] = worst_error(found, expected)
+            del found
+            if not error <= case.largest_error:
+                raise ArithmeticError(f"off by {error:.3g}")
+            try:
+                runs[name] = captured(run)
+                rows[name]["captured"] = True
+            except Exception:  # noqa: BLE001
+                torch.cuda.synchronize()
+                runs[name], rows[name]["captured"] = run, False
+        except Exception as failure:  # noqa: BLE001
+            rows[name]["failure"] = f"{type(failure).__name__}: {failure}"[:500]
+            torch.cuda.synchronize()
+    del expected
+    for name, samples in race(runs, rounds).items():
+        deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)
+        rows[name] |= {"median_ms": median, "p20_ms": deciles[1], "p80_ms": deciles[7], "samples": len(samples)}
+        if case.needed_bytes:
+            rows[name]["tb_per_s"] = case.needed_bytes / median / 1e9
+        if case.needed_flop:
+            rows[name]["tflop_per_s"] = case.needed_flop / median / 1e9
+    return list(rows.values())
+
+
+def show(case: Case, rows: list[dict[str, object]]) -> None:
+    sizes = ", ".join(f"{name} {value}" for name, value in case.sizes.items())
+    print(f"\n{case.name}: {sizes}")
+    for row in sorted(rows, key=lambda row: float(str(row.get("median_ms", "inf")))):
+        if "failure" in row:
+            print(f"  {row['arm']}: {row['failure']}")
+            continue
+        said = [f"{row['median_ms']:.4f} ms ({row['p20_ms']:.4f} to {row['p80_ms']:.4f})"]
+        said += [f"{row[key]:.3g} {unit}" for key, unit in RATES.items() if key in row]
+        said += [f"{float(str(row['peak_bytes'])) / 2**30:.2f} GiB", f"error {row['relative_error']:.1e}"]
+        print(f"  {row['arm']}: {', '.join(said)}{'' if row['captured'] else ', not captured'}")
+    sys.stdout.flush()
+
+
+RATES = {"tb_per_s": "TB/s", "tflop_per_s": "TFLOP/s"}

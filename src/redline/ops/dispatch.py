@@ -1,0 +1,32 @@
+"""Which implementation of an operator runs: the Triton kernels where they can, else the reference, never in silence."""
+
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from redline.errors import MachineError, ModelError
+
+IMPLEMENTATIONS = ("auto", "reference", "triton")
+_TRITON_INSTALLED = find_spec("triton") is not None
+
+
+def choose(op: str, asked: str, device: torch.device, why_not: Callable[[], str]) -> str:
+    """`reference` or `triton`; a wish that cannot be met is refused, and a GPU that takes the slow path says so.
+
+    `why_not` says why the kernels cannot take the input, or nothing; it is asked only where Triton is installed, so
+    that it may import them.
+    """
+    if asked not in IMPLEMENTATIONS:
+        raise ModelError(f"{op} has no implementation {asked!r}: it has {', '.join(IMPLEMENTATIONS)}.")
+    if asked == "reference" or (asked == "auto" and device.type != "cuda"):
+        return "reference"
+    reason = why_not() if _TRITON_INSTALLED else "it is not installed: pip install triton"
+    if not reason:
+        return "triton"
+    if asked == "triton":
+        raise MachineError(f"{op} by Triton cannot run: {reason}.")
+    if not torch.compiler.is_compiling():
+        warnings.warn(f"{op} runs as plain PyTorch, which is slower, because Triton cannot: {reason}.", stacklevel=3)
+    return "reference"

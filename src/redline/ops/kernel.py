@@ -1,0 +1,39 @@
+"""What every Triton kernel's host side needs: whether it can run here, and a launch on the right device."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED: bool = knobs.runtime.interpret
+
+_COMPUTE_CAPABILITY = 8
+
+
+def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
+    """Why no kernel can take this tensor, or nothing."""
+    if not (tensor.is_cuda or INTERPRETED):
+        return f"it needs a CUDA device, and the input is on {tensor.device.type}"
+    if tensor.dtype not in dtypes:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        return f"it takes {names}, not {str(tensor.dtype).removeprefix('torch.')}"
+    if INTERPRETED and tensor.dtype == torch.bfloat16:
+        return "Triton's interpreter cannot compute in bf16"
+    if not tensor.numel():
+        return "the input is empty"
+    # A compiler that traces this call has asked the same already, and cannot ask here.
+    if tensor.is_cuda and not torch.compiler.is_compiling():
+        major, minor = torch.cuda.get_device_capability(tensor.device)
+        if major < _COMPUTE_CAPABILITY:
+            return f"it needs compute capability {_COMPUTE_CAPABILITY}.0, and this device has {major}.{minor}"
+    return ""
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None, **constants: object) -> None:
+    """Runs the kernel on the device of its first argument: Triton itself takes the current one."""
+    tensor = arguments[0]
+    assert isinstance(tensor, Tensor)
+    with torch.cuda.device_of(tensor):
+        kernel[grid](*arguments, **constants)

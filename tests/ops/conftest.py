@@ -1,0 +1,118 @@
+"""What tests of operators share: memory that was not clean before, exact references, and a compiler without a GPU."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._device import _device_constructors
+
+# What a sum of many rounded numbers may be off, in units of the dtype's last digit, as seen over the whole tensor.
+ROUNDINGS = {torch.float64: 64, torch.float32: 16, torch.float16: 2, torch.bfloat16: 2}
+# Tensor cores make fp32 products of three parts, and round their sums down.
+ROUNDINGS_ON_TENSOR_CORES = {**ROUNDINGS, torch.float32: 128}
+# What a program may have at least, of the cards of a compute capability.
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel forgets to write shows."""
+
+    def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*args: object, **kwargs: object) -> Tensor:
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return call
+
+    # torch keeps a list of what makes tensors, for torch.device contexts: it must not be made of poisoned ones.
+    _device_constructors()
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+
+
+@pytest.fixture
+def agrees() -> Callable[..., None]:
+    """Compares an implementation's outputs and all gradients with a reference in fp64, tensor by tensor."""
+
+    def check(
+        implementation: Callable[..., Any],
+        reference: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        roundings: float | None = None,
+    ) -> None:
+        given = [_as(tensor, device, dtype) for tensor in inputs]
+        exact = [_as(tensor.detach(), device, torch.float64) for tensor in given]
+        found, expected = _with_gradients(implementation, given, exact), _with_gradients(reference, exact, exact)
+        if roundings is None:
+            roundings = (ROUNDINGS_ON_TENSOR_CORES if device == "cuda" else ROUNDINGS)[dtype]
+        limit = roundings * torch.finfo(dtype).eps
+        for name, one in expected.items():
+            other = found[name].double()
+            assert other.shape == one.shape, name
+            error = ((other - one).norm() / one.norm().clamp_min(1e-30)).item()
+            assert error <= limit, f"{name} is off by {error:.2e}, and {limit:.2e} would be rounding"
+
+    return check
+
+
+def _as(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor.to(device)
+    return tensor.to(device, dtype).detach().requires_grad_()
+
+
+def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: list[Tensor]) -> dict[str, Tensor]:
+    outputs = function(*inputs)
+    outputs = [outputs] if isinstance(outputs, Tensor) else [one for one in outputs if one is not None]
+    named = {f"output {index}": one for index, one in enumerate(outputs)}
+    trained = [index for index, one in enumerate(inputs) if one.requires_grad]
+    # The same weights for both sides, whatever their dtype.
+    generator = torch.Generator().manual_seed(len(exact))
+    loss = torch.zeros((), dtype=torch.float64, device=outputs[0].device)
+    for one in outputs:
+        if one.requires_grad:
+            weights = torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one.device)
+            loss = loss + (one.double() * weights).sum()
+    gradients = torch.autograd.grad(loss, [inputs[index] for index in trained])
+    return named | {f"gradient {index}": one for index, one in zip(trained, gradients, strict=True)}
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Takes a kernel through the whole compiler, ptxas included, for a GPU that is not here."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def check(
+        kernel: Any,
+        types: dict[str, str],
+        constants: dict[str, object],
+        capability: int = 90,
+        num_warps: int = 4,
+        num_stages: int = 2,
+    ) -> None:
+        """`types` names each run-time argument's type ("*bf16", "i32", "fp32"); `constants` the constexpr ones."""
+        triton = pytest.importorskip("triton")
+        compiler = pytest.importorskip("triton.compiler")
+        backends = pytest.importorskip("triton.backends.compiler")
+        signature, values, divisible = {}, {}, {}
+        for index, name in enumerate(kernel.arg_names):
+            if name in constants:
+                signature[name], values[(index,)] = "constexpr", constants[name]
+            else:
+                signature[name] = types[name]
+                if types[name].startswith("*"):
+                    divisible[(index,)] = [["tt.divisibility", 16]]
+        source = compiler.ASTSource(kernel, signature, values, divisible)
+        target = backends.GPUTarget("cuda", capability, 32)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        compiled = triton.compile(source, target=target, options=options)
+        assert compiled.metadata.shared <= SHARED_BYTES[capability], kernel.__name__
+        assert compiled.asm["cubin"]
+
+    return check
