@@ -20,26 +20,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from redline.errors import RungError
 from redline.job import Job
 from redline.machine import Machine
+from redline.nn.checkpointing import DEAR
 from redline.rung import Rung, Stage, option
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-# The operations whose results are worth their memory: everything else is pointwise or a small reduction.
-_DEAR = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "linear",
-    "_scaled_mm",
-    "_int_mm",
-    "convolution",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
 
 
 @dataclass
@@ -98,7 +82,7 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = operation.name().removeprefix("aten::").partition(".")[0]
-        if name in _DEAR:
+        if name in DEAR:
             record.kept_results.add(name)
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE

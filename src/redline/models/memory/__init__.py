@@ -1,0 +1,8 @@
+"""A decoder whose memory does not grow with the text."""
+
+from redline.models.memory.config import TitanConfig
+from redline.models.memory.model import TitanModel
+from redline.models.memory.slot_bank import SlotBank
+from redline.models.memory.state import MemoryState
+
+__all__ = ["MemoryState", "SlotBank", "TitanConfig", "TitanModel"]

@@ -1,0 +1,210 @@
+"""A decoder with long-term memory: layers of neural memory, and layers of attention with a window and a bank of slots.
+
+Whole texts, pieces of texts and single tokens give the same outputs, in training mode and in evaluation mode alike;
+what is remembered between calls is a value that the caller holds.
+
+Shapes: B sequences of S tokens, width D, vocabulary V.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import ModelError
+from redline.models.memory.config import TitanConfig
+from redline.models.memory.neural_memory import NeuralMemory
+from redline.models.memory.passage import Passage
+from redline.models.memory.slot_attention import SlotAttention, WindowState
+from redline.models.memory.state import LayerState, MemoryState
+from redline.nn.checkpointing import GRANULARITIES, recomputed
+from redline.nn.head import Head
+from redline.nn.rms_norm import RMSNorm
+from redline.nn.swiglu import SwiGLU
+
+# Over the square root of the width: 0.02 at a width of 768, and as much as a narrow model needs to learn.
+_SPREAD = 0.55
+
+
+class Block(nn.Module):
+    """`recompute` is "layer" where the mixer and the feed-forward each throw their activations away."""
+
+    def __init__(self, config: TitanConfig, layer: int) -> None:
+        super().__init__()
+        self.recompute = ""
+        self.mixer_norm = RMSNorm(config.width, config.norm_eps)
+        self.mixer = SlotAttention(config) if config.is_attention(layer) else NeuralMemory(config)
+        self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
+        self.feed_forward = SwiGLU(config.width, config.hidden_width)
+
+    def forward(
+        self, x_BSD: Tensor, passage: Passage, state: LayerState | None
+    ) -> tuple[Tensor, LayerState | None, Tensor | None]:
+        if self.recompute == "layer":
+            mixed, state, score = recomputed(self._mix, x_BSD, passage, state)
+            x_BSD = x_BSD + mixed
+            return x_BSD + recomputed(self._feed, x_BSD), state, score
+        mixed, state, score = self._mix(x_BSD, passage, state)
+        x_BSD = x_BSD + mixed
+        return x_BSD + self._feed(x_BSD), state, score
+
+    def _mix(self, x_BSD: Tensor, passage: Passage, state: LayerState | None) -> Any:
+        return self.mixer(self.mixer_norm(x_BSD), passage, state)
+
+    def _feed(self, x_BSD: Tensor) -> Tensor:
+        return self.feed_forward(self.feed_forward_norm(x_BSD))
+
+
+class TitanModel(nn.Module):
+    def __init__(self, config: TitanConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute = ""
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+        self.head = Head(config.width, config.vocabulary)
+        spread = _SPREAD * config.width**-0.5
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2 and not name.endswith("convolution"):
+                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
+                nn.init.normal_(parameter, std=spread / (2 * config.layers) ** 0.5 if branch else spread)
+        if config.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None, keep_all: bool = False) -> Tensor:
+        """Logits (B, S, V) for the token after each.
+
+        `keep_all` reads every token that left the window, as if the bank had room for all: for training, and for many
+        documents in a row. Otherwise the bank has its slots, as in `advance`.
+        """
+        return self.head(self._hidden(tokens_BS, documents_BS, keep_all)[0])
+
+    def advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """Logits for the next tokens of texts that were begun, and what is remembered after them."""
+        hidden, state = self._advance(tokens_BS, state)
+        return self.head(hidden), state
+
+    def step(self, tokens_B: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """One token of each sequence, and no word from the host: the caller settles the state where segments begin."""
+        passage = Passage.after(state.position_B, 1, self.config)
+        hidden, layers, _ = self._run(tokens_B[:, None], passage, state.layers)
+        return self.head(hidden[:, 0]), MemoryState(state.position_B + 1, layers)
+
+    def settle(self, state: MemoryState) -> MemoryState:
+        """Moves what leaves the window into the bank, for sequences whose next token begins a segment."""
+
+        def settled(mixer: nn.Module, layer: LayerState) -> LayerState:
+            if isinstance(mixer, SlotAttention) and isinstance(layer, WindowState):
+                return mixer.settle(layer, state.position_B)
+            return layer
+
+        pairs = zip(self._each_block(), state.layers, strict=True)
+        return replace(state, layers=tuple(settled(block.mixer, layer) for block, layer in pairs))
+
+    def loss(
+        self,
+        tokens_BS: Tensor,
+        targets_BS: Tensor,
+        documents_BS: Tensor | None = None,
+        score_weight: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> Tensor:
+        """Cross-entropy over targets that are not −100, plus what it costs to want tokens kept."""
+        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True)
+        loss = self.head.loss(hidden, targets_BS, z_loss=z_loss)
+        if score_weight and scores:
+            loss = loss + score_weight * torch.stack([score.sigmoid().mean() for score in scores]).mean()
+        return loss
+
+    def new_state(self, batch: int = 1) -> MemoryState:
+        """Nothing remembered yet."""
+        weight = self.embedding.weight
+        layers = tuple(block.mixer.new_state(batch, weight.device, weight.dtype) for block in self._each_block())
+        return MemoryState(torch.zeros(batch, dtype=torch.int64, device=weight.device), layers)
+
+    def get_memory_stats(self, state: MemoryState) -> dict[str, float]:
+        """How full the banks of all layers are, what went through them, and the bytes of everything remembered."""
+        banks = [layer.bank for layer in state.layers if isinstance(layer, WindowState) and layer.bank is not None]
+        stats: dict[str, float] = {"bytes": state.bytes, "slots": sum(bank.mass_BM.numel() for bank in banks)}
+        for name in ("writes_B", "merges_B", "evictions_B"):
+            stats[name[:-2]] = sum(getattr(bank, name).sum().item() for bank in banks)
+        stats["used"] = sum(bank.filled_BM.sum().item() for bank in banks)
+        stats["mass"] = sum(bank.mass_BM.sum().item() for bank in banks)
+        stats["usage"] = sum(bank.usage_BM.sum().item() for bank in banks) / max(1, stats["used"])
+        stats["utilization"] = stats["used"] / max(1, stats["slots"])
+        return stats
+
+    def reduce_memory_slots(self, state: MemoryState, slots: int | None = None) -> MemoryState:
+        """The same memory in fewer slots, half as many unless said: the most similar ones are merged."""
+
+        def reduced(layer: LayerState) -> LayerState:
+            if not isinstance(layer, WindowState) or layer.bank is None:
+                return layer
+            fewer = max(1, layer.bank.slots // 2) if slots is None else slots
+            if not 1 <= fewer <= layer.bank.slots:
+                raise ModelError(f"a bank of {layer.bank.slots} slots cannot be reduced to {fewer}.")
+            return replace(layer, bank=layer.bank.reduced_to(fewer))
+
+        return replace(state, layers=tuple(reduced(layer) for layer in state.layers))
+
+    def gradient_checkpointing_enable(self, granularity: str = "block") -> None:
+        """Activations are computed again in the backward pass: of whole blocks, of layers, or the cheap ones alone."""
+        if granularity not in GRANULARITIES:
+            known = ", ".join(GRANULARITIES)
+            raise ModelError(f"activations can be recomputed by {known}, not by {granularity!r}.")
+        self.recompute = granularity
+        for block in self._each_block():
+            block.recompute = granularity
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.recompute = ""
+        for block in self._each_block():
+            block.recompute = ""
+
+    def _each_block(self) -> Iterator[Block]:
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block
+
+    def _hidden(self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool) -> tuple[Tensor, list[Tensor]]:
+        if self.config.memory_slots and not keep_all:
+            if documents_BS is not None:
+                raise ModelError("a bank of slots reads one document at a time: keep_all=True reads many in a row.")
+            return self._advance(tokens_BS, self.new_state(len(tokens_BS)))[0], []
+        passage = Passage.whole(tokens_BS, documents_BS, self.config)
+        hidden, _, scores = self._run(tokens_BS, passage, None)
+        return hidden, scores
+
+    def _advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        batch, count = tokens_BS.shape
+        if batch != len(state.position_B):
+            raise ModelError(f"a memory of {len(state.position_B)} sequences cannot go on with {batch}.")
+        starts = state.position_B.tolist()
+        segment = self.config.segment
+        if count > 1 and len({start % segment for start in starts}) > 1:
+            # Sequences whose segments begin at different tokens: each by itself.
+            parts = [self._advance(tokens_BS[i : i + 1], state.row(i)) for i in range(batch)]
+            return torch.cat([hidden for hidden, _ in parts]), MemoryState.stack([after for _, after in parts])
+        borders = tuple(i for i in range(count) if any((start + i) % segment == 0 for start in starts))
+        passage = Passage.after(state.position_B, count, self.config, borders)
+        hidden, layers, _ = self._run(tokens_BS, passage, state.layers)
+        return hidden, MemoryState(state.position_B + count, layers)
+
+    def _run(
+        self, tokens_BS: Tensor, passage: Passage, states: tuple[LayerState, ...] | None
+    ) -> tuple[Tensor, tuple[LayerState, ...], list[Tensor]]:
+        x_BSD, after, scores = self.embedding(tokens_BS), [], []
+        for index, block in enumerate(self.blocks):
+            before = None if states is None else states[index]
+            if self.recompute in ("block", "selective"):
+                x_BSD, state, score = recomputed(block, x_BSD, passage, before, selective=self.recompute == "selective")
+            else:
+                x_BSD, state, score = block(x_BSD, passage, before)
+            after.append(state)
+            if score is not None:
+                scores.append(score)
+        return self.norm(x_BSD), tuple(after), scores

@@ -1,0 +1,147 @@
+"""Attention over a window of recent tokens and a bank of slots, in one softmax.
+
+Text is cut into segments. A token sees its own segment up to itself, and the `window_segments` before it; a segment
+that falls out of the window is offered to the bank, and whatever the bank keeps of it is seen instead. So every token
+of a segment sees the same bank, and no token is seen twice. Positions count from the document's start.
+
+Two ways to the same result. Without a state, whole sequences go through at once, many documents in a row, and every
+token that left the window is kept (what training needs: a bank that throws away while it learns gets stuck). With a
+state, tokens go through segment by segment, and the bank has so many slots and no more.
+
+Shapes: B sequences, T or S tokens, H key-value heads of D channels, each shared by G queries; a ring of L tokens.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redline.models.memory.config import TitanConfig
+from redline.models.memory.passage import Passage
+from redline.models.memory.rotation import Rotation
+from redline.models.memory.slot_bank import SlotBank, taken
+from redline.models.memory.windowed import logits, mix, windowed_attention
+
+
+@dataclass(frozen=True)
+class WindowState:
+    """The last tokens as a ring: position p is in row p % L; keys are rotated by their position."""
+
+    key_BLHD: Tensor
+    value_BLHD: Tensor
+    score_BL: Tensor
+    bank: SlotBank | None
+
+
+class SlotAttention(nn.Module):
+    def __init__(self, config: TitanConfig) -> None:
+        super().__init__()
+        self.config = config
+        heads, head_dim = config.key_value_heads, config.head_dim
+        self.query = nn.Linear(config.width, config.width, bias=False)
+        self.key_value = nn.Linear(config.width, 2 * heads * head_dim, bias=False)
+        # How much a token is worth keeping; a bank of no slots asks nobody.
+        self.score = nn.Linear(config.width, 1) if config.memory_slots else None
+        self.out = nn.Linear(config.width, config.width, bias=False)
+
+    def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
+        config = self.config
+        heads, head_dim, number = config.key_value_heads, config.head_dim, torch.promote_types(dtype, torch.float32)
+        key, value = (torch.zeros(batch, config.span, heads, head_dim, device=device, dtype=dtype) for _ in range(2))
+        score = torch.zeros(batch, config.span, device=device, dtype=number)
+        bank = None
+        if config.memory_slots:
+            bank = SlotBank.empty(batch, config.memory_slots, heads, head_dim, device, dtype)
+        return WindowState(key, value, score, bank)
+
+    def forward(
+        self, x_BSD: Tensor, passage: Passage, state: WindowState | None = None
+    ) -> tuple[Tensor, WindowState | None, Tensor | None]:
+        """Gives the state after it, if one was given, and the scores of all tokens, if not."""
+        if state is None:
+            out, score = self._whole(x_BSD, passage)
+            return out, None, score
+        outputs = []
+        cuts = sorted({0, *passage.borders, x_BSD.shape[1]})
+        for begin, end in pairwise(cuts):
+            part = passage.part(begin, end)
+            if begin in passage.borders:
+                state = self.settle(state, part.positions_BS[:, 0])
+            out, state = self._advance(x_BSD[:, begin:end], part, state)
+            outputs.append(out)
+        return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0], state, None
+
+    def _whole(self, x_BSD: Tensor, passage: Passage) -> tuple[Tensor, Tensor | None]:
+        query, key, value, score = self._project(x_BSD)
+        out = windowed_attention(
+            *passage.rotation.turn(query, key),
+            value,
+            passage.positions_BS,
+            passage.documents_BS,
+            self.config.segment,
+            self.config.window_segments,
+            far=None if score is None else (query, key, F.logsigmoid(score)),
+        )
+        return self.out(out.flatten(2)), score
+
+    def _advance(self, x_BTD: Tensor, passage: Passage, state: WindowState) -> tuple[Tensor, WindowState]:
+        span, segment, positions_BT = self.config.span, self.config.segment, passage.positions_BS
+        query, key, value, score = self._project(x_BTD)
+        turned_query, turned_key = passage.rotation.turn(query, key)
+        rows_BT = positions_BT % span
+        state = replace(
+            state,
+            key_BLHD=_placed(state.key_BLHD, rows_BT, turned_key),
+            value_BLHD=_placed(state.value_BLHD, rows_BT, value),
+            score_BL=state.score_BL if score is None else _placed(state.score_BL, rows_BT, score),
+        )
+        last_B1 = positions_BT[:, -1:]
+        held_BL = last_B1 - (last_B1 - torch.arange(span, device=x_BTD.device)) % span
+        age_BTL = positions_BT[:, :, None] // segment - held_BL[:, None] // segment
+        seen_BTL = (held_BL >= 0)[:, None] & (held_BL[:, None] <= positions_BT[:, :, None])
+        seen_BTL = seen_BTL & (age_BTL <= self.config.window_segments)
+        near = logits(turned_query, state.key_BLHD).masked_fill(~seen_BTL[:, None, None], -torch.inf)
+        bank = state.bank
+        if bank is None:
+            return self.out(mix(near.softmax(-1), state.value_BLHD).flatten(2)), state
+        far = logits(query, bank.key_BMHD) + bank.bias_BM[:, None, None, None]
+        near, far = torch.cat((near, far), -1).softmax(-1).split((span, bank.slots), -1)
+        out = mix(near, state.value_BLHD) + mix(far, bank.value_BMHD)
+        return self.out(out.flatten(2)), replace(state, bank=bank.with_read(far.mean((1, 2))))
+
+    def settle(self, state: WindowState, position_B: Tensor) -> WindowState:
+        """Offers the bank what leaves the window now, for the sequences whose next token begins a segment."""
+        bank, config = state.bank, self.config
+        if bank is None:
+            return state
+        due_B = (position_B % config.segment == 0) & (position_B >= config.span)
+        offsets = torch.arange(config.segment, device=position_B.device)
+        positions_BC = (position_B[:, None] - config.span + offsets).clamp_min(0)
+        rows_BC = (position_B[:, None] + offsets) % config.span
+        rotation = Rotation.at(positions_BC, config.head_dim, config.rope_base)
+        written = bank.with_written(
+            rotation.turn_back(taken(state.key_BLHD, rows_BC)),
+            taken(state.value_BLHD, rows_BC),
+            taken(state.score_BL, rows_BC),
+            config.memory_compression_ratio,
+            config.use_adaptive_compression,
+            config.merge_cosine,
+        )
+        return replace(state, bank=written.where(due_B, bank))
+
+    def _project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        config = self.config
+        query = self.query(x_BSD).unflatten(-1, (config.heads, config.head_dim))
+        key, value = self.key_value(x_BSD).unflatten(-1, (2, config.key_value_heads, config.head_dim)).unbind(-3)
+        score = None
+        if self.score is not None:
+            score = self.score(x_BSD).squeeze(-1).to(torch.promote_types(x_BSD.dtype, torch.float32))
+        return query, key, value, score
+
+
+def _placed(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:
+    """The ring with new tokens in these rows."""
+    sequences = torch.arange(len(rows_BT), device=rows_BT.device)[:, None]
+    return ring_BL.index_put((sequences, rows_BT), new_BT.to(ring_BL.dtype))

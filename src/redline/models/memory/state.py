@@ -1,0 +1,94 @@
+"""What a memory model remembers, as a value: kept, copied, saved, restored, stacked into batches and taken apart.
+
+Its size depends on the model and the batch, never on the length of the text.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.files import write_bytes
+from redline.models.memory.neural_memory import NeuralState
+from redline.models.memory.slot_attention import WindowState
+
+LayerState = NeuralState | WindowState
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """`position_B` is where each sequence's next token stands in its document."""
+
+    position_B: Tensor
+    layers: tuple[LayerState, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for _, tensor in self.named_tensors())
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from _named("", self)
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> "MemoryState":
+        """The same with every tensor changed, by its name."""
+        return _mapped("", self, change)
+
+    def row(self, index: int) -> "MemoryState":
+        """One sequence of the batch."""
+        return self.map(lambda _, tensor: tensor[index : index + 1])
+
+    @staticmethod
+    def stack(states: "Sequence[MemoryState]") -> "MemoryState":
+        """One batch of several; they may stand at different positions."""
+        tensors = [dict(state.named_tensors()) for state in states]
+        return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
+
+    def save(self, path: Path) -> None:
+        write_bytes(path, save({name: tensor.contiguous() for name, tensor in self.named_tensors()}))
+
+    def load(self, path: Path) -> "MemoryState":
+        """The saved state, which must be of this one's kind: the same model, any number of sequences."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{str(path)!r} is no saved memory: {error}.") from error
+        expected = dict(self.named_tensors())
+        for name in sorted(expected.keys() ^ found.keys()):
+            raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")
+        for name, tensor in expected.items():
+            if found[name].shape[1:] != tensor.shape[1:]:
+                shapes = f"{tuple(found[name].shape[1:])}, not {tuple(tensor.shape[1:])}"
+                raise ModelError(f"{str(path)!r} is the memory of another model: {name!r} has {shapes}.")
+        return self.map(lambda name, tensor: found[name].to(tensor.device, tensor.dtype))
+
+
+def _named(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield prefix, value
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _named(f"{prefix}.{field.name}".lstrip("."), getattr(value, field.name))
+    elif isinstance(value, tuple):
+        for index, one in enumerate(value):
+            yield from _named(f"{prefix}.{index}", one)
+
+
+def _mapped(prefix: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(prefix, value)
+    if is_dataclass(value):
+        parts = {
+            f.name: _mapped(f"{prefix}.{f.name}".lstrip("."), getattr(value, f.name), change) for f in fields(value)
+        }
+        return type(value)(**parts)  # pyright: ignore[reportCallIssue]
+    if isinstance(value, tuple):
+        parts = [_mapped(f"{prefix}.{index}", one, change) for index, one in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value

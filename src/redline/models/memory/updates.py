@@ -1,0 +1,85 @@
+"""The two ways in which a token rewrites the matrix of a head: each with the gates that it learns.
+
+Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from redline.ops.gated_delta_rule import gated_delta_rule
+from redline.ops.titans_memory import TitansState, titans_memory
+
+_SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
+# Before anything is learned: little is forgotten, half of the momentum stays.
+_FORGETTING_BIAS = -5.0
+
+UpdateState = Tensor | TitansState
+
+
+class GatedDelta(nn.Module):
+    """The gated delta rule: what is held under a key is corrected, and everything fades at a learned speed."""
+
+    def __init__(self, width: int, heads: int, chunk: int) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self.decay = nn.Linear(width, heads, bias=False)
+        self.strength = nn.Linear(width, heads, bias=False)
+        self.log_rate = nn.Parameter(torch.zeros(heads))
+        # At the start the heads forget at speeds spread evenly, in log space, from the slowest on.
+        speed = _SLOWEST_DECAY * (_FASTEST_DECAY / _SLOWEST_DECAY) ** (torch.arange(heads) / max(1, heads - 1))
+        self.decay_bias = nn.Parameter(torch.log(torch.expm1(speed)))
+
+    def new_state(self, batch: int, key_dim: int, value_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(batch, len(self.log_rate), key_dim, value_dim, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        query_BSHK: Tensor,
+        key_BSHK: Tensor,
+        value_BSHV: Tensor,
+        state: Tensor,
+        documents_BS: Tensor | None,
+        implementation: str,
+    ) -> tuple[Tensor, Tensor]:
+        speed_BSH = F.softplus(self.decay(x_BSD).to(self.log_rate.dtype) + self.decay_bias)
+        g_BSH, beta_BSH = -self.log_rate.exp() * speed_BSH, self.strength(x_BSD).sigmoid()
+        return gated_delta_rule(
+            query_BSHK, key_BSHK, value_BSHV, g_BSH, beta_BSH, state, documents_BS, self.chunk, implementation
+        )
+
+
+class Titans(nn.Module):
+    """The Titans update: a step down the gradient at the chunk's start, with momentum and forgetting."""
+
+    def __init__(self, width: int, heads: int, chunk: int) -> None:
+        super().__init__()
+        self.heads, self.chunk = heads, chunk
+        self.gates = nn.Linear(width, 3 * heads, bias=False)
+        self.forgetting_bias = nn.Parameter(torch.full((heads,), _FORGETTING_BIAS))
+
+    def new_state(
+        self, batch: int, key_dim: int, value_dim: int, device: torch.device, dtype: torch.dtype
+    ) -> TitansState:
+        def nothing() -> Tensor:
+            return torch.zeros(batch, self.heads, key_dim, value_dim, device=device, dtype=dtype)
+
+        return TitansState(nothing(), nothing(), nothing(), torch.zeros(batch, dtype=torch.int32, device=device))
+
+    def forward(
+        self,
+        x_BSD: Tensor,
+        query_BSHK: Tensor,
+        key_BSHK: Tensor,
+        value_BSHV: Tensor,
+        state: TitansState,
+        documents_BS: Tensor | None,
+        implementation: str,
+    ) -> tuple[Tensor, TitansState]:
+        forgetting, momentum, step = self.gates(x_BSD).unflatten(-1, (3, self.heads)).unbind(-2)
+        gates = (forgetting + self.forgetting_bias).sigmoid(), momentum.sigmoid(), F.softplus(step)
+        return titans_memory(query_BSHK, key_BSHK, value_BSHV, *gates, state, documents_BS, self.chunk, implementation)
+
+
+UPDATES = {"gated_delta": GatedDelta, "titans": Titans}

@@ -1,0 +1,129 @@
+"""Attention of whole sequences inside a window of segments, and beyond it through a bias, in one softmax.
+
+The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees.
+
+Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Far = tuple[Tensor, Tensor, Tensor]
+# Queries at a time: enough for large products, few enough for the scores of long sequences.
+_BLOCK = 512
+
+
+def windowed_attention(
+    query_BSQD: Tensor,
+    key_BSHD: Tensor,
+    value_BSHD: Tensor,
+    positions_BS: Tensor,
+    documents_BS: Tensor | None,
+    segment: int,
+    window_segments: int,
+    far: Far | None = None,
+) -> Tensor:
+    """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
+    tensors = query_BSQD, key_BSHD, value_BSHD, positions_BS, documents_BS
+    if query_BSQD.is_cuda:
+        return _by_flex_attention(*tensors, segment, window_segments, far)
+    return plain(*tensors, segment, window_segments, far)
+
+
+def plain(
+    query_BSQD: Tensor,
+    key_BSHD: Tensor,
+    value_BSHD: Tensor,
+    positions_BS: Tensor,
+    documents_BS: Tensor | None,
+    segment: int,
+    window_segments: int,
+    far: Far | None = None,
+) -> Tensor:
+    length, span = query_BSQD.shape[1], (window_segments + 1) * segment
+    outputs = []
+    for begin in range(0, length, _BLOCK):
+        end = min(begin + _BLOCK, length)
+        first = max(0, begin - span + 1) if far is None else 0
+        asked, seen = slice(begin, end), slice(first, end)
+        age = positions_BS[:, asked, None] // segment - positions_BS[:, None, seen] // segment
+        earlier = torch.arange(first, end, device=age.device) <= torch.arange(begin, end, device=age.device)[:, None]
+        same = earlier[None]
+        if documents_BS is not None:
+            same = same & (documents_BS[:, asked, None] == documents_BS[:, None, seen])
+        near = logits(query_BSQD[:, asked], key_BSHD[:, seen])
+        near = near.masked_fill(~(same & (age <= window_segments))[:, None, None], -torch.inf)
+        if far is not None:
+            far_query, far_key, bias = far
+            beyond = logits(far_query[:, asked], far_key[:, seen]) + bias[:, None, None, None, seen]
+            near = torch.where((same & (age > window_segments))[:, None, None], beyond, near)
+        outputs.append(mix(near.softmax(-1), value_BSHD[:, seen]))
+    return torch.cat(outputs, 1)
+
+
+def logits(query_BTQD: Tensor, key_BLHD: Tensor) -> Tensor:
+    """Scaled products (B, H, G, T, L), in fp32 at the least."""
+    heads, head_dim = key_BLHD.shape[-2:]
+    number = torch.promote_types(query_BTQD.dtype, torch.float32)
+    grouped = query_BTQD.unflatten(2, (heads, -1))
+    return torch.einsum("bthgd,blhd->bhgtl", grouped, key_BLHD).to(number) * head_dim**-0.5
+
+
+def mix(attention_BHGTL: Tensor, value_BLHD: Tensor) -> Tensor:
+    """Values (B, T, Q, D) weighted by attention."""
+    mixed = torch.einsum("bhgtl,blhd->bthgd", attention_BHGTL.to(value_BLHD.dtype), value_BLHD)
+    return mixed.flatten(2, 3)
+
+
+def _by_flex_attention(
+    query_BSQD: Tensor,
+    key_BSHD: Tensor,
+    value_BSHD: Tensor,
+    positions_BS: Tensor,
+    documents_BS: Tensor | None,
+    segment: int,
+    window_segments: int,
+    far: Far | None,
+) -> Tensor:
+    batch, length = positions_BS.shape
+    segments_BS = positions_BS // segment
+    documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
+
+    def is_near(b: Any, h: Any, q: Any, k: Any) -> Any:
+        recent = segments_BS[b, q] - segments_BS[b, k] <= window_segments
+        return (k <= q) & (documents[b, q] == documents[b, k]) & recent
+
+    def is_far(b: Any, h: Any, q: Any, k: Any) -> Any:
+        old = segments_BS[b, q] - segments_BS[b, k] > window_segments
+        return (k <= q) & (documents[b, q] == documents[b, k]) & old
+
+    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, is_near, None)
+    if far is None:
+        return near.transpose(1, 2)
+    far_query, far_key, bias = far
+
+    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + bias[b, k]
+
+    beyond, far_weight = _flex(far_query, far_key, value_BSHD, is_far, biased)
+    share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
+    return torch.lerp(near, beyond, share).transpose(1, 2)
+
+
+def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, length = query_BSQD.shape[:2]
+    block_mask = create_block_mask(mask, batch, None, length, length, device=str(query_BSQD.device))
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
+    return _compiled_flex()(query, key, value, score_mod=score, block_mask=block_mask, enable_gqa=True, return_lse=True)
+
+
+@cache
+def _compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

@@ -1,0 +1,48 @@
+"""Activations that are thrown away in the forward pass and computed again in the backward pass.
+
+`selective` keeps the results of the dear operations (products, convolutions, attention) and computes only the cheap
+pointwise rest again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+GRANULARITIES = ("block", "layer", "selective")
+
+# The operations whose results are worth their memory: everything else is pointwise or a small reduction.
+DEAR = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "linear",
+    "_scaled_mm",
+    "_int_mm",
+    "convolution",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+
+
+def recomputed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
+    """The function's result; what it computed on the way is not kept for the gradient."""
+    if not torch.is_grad_enabled():
+        return function(*args)
+    if selective:
+        return checkpoint(function, *args, use_reentrant=False, context_fn=_keeping_dear_results)
+    return checkpoint(function, *args, use_reentrant=False)
+
+
+def _keeping_dear_results() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    name = operation.name().removeprefix("aten::").partition(".")[0]
+    return CheckpointPolicy.MUST_SAVE if name in DEAR else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,212 @@
+"""What must hold of a memory model: every way through a text gives the same, and the memory is a value."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.models.memory import MemoryState, TitanConfig, TitanModel
+
+SMALL = TitanConfig(
+    vocabulary=31,
+    width=24,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    attention_every=2,
+    memory_heads=2,
+    memory_chunk=16,
+    segment=8,
+    window_segments=1,
+    memory_slots=6,
+    merge_cosine=0.9,
+)
+KINDS = {
+    "bank": SMALL,
+    "adaptive bank": replace(SMALL, use_adaptive_compression=True, memory_compression_ratio=0.5),
+    "window": replace(SMALL, memory_slots=0, attention_every=1),
+    "neural": replace(SMALL, attention_every=0),
+    "titans": replace(SMALL, attention_every=0, memory_update="titans", memory_chunk=5),
+}
+
+
+def built(config: TitanConfig, dtype: torch.dtype = torch.float64) -> TitanModel:
+    model = TitanModel(config).to(dtype)
+    for block in model.blocks:
+        # A score that differs from token to token, so that the choice of what is kept matters.
+        if getattr(block.mixer, "score", None) is not None:
+            torch.nn.init.normal_(block.mixer.score.weight, std=2.0)
+    return model
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(SMALL.vocabulary, (batch, length))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pieces", [(61,), (1, 7, 8, 3, 1, 21, 20), (30, 31), (1,) * 61])
+def test_any_split_gives_what_the_whole_gives(kind: str, pieces: tuple[int, ...]) -> None:
+    model, text = built(KINDS[kind]), tokens(2, 61)
+    whole, state, outputs = model(text), model.new_state(2), []
+    for piece in text.split(pieces, 1):
+        logits, state = model.advance(piece, state)
+        outputs.append(logits)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, atol=1e-5, rtol=1e-5)
+    assert state.position_B.tolist() == [61, 61]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_with_settling_give_what_the_whole_gives(kind: str) -> None:
+    model, text = built(KINDS[kind]), tokens(2, 40)
+    state, outputs = model.new_state(2), []
+    for place in range(40):
+        if place % SMALL.segment == 0:
+            state = model.settle(state)
+        logits, state = model.step(text[:, place], state)
+        outputs.append(logits)
+    torch.testing.assert_close(torch.stack(outputs, 1), model(text), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_leaves_everything_before_it_unchanged_and_reaches_far(kind: str) -> None:
+    model, text = built(KINDS[kind]), tokens(1, 50)
+    other = text.clone()
+    other[:, 20] = (other[:, 20] + 1) % SMALL.vocabulary
+    one, two = model(text), model(other)
+    assert torch.equal(one[:, :20], two[:, :20])
+    assert (one[:, 20:27] - two[:, 20:27]).abs().amax((0, 2)).min() > 1e-6
+    if kind != "window":
+        assert (one[:, -1] - two[:, -1]).abs().max() > 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_mode_and_evaluation_mode_are_the_same(kind: str) -> None:
+    model, text = built(KINDS[kind]), tokens(2, 45)
+    trained = model.train()(text, keep_all=True), model(text)
+    evaluated = model.eval()(text, keep_all=True), model(text)
+    assert all(torch.equal(one, other) for one, other in zip(trained, evaluated, strict=True))
+
+
+def test_a_bank_with_room_for_all_is_the_one_that_training_sees() -> None:
+    roomy = replace(SMALL, memory_slots=80, memory_compression_ratio=1.0, merge_cosine=1.1)
+    model, text = built(roomy), tokens(2, 70)
+    torch.testing.assert_close(model(text), model(text, keep_all=True), atol=1e-5, rtol=1e-5)
+    full = built(replace(roomy, memory_slots=4))
+    assert (full(text) - full(text, keep_all=True)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_in_a_row_are_read_as_each_alone(kind: str) -> None:
+    model, text = built(KINDS[kind]), tokens(2, 61)
+    documents = torch.tensor([[0] * 20 + [1] * 30 + [2] * 11, [4] * 3 + [5] * 40 + [9] * 18])
+    together = model(text, documents, keep_all=True)
+    for row in range(2):
+        for number in documents[row].unique():
+            inside = documents[row] == number
+            alone = model(text[row, inside][None], keep_all=True)
+            torch.testing.assert_close(together[row, inside], alone[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_state_does_not_grow(kind: str) -> None:
+    model, state, sizes = built(KINDS[kind], torch.float32), None, set()
+    state = model.new_state(1)
+    with torch.no_grad():
+        for _ in range(5):
+            _, state = model.advance(tokens(1, 200), state)
+            sizes.add(state.bytes)
+    assert sizes == {model.new_state(1).bytes}
+
+
+def test_sequences_at_different_positions_are_batched(tmp_path: Path) -> None:
+    model, texts = built(SMALL), [tokens(1, 13), tokens(1, 40), tokens(1, 24)]
+    states = [model.advance(text, model.new_state(1))[1] for text in texts]
+    batch, more = MemoryState.stack(states), tokens(3, 21)
+    together, after = model.advance(more, batch)
+    stepped, state = [], batch
+    for place in range(21):
+        logits, state = model.advance(more[:, place : place + 1], state)
+        stepped.append(logits)
+    torch.testing.assert_close(torch.cat(stepped, 1), together, atol=1e-5, rtol=1e-5)
+    for row, state in enumerate(states):
+        alone, end = model.advance(more[row : row + 1], state)
+        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-6, rtol=1e-6)
+        for (_, one), (_, other) in zip(after.row(row).named_tensors(), end.named_tensors(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+def test_a_saved_state_goes_on_where_it_was(tmp_path: Path) -> None:
+    model, text, more = built(SMALL), tokens(2, 37), tokens(2, 9)
+    _, state = model.advance(text, model.new_state(2))
+    state.save(tmp_path / "state.safetensors")
+    restored = model.new_state(1).load(tmp_path / "state.safetensors")
+    assert torch.equal(model.advance(more, restored)[0], model.advance(more, state)[0])
+    with pytest.raises(ModelError, match="the memory of another model"):
+        built(replace(SMALL, memory_slots=5)).new_state(2).load(tmp_path / "state.safetensors")
+    with pytest.raises(ModelError, match="the memory of another model"):
+        built(replace(SMALL, layers=3)).new_state(2).load(tmp_path / "state.safetensors")
+    (tmp_path / "state.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelError, match="is no saved memory"):
+        model.new_state(1).load(tmp_path / "state.safetensors")
+
+
+@pytest.mark.parametrize("granularity", ["block", "layer", "selective"])
+@pytest.mark.parametrize("kind", ["bank", "neural"])
+def test_recomputed_activations_give_the_same_gradients(kind: str, granularity: str) -> None:
+    model, text = built(KINDS[kind]), tokens(2, 30)
+
+    def gradients() -> list[Tensor]:
+        loss = model.loss(text, text.roll(-1, 1), score_weight=0.1)
+        return list(torch.autograd.grad(loss, list(model.parameters())))
+
+    plain = gradients()
+    model.gradient_checkpointing_enable(granularity)
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other)
+    model.gradient_checkpointing_disable()
+    with pytest.raises(ModelError, match="recomputed by block, layer, selective, not by 'head'"):
+        model.gradient_checkpointing_enable("head")
+
+
+def test_wanting_tokens_kept_costs_as_much_as_is_said() -> None:
+    model, text = built(SMALL), tokens(2, 30)
+    plain, dearer = model.loss(text, text), model.loss(text, text, score_weight=0.5)
+    assert 0 < (dearer - plain).item() < 0.5
+
+
+def test_figures_of_a_memory_and_its_reduction() -> None:
+    model = built(SMALL)
+    _, state = model.advance(tokens(2, 90), model.new_state(2))
+    stats = model.get_memory_stats(state)
+    banks = 2 * 2
+    assert stats["slots"] == banks * 6 and stats["used"] == banks * 6 and stats["utilization"] == 1
+    assert stats["writes"] - stats["evictions"] == stats["used"] and stats["bytes"] == state.bytes
+    reduced = model.reduce_memory_slots(state)
+    smaller = model.get_memory_stats(reduced)
+    assert smaller["slots"] == banks * 3 and smaller["mass"] == stats["mass"] and reduced.bytes < state.bytes
+    logits, _ = model.advance(tokens(2, 20), reduced)
+    assert torch.isfinite(logits).all()
+    with pytest.raises(ModelError, match="cannot be reduced to 7"):
+        model.reduce_memory_slots(state, 7)
+
+
+def test_what_cannot_be() -> None:
+    model = built(SMALL)
+    with pytest.raises(ModelError, match="one document at a time"):
+        model(tokens(1, 9), torch.zeros(1, 9, dtype=torch.int32))
+    with pytest.raises(ModelError, match="a memory of 2 sequences cannot go on with 1"):
+        model.advance(tokens(1, 9), model.new_state(2))
+    for change, sentence in [
+        ({"width": 25}, "does not divide into 4 heads"),
+        ({"kv_heads": 3}, "cannot share 3 keys"),
+        ({"memory_update": "hebb"}, "gated_delta, titans, not 'hebb'"),
+        ({"memory_compression_ratio": 0.0}, "above 0 and at most 1"),
+        ({"segment": 0}, "segment must be at least 1"),
+    ]:
+        with pytest.raises(ModelError, match=sentence):
+            replace(SMALL, **change)
+    with pytest.raises(ModelError, match="no setting 'slots'"):
+        TitanConfig.from_dict({**SMALL.to_dict(), "slots": 3})
