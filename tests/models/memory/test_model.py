@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.models.memory import MemoryState, TitanConfig, TitanModel
+from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model
 
 SMALL = TitanConfig(
     vocabulary=31,
@@ -65,7 +65,7 @@ def test_steps_with_settling_give_what_the_whole_gives(kind: str) -> None:
     for place in range(40):
         if place % SMALL.segment == 0:
             state = model.settle(state)
-        logits, state = model.step(text[:, place], state)
+        logits, state = model.advance_one(text[:, place], state)
         outputs.append(logits)
     torch.testing.assert_close(torch.stack(outputs, 1), model(text), atol=1e-5, rtol=1e-5)
 
@@ -191,6 +191,51 @@ def test_figures_of_a_memory_and_its_reduction() -> None:
     assert torch.isfinite(logits).all()
     with pytest.raises(ModelError, match="cannot be reduced to 7"):
         model.reduce_memory_slots(state, 7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_cache_of_rows_that_differ_gives_what_each_alone_gives(kind: str) -> None:
+    model, texts, more = built(KINDS[kind]), [tokens(1, n) for n in (3, 40, 24)], tokens(3, 25)
+    padded, counts = torch.zeros(3, 40, dtype=torch.int64), torch.tensor([3, 40, 24])
+    for row, text in enumerate(texts):
+        padded[row, : text.shape[1]] = text
+    cache = model.new_cache(3, 100)
+    for _ in range(2):  # again after a reset
+        cache.reset()
+        addresses = [tensor.data_ptr() for _, tensor in cache.state.named_tensors()]
+        first = model.prefill(padded[:, :20], counts.clamp(max=20), cache)
+        second = model.prefill(padded[:, 20:], (counts - 20).clamp(min=0), cache)
+        steps = [torch.where((counts > 20)[:, None], second, first)]
+        for place in range(25):
+            model.prepare(cache)
+            steps.append(model.step(more[:, place], cache))
+        assert addresses == [tensor.data_ptr() for _, tensor in cache.state.named_tensors()]
+    for row, text in enumerate(texts):
+        alone = model(torch.cat((text, more[row : row + 1]), 1))[0, text.shape[1] - 1 :]
+        torch.testing.assert_close(torch.stack(steps, 1)[row], alone, atol=1e-5, rtol=1e-5)
+
+
+def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None:
+    for config in (SMALL, replace(SMALL, tied=False, memory_update="titans")):
+        model, text = built(config, torch.float32), tokens(1, 30)
+        save_memory_model(model, tmp_path, {"eos_token_id": 3})
+        assert torch.equal(load_memory_model(tmp_path)(text), model(text))
+    path = tmp_path / "config.json"
+    written = path.read_text()
+    path.write_text(written.replace('"memory_slots": 6', '"memory_slots": 0'))
+    with pytest.raises(ModelError, match="has, and its config.json does not, 'blocks.1.mixer.score.bias'"):
+        load_memory_model(tmp_path)
+    path.write_text(written.replace('"vocabulary": 31', '"vocabulary": 32'))
+    with pytest.raises(ModelError, match="of shape .31, 24., and its config.json says .32, 24."):
+        load_memory_model(tmp_path)
+    path.write_text("{}")
+    with pytest.raises(ModelError, match="is not the config of a memory model"):
+        load_memory_model(tmp_path)
+    path.write_text(written)
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
+    with pytest.raises(ModelError, match="cannot be read"):
+        load_memory_model(tmp_path)
 
 
 def test_what_cannot_be() -> None:

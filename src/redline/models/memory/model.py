@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import ModelError
+from redline.models.memory.cache import MemoryCache
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
 from redline.models.memory.passage import Passage
@@ -88,7 +89,7 @@ class TitanModel(nn.Module):
         hidden, state = self._advance(tokens_BS, state)
         return self.head(hidden), state
 
-    def step(self, tokens_B: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+    def advance_one(self, tokens_B: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """One token of each sequence, and no word from the host: the caller settles the state where segments begin."""
         passage = Passage.after(state.position_B, 1, self.config)
         hidden, layers, _ = self._run(tokens_B[:, None], passage, state.layers)
@@ -104,6 +105,54 @@ class TitanModel(nn.Module):
 
         pairs = zip(self._each_block(), state.layers, strict=True)
         return replace(state, layers=tuple(settled(block.mixer, layer) for block, layer in pairs))
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.vocabulary
+
+    @property
+    def context(self) -> None:
+        """Nothing limits the length of a text."""
+        return None
+
+    def new_cache(self, batch: int, length: int) -> MemoryCache:
+        """For any length: what is remembered does not grow."""
+        return MemoryCache(self.new_state(batch), self.config.segment)
+
+    def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: MemoryCache) -> Tensor:
+        """Takes in the first `counts_B` tokens of each row, and gives the logits (B, V) after each row's last one."""
+        counts = counts_B.tolist()
+        if set(counts) == {tokens_BS.shape[1]}:
+            logits, state = self._last(tokens_BS, cache.state)
+            cache.store(state)
+        else:
+            rows = []
+            for row, count in enumerate(counts):
+                if count:
+                    last, state = self._last(tokens_BS[row : row + 1, :count], cache.state.row(row))
+                    cache.store_row(row, state)
+                else:
+                    last = self.head.weight.new_zeros(1, self.config.vocabulary)
+                rows.append(last)
+            logits = torch.cat(rows)
+        cache.count(counts)
+        return logits
+
+    def prepare(self, cache: MemoryCache) -> None:
+        """The host's part of a step, which is not recorded: what leaves the window goes into the bank."""
+        if self.config.memory_slots and cache.begins_segment:
+            cache.store(self.settle(cache.state))
+        cache.count([1] * len(cache.positions))
+
+    def step(self, tokens_B: Tensor, cache: MemoryCache) -> Tensor:
+        """One token for every row, after `prepare`; changes the cache's buffers in place."""
+        logits, state = self.advance_one(tokens_B, cache.state)
+        cache.store(state)
+        return logits
+
+    def _last(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        hidden, state = self._advance(tokens_BS, state)
+        return self.head(hidden[:, -1]), state
 
     def loss(
         self,
