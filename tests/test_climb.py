@@ -1,5 +1,6 @@
 """The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from redline.climb import Climbed, Settings, _Climb, climb
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
 from redline.measurement import load_measurements
-from redline.plan import Plan
+from redline.plan import Plan, parse_rung
 from redline.verify import verify
 
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
@@ -63,7 +64,7 @@ def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
 def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0], "ablation")
     assert seen["planted_fast"][0] == "dropped" and seen["planted_fixed"][0] == "kept"
-    assert seen["planted_small"][0] == "kept" and "instead of" in seen["planted_small"][1]
+    assert seen["planted_small"][0] == "kept" and "as fast, and smaller" in seen["planted_small"][1]
     assert str(climbed[0].plan) == "planted_small + planted_fixed"
 
 
@@ -131,6 +132,7 @@ def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Clim
         f"{changed}:waits", tmp_path, device="cpu", only=("planted_fast",), sampling_s=1, resume=True, budget_s=60
     )
     resumed = climb(settings)
+    assert "because planted_rungs.py has changed" in resumed.resumed
     old = {row.created for row in climbed[0].measurements}
     assert not any(row.created in old for row in resumed.measurements)
 
@@ -195,24 +197,35 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
     result = climb(settings)
     assert str(result.plan) == "planted_fast"
     assert verdicts(result)["planted_fixed"] == ("unmeasured", "the target was reached")
+    assert result.target.startswith("5 ms was reached: ") and not result.missed_target
+    assert result.plan.objective == "latency"
 
 
 @pytest.mark.usefixtures("without_compiler")
 def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
+    """The references alone take longer than this budget: a rung that would be kept is not tried."""
     settings = Settings(
-        f"{PLANTED}:waits",
-        tmp_path,
-        device="cpu",
-        only=("planted_hang", "planted_fixed"),
-        budget_s=10,
-        sampling_s=1,
+        f"{PLANTED}:waits", tmp_path, device="cpu", only=("planted_fixed",), budget_s=0.05, sampling_s=1
     )
     result = climb(settings)
-    assert (
-        any(m.verdict == "unmeasured" and "budget" in m.reason for m in result.measurements)
-        or "planted_fixed" in result.plan
-    )
-    assert result.measurements[-1].role == "final"
+    assert verdicts(result) == {"planted_fixed": ("unmeasured", "the budget was spent")}
+    assert [(m.role, m.plan) for m in result.measurements if m.samples] == [("baseline", "eager"), ("final", "eager")]
+    assert str(result.plan) == "eager" and result.final.verdict == "kept"
+
+
+def test_no_trial_may_eat_up_the_budget(tmp_path: Path) -> None:
+    climber = object.__new__(_Climb)
+    climber.settings = Settings("resnet", tmp_path, budget_s=1000, timeout_s=300)
+    for spent_s, expected in (
+        (0, (False, 300, 150)),
+        (600, (False, 140, 60)),
+        (930, (False, 24.5, 10.5)),
+        (950, (True,)),
+    ):
+        climber.started = time.monotonic() - spent_s
+        limits = (climber._timeout_s(parse_rung("bf16")), climber._timeout_s(parse_rung("compile(mode=max-autotune)")))
+        assert climber._spent() is expected[0]
+        assert limits == pytest.approx(expected[1:], rel=0.01) or expected[0]
 
 
 @pytest.mark.usefixtures("without_compiler")

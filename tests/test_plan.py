@@ -2,6 +2,7 @@
 
 import copy
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def test_broken_plan_files(text: str, sentence: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(PlanError, match=sentence):
         Plan.load(path)
+
+
+def test_the_objective_is_kept_in_the_file_and_is_no_part_of_the_plan(tmp_path: Path) -> None:
+    found = replace(Plan.parse("bf16"), objective="memory")
+    found.save(tmp_path / "plan.toml")
+    loaded = Plan.load(tmp_path / "plan.toml")
+    assert loaded.objective == "memory" and loaded == found == Plan.parse("bf16")
+    (tmp_path / "plan.toml").write_text('schema = 1\nobjective = "beauty"\n')
+    with pytest.raises(RedlineError, match="unknown objective 'beauty'"):
+        Plan.load(tmp_path / "plan.toml")
 
 
 def test_missing_plan_file(tmp_path: Path) -> None:
@@ -134,6 +145,12 @@ def test_training_plans_give_a_step() -> None:
     )
     losses = [float(step(torch.ones(4, 16))) for _ in range(5)]
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
+
+
+@pytest.mark.parametrize("model", ["x", torch.randn(2), Perceptron])
+def test_only_a_module_can_be_made_fast(model: object) -> None:
+    with pytest.raises(PlanError, match=rf"a plan is applied to a torch.nn.Module, not to {type(model).__name__}\."):
+        Plan().apply(model)  # pyright: ignore[reportArgumentType]
 
 
 def test_unknown_rung_is_a_rung_error() -> None:

@@ -14,16 +14,14 @@ from redline.files import write_text
 from redline.logbook import Logbook
 from redline.machine import Machine
 from redline.measurement import Measurement
+from redline.objective import Duel, Objective
 from redline.plan import Plan
+from redline.sources import describe_change
 from redline.statistics import CONFIDENCE, Interval
 from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
 from redline.workers import WorkerFailed, WorkerPool
 
 SCHEMA = 1
-# Two runs at different times differ by more than turns of one run do; below this it is the machine's mood.
-TOLERANCE = 0.05
-# A GPU's allocator counts exactly; a CPU's peak is what the system keeps resident, which varies by a seventh.
-MEMORY_TOLERANCE = {"cuda": TOLERANCE, "cpu": 0.25}
 PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
 
 
@@ -39,7 +37,8 @@ class Change:
     ratio: Interval  # then / now: above one is faster
     then_bytes: int
     now_bytes: int
-    verdict: str  # "faster", "slower", "same", "larger" or "missing"
+    verdict: str  # "faster", "slower", "same", "larger", "smaller" or "missing"
+    note: str = ""  # what else is different
 
 
 def bench(
@@ -143,7 +142,12 @@ def load(path: Path) -> list[Measurement]:
 
 
 def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_machine: bool = False) -> list[Change]:
-    """What changed beyond the noise; refuses to compare different machines unless told."""
+    """What changed beyond the noise; refuses to compare different machines unless told, and objectives ever."""
+    asked = sorted({row.objective for row in (*then, *now)})
+    if len(asked) > 1:
+        raise MeasurementError(
+            f"the two runs have different objectives ({' and '.join(asked)}), so they do not compare."
+        )
     fingerprints = {row.machine.get("fingerprint") for row in (*then, *now)}
     if len(fingerprints) > 1 and not any_machine:
         names = sorted(
@@ -183,13 +187,11 @@ def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_ma
 
 def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     ratio = unpaired_ratio(old.samples[shape], new.samples[shape])
-    verdict = "same"
-    if ratio.below(1.0) and ratio.middle < 1 - TOLERANCE:
-        verdict = "slower"
-    elif old.peak_bytes and new.peak_bytes > (1 + MEMORY_TOLERANCE[_kind(new)]) * old.peak_bytes:
-        verdict = "larger"
-    elif ratio.above(1.0) and ratio.middle > 1 + TOLERANCE:
-        verdict = "faster"
+    duel = Duel(ratio, new.peak_bytes, old.peak_bytes, str(new.machine.get("device", "cpu")))
+    note = ""
+    if old.digest != new.digest:
+        what = describe_change(old.sources, new.sources) or "its gates or its reference have changed"
+        note = f"another workload than then: {what}"
     return Change(
         new.workload,
         new.plan,
@@ -199,12 +201,9 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
         ratio,
         old.peak_bytes,
         new.peak_bytes,
-        verdict,
+        Objective.named(new.objective).change(duel),
+        note,
     )
-
-
-def _kind(row: Measurement) -> str:
-    return "cpu" if str(row.machine.get("device", "cpu")).startswith("cpu") else "cuda"
 
 
 def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:

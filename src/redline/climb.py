@@ -13,25 +13,12 @@ from redline.errors import WorkloadError
 from redline.logbook import Logbook
 from redline.machine import Machine
 from redline.measurement import Measurement
+from redline.objective import Duel
 from redline.plan import Plan, parse_rung
-from redline.quantities import format_bytes
 from redline.race import run_race
 from redline.rung import Rung, Stage
 from redline.rungs import RUNGS
-from redline.statistics import Interval
-from redline.trial import (
-    NOT_SLOWER,
-    WORTHWHILE,
-    Arm,
-    close,
-    compare,
-    geometric_mean_s,
-    is_much_smaller,
-    is_smaller,
-    measure_peak,
-    open_arm,
-    take_turns,
-)
+from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, open_arm, take_turns
 from redline.workers import WorkerFailed, WorkerPool
 
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
@@ -47,6 +34,16 @@ class Climbed:
     plan: Plan
     measurements: tuple[Measurement, ...]
     machine: Machine
+    # Whether the plan reached the target, in the final race: a sentence; empty without a target.
+    target: str = ""
+    missed_target: bool = False
+    # What became of the wish to resume: a sentence; empty without it.
+    resumed: str = ""
+
+    @property
+    def final(self) -> Measurement:
+        """The winner's row, which is always the last."""
+        return self.measurements[-1]
 
 
 Listener = Callable[[str, Measurement | None], None]
@@ -71,7 +68,9 @@ class _Climb:
         self.machine = ask_machine(pool, settings.device)
         self.training: bool = facts["training"]
         self.log = Logbook(self.course, self.machine, facts, settings.measurements_path)
-        self.log.open(settings.resume)
+        self.resumed = self.log.open(settings.resume)
+        if self.resumed:
+            self.listen(self.resumed, None)
         self.plan = Plan()
         self.best_compile: Measurement | None = None
         self._arm: Arm | None = None
@@ -92,7 +91,16 @@ class _Climb:
         barred += [str(parse_rung(text)) for text in self.settings.without]
         final = run_race(self.pool, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
-        return Climbed(Plan.parse(final.plan), tuple(self.log.rows), self.machine)
+        plan = replace(Plan.parse(final.plan), objective=self.settings.objective)
+        target = self.settings.target
+        return Climbed(
+            plan,
+            tuple(self.log.rows),
+            self.machine,
+            target=target.sentence(final) if target else "",
+            missed_target=target is not None and not target.reached(final),
+            resumed=self.resumed,
+        )
 
     def _tell(self, row: Measurement) -> Measurement:
         self.listen(f"{row.rung or row.plan}: {row.verdict}", row)
@@ -118,15 +126,9 @@ class _Climb:
         return max(5.0, min(self.settings.timeout_s, share * self._left_s()))
 
     def _target_reached(self) -> bool:
-        for row in self.log.rows:
-            if not row.samples or not (row.verdict == "kept" or row.role == "baseline"):
-                continue
-            target_s = self.settings.target_s
-            if target_s is not None and all(row.interval_s(shape).high <= target_s for shape in row.shapes):
-                return True
-            if self.settings.target_bytes is not None and row.peak_bytes <= self.settings.target_bytes:
-                return True
-        return False
+        target = self.settings.target
+        kept = (row for row in self.log.rows if row.verdict == "kept" or row.role == "baseline")
+        return target is not None and any(map(target.reached, kept))
 
     # Baselines
 
@@ -251,7 +253,8 @@ class _Climb:
                 incumbent = self._incumbent()
                 (old,) = take_turns([incumbent], self.course)
                 notes = ("both plans do not fit in memory together, so they were timed one after the other",)
-            verdict, reason = self._judge(arm, incumbent, compare(old, new))
+            better, reason = self.course.objective.judge(face(incumbent, arm, old, new))
+            verdict = "kept" if better else "dropped"
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self._record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
@@ -270,18 +273,18 @@ class _Climb:
         """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
         if self.plan.rungs or role != "trial":
             return None
-        for row in self.log.rows:
-            if row.role == "compile" and row.plan == str(candidate) and row.verdict == "failed":
-                # With what is left of the budget it would fail again, and sooner.
-                reason = f"{row.reason} (the baseline's run)"
-                return self._tell(self.log.record(replace(row, role=role, rung=str(added), reason=reason)))
-            ratio = row.speedup() if row.role == "compile" and row.plan == str(candidate) and row.samples else None
-            if ratio is not None and self.settings.objective != "memory":
-                kept = ratio.above(WORTHWHILE)
-                reason = f"{ratio} {'faster' if kept else 'is no gain beyond the noise'} (the baseline's run)"
-                again = replace(row, role=role, rung=str(added), verdict="kept" if kept else "dropped", reason=reason)
-                return self._tell(self.log.record(again))
-        return None
+        row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
+        ratio = row.speedup() if row is not None else None
+        if row is None or (ratio is None and row.verdict != "failed"):
+            return None
+        # What failed would fail again with what is left of the budget, and sooner.
+        verdict, reason = "failed", row.reason
+        if ratio is not None:
+            duel = Duel(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.course.device)
+            better, reason = self.course.objective.judge(duel)
+            verdict = "kept" if better else "dropped"
+        again = replace(row, role=role, rung=str(added), verdict=verdict, reason=f"{reason} (the baseline's run)")
+        return self._tell(self.log.record(again))
 
     def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
         """The kept plan and the candidate, side by side; on a GPU too small for both, the candidate alone."""
@@ -294,23 +297,6 @@ class _Climb:
         close(self._arm)
         self._arm = None
         return None, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
-
-    def _judge(self, arm: Arm, before: Arm, ratio: Interval) -> tuple[str, str]:
-        """The verdict on a rung whose gates are green: kept only when it is faster or smaller beyond the noise."""
-        sizes = f"{format_bytes(before.peak_bytes)} → {format_bytes(arm.peak_bytes)}, speed {ratio}"
-        if self.settings.objective == "memory":
-            if is_smaller(arm, before):
-                return "kept", f"smaller: {sizes}"
-            if not is_smaller(before, arm) and ratio.above(WORTHWHILE):
-                return "kept", f"as small, and faster: {sizes}"
-            return "dropped", f"not smaller: {sizes}"
-        if ratio.above(WORTHWHILE):
-            return "kept", f"{ratio} faster"
-        if ratio.above(NOT_SLOWER) and is_much_smaller(arm, before):
-            return "kept", f"as fast, and smaller: {sizes}"
-        if ratio.below(1.0):
-            return "dropped", f"slower: {ratio}"
-        return "dropped", f"no gain beyond the noise: {ratio}"
 
     def _second_look(self) -> None:
         """What did not help alone may help under a compiler that was kept after it was tried."""
@@ -353,17 +339,9 @@ class _Climb:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
             measure_peak(arm, self.course)
             old, new = take_turns([whole, arm], self.course)
-            ratio = compare(new, old)  # how many times faster the plan is *with* the rung
-            worth, span = ratio.above(1.0), str(ratio)
-            if is_much_smaller(whole, arm) and ratio.above(NOT_SLOWER):
-                worth, span = (
-                    True,
-                    f"{format_bytes(whole.peak_bytes)} instead of {format_bytes(arm.peak_bytes)}, {ratio}",
-                )
-            if self.settings.objective == "memory":
-                worth = is_smaller(whole, arm) or (not is_smaller(arm, whole) and worth)
-                span = f"{format_bytes(arm.peak_bytes)} without it, speed {ratio}"
-            reason = f"worth {span} in the whole plan" if worth else f"made useless by the others: {span}"
+            # Turned round: the plan with the rung has to be better than the plan without it.
+            worth, gain = self.course.objective.judge(face(arm, whole, new, old))
+            reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
             row = self._record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
                 close(self._arm)

@@ -1,5 +1,6 @@
 """What a climb, a verification and a benchmark have in common: their settings, the machine, and the references."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Ceilings, Machine
+from redline.objective import Objective
 from redline.plan import parse_rung
+from redline.sources import digest_sources
+from redline.target import Target
 from redline.trial import FRESH_SEEDS, JUDGE_SEEDS, Course
 from redline.workers import WorkerFailed, WorkerPool
-
-OBJECTIVES = ("latency", "throughput", "memory")
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,16 @@ class Settings:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise RedlineError(f"unknown objective {self.objective!r}: choose {', '.join(OBJECTIVES)}.")
+        Objective.named(self.objective)
         if self.reference not in ("fp32", "fp64"):
             raise RedlineError(f"the reference is fp32 or fp64, not {self.reference!r}.")
         for text in (*self.only, *self.without):
             parse_rung(text)
+
+    @property
+    def target(self) -> Target | None:
+        asked = Target(self.target_s, self.target_bytes)
+        return asked if asked != Target() else None
 
     @property
     def measurements_path(self) -> Path:
@@ -99,12 +105,15 @@ def make_references(
 def lay_course(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[Course, dict[str, Any]]:
     """Runs the untouched model for reference; gives the course that all arms share, and the workload's facts."""
     references, facts = make_references(pool, settings, machine.device)
+    facts["sources"] = digest_sources(settings.workload)
+    parts = repr((facts["digest"], sorted(facts["sources"].items())))
+    facts["digest"] = hashlib.sha256(parts.encode()).hexdigest()[:12]
     course = Course(
         settings.workload,
         settings.shapes,
         machine.device,
         references,
-        settings.objective,
+        Objective.named(settings.objective),
         settings.timeout_s,
         settings.sampling_s,
     )

@@ -7,23 +7,18 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from redline.errors import GateError, RedlineError, WorkloadError
+from redline.errors import GateError, WorkloadError
 from redline.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.refusal import Refused
 from redline.workload import Inputs, Workload
 
 TRAINING_STEPS = 3
 # Below this relative change, an output does not react to its input.
 _SENSITIVITY = 1e-6
-
-
 # The share of the difference between two batches that may be lost; more, and the output no longer follows the input.
 _LOST = 0.5
 # What whole-number outputs beside floating-point ones are judged by, unless the workload has such a gate itself.
 AGREEMENT = Gate("agreement", 0.99)
-
-
-class Refused(RedlineError):
-    """The plan ran, but what it did cannot be accepted (an empty proof, an output of another form)."""
 
 
 def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
@@ -75,10 +70,26 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
     if first.shape == second.shape:
         change = float((first - second).norm() / first.norm().clamp_min(1e-300))
         if not change > _SENSITIVITY:
+            _check_inputs(workload, seeds[0], seeds[1], results)
             raise WorkloadError(
                 f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
                 "batches), so no speed-up of it would mean anything"
             )
+
+
+def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
+    """Raises when it is the inputs' fault that two outputs are alike."""
+    device = str(tensors_of(results[0])[0].device)
+    one, other = (tensors_of(workload.fresh_inputs(seed, device)) for seed in (first, second))
+    if one and not any(tensor.numel() for tensor in one):
+        raise WorkloadError(
+            f"{workload.label}: inputs({first}) holds no element (a batch of 0?), so nothing is computed"
+        )
+    if len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):
+        raise WorkloadError(
+            f"{workload.label}: inputs({first}) and inputs({second}) are the same, so nothing shows that the output "
+            "reacts to them; make them differ by the seed (torch's is set before each call)"
+        )
 
 
 def losses_and_gradients(

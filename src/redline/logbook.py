@@ -10,8 +10,9 @@ from typing import Any
 
 from redline.files import write_text
 from redline.machine import Machine
-from redline.measurement import Measurement, append, load_measurements
+from redline.measurement import Measurement, append, read_measurements
 from redline.plan import Plan
+from redline.sources import describe_change
 from redline.trial import Arm, Course
 from redline.version import VERSION
 
@@ -26,15 +27,18 @@ class Logbook:
         self.rows: list[Measurement] = []
         self._known: dict[tuple[str, str, str], Measurement] = {}
 
-    def open(self, resume: bool) -> None:
-        """An earlier climb in the same file is gone on with, or moved aside; it is never overwritten."""
+    def open(self, resume: bool) -> str:
+        """An earlier climb in the same file is gone on with, or moved aside; it is never overwritten.
+
+        Says what comes of a wish to resume; empty when there was none.
+        """
         if self.path is None or not self.path.exists():
-            return
+            return "there is nothing to resume: starting afresh" if resume else ""
         if not resume:
             aside = self.path.with_name(f"{self.path.stem}-{time.time_ns() // 1_000_000}{self.path.suffix}")
             self.path.rename(aside)
-            return
-        rows = load_measurements(self.path)
+            return ""
+        rows = read_measurements(self.path)
         for row in rows:
             if self._is_ours(row):
                 self._known[(row.role, row.rung, row.against)] = row
@@ -42,18 +46,32 @@ class Logbook:
         # What is measured again (a final race, what a budget left out, a line cut short) must not stand there twice.
         kept = [row for row in rows if row.run != self.run or self._is_ours(row)]
         write_text(self.path, "".join(row.to_json() + "\n" for row in kept))
+        if self._known:
+            count = len(self._known)
+            return f"resuming: {count} earlier measurement{' is' if count == 1 else 's are'} used again"
+        why = self._difference(rows[-1]) if rows else ""
+        return f"there is nothing to resume{f', because {why}' if why else ''}: starting afresh"
 
     def _is_ours(self, row: Measurement) -> bool:
-        return (
-            row.machine.get("fingerprint") == self.machine.fingerprint
-            and row.workload == self.course.address
-            and row.objective == self.course.objective
-            and row.options == {label: dict(options) for label, options in self.course.shapes.items()}
-            and row.digest == self.facts["digest"]
-            and row.role != "final"
-            # A failure may be a time limit that was too short: it is tried again.
-            and row.verdict not in ("unmeasured", "failed")
-        )
+        # A failure may be a time limit that was too short: it is tried again.
+        again = row.role == "final" or row.verdict in ("unmeasured", "failed")
+        return not again and not self._difference(row)
+
+    def _difference(self, row: Measurement) -> str:
+        """Why a row cannot be used here, in words; empty when it can."""
+        if row.machine.get("fingerprint") != self.machine.fingerprint:
+            return f"it was measured on another machine ({row.machine.get('name')})"
+        if row.workload != self.course.address:
+            return f"it is of another workload ({row.workload})"
+        if row.objective != self.course.objective:
+            return f"its objective was {row.objective}"
+        if row.options != {label: dict(options) for label, options in self.course.shapes.items()}:
+            return "its shapes were others"
+        if row.redline != VERSION:
+            return f"it was measured by Redline {row.redline or 'of an unknown version'}"
+        if row.digest != self.facts["digest"]:
+            return describe_change(row.sources, self.facts["sources"]) or "the gates or the reference have changed"
+        return ""
 
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
         """The row that an earlier part of this climb has made, now part of this one."""
@@ -107,9 +125,10 @@ class Logbook:
             items=self.facts["items"],
             unit=self.facts["unit"],
             training=self.facts["training"],
-            objective=self.course.objective,
+            objective=self.course.objective.value,
             options={label: dict(options) for label, options in self.course.shapes.items()},
             digest=self.facts["digest"],
+            sources=self.facts["sources"],
             run=self.run,
             command=shlex.join(["redline", *sys.argv[1:]]),
             redline=VERSION,

@@ -58,8 +58,10 @@ class Measurement:
     options: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     created: float = field(default_factory=time.time)
-    # Of the workload's source, gates and reference: what has another digest is another workload.
+    # Of the workload's sources, gates and reference: what has another digest is another workload.
     digest: str = ""
+    # A digest by source file, to say what changed.
+    sources: Mapping[str, str] = field(default_factory=dict)
     # One climb, one id: a file may hold several.
     run: str = ""
     command: str = ""
@@ -138,15 +140,20 @@ def append(path: Path, measurement: Measurement) -> None:
 
 
 def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
+    found = read_measurements(path)
+    if not found:
+        raise MeasurementError(f"{str(path)!r} holds no measurement.")
+    return found
+
+
+def read_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
+    """What is there, which may be nothing: a climb can be killed before its first measurement."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise MeasurementError(f"cannot read the measurements {str(path)!r}: {reason}.") from error
-    found = list(_parse(text, str(path)))
-    if not found:
-        raise MeasurementError(f"{str(path)!r} holds no measurement.")
-    return found
+    return list(_parse(text, str(path)))
 
 
 def _parse(text: str, origin: str) -> Iterator[Measurement]:

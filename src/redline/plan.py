@@ -4,7 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from redline.files import write_text
 from redline.gate import Gate
 from redline.job import Applied, Job, TrainingStep
 from redline.machine import Machine
+from redline.objective import Objective
 from redline.rung import Rung
 from redline.rungs import RUNGS, find_rung
 from redline.workload import Inputs, LossFunction, OptimizerFactory
@@ -29,8 +30,12 @@ class Plan:
     """`Plan.parse("bf16 + compile(mode=max-autotune)")`, `Plan.load("plan.toml")`, `plan.apply(model)`."""
 
     rungs: tuple[Rung, ...] = ()
+    # What it was found for, where a climb found it; the same rungs are the same plan all the same.
+    objective: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        if self.objective:
+            Objective.named(self.objective)
         order = list(RUNGS)
         names = [rung.name for rung in self.rungs]
         for index, rung in enumerate(self.rungs):
@@ -76,9 +81,10 @@ class Plan:
             raise PlanError(f"{origin!r} is not a plan: it has no whole number `schema`.")
         if schema > SCHEMA:
             raise PlanError(f"{origin!r} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade it.")
-        unknown = [key for key in document if key not in ("schema", "rung")]
+        unknown = [key for key in document if key not in ("schema", "objective", "rung")]
         if unknown:
-            raise PlanError(f"{origin!r} has {unknown[0]!r}, which a plan does not: it has schema and [[rung]].")
+            known = "schema, objective and [[rung]]"
+            raise PlanError(f"{origin!r} has {unknown[0]!r}, which a plan does not: it has {known}.")
         entries = document.get("rung", [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             raise PlanError(f"{origin!r} is not a plan: write each rung as [[rung]].")
@@ -89,7 +95,7 @@ class Plan:
             if not isinstance(name, str):
                 raise PlanError(f"{origin!r}: a [[rung]] has no name.")
             rungs.append(make_rung(name, options))
-        return cls(tuple(rungs))
+        return cls(tuple(rungs), str(document.get("objective", "")))
 
     def save(self, path: str | os.PathLike[str], comment: Mapping[str, str] | None = None) -> None:
         """Writes TOML, whole or not at all."""
@@ -98,6 +104,7 @@ class Plan:
     def to_toml(self, comment: Mapping[str, str] | None = None) -> str:
         lines = [f"# {key}: {value}" for key, value in (comment or {}).items()]
         lines += [f"schema = {SCHEMA}"]
+        lines += [f"objective = {_toml(self.objective)}"] if self.objective else []
         for rung in self.rungs:
             lines += ["", "[[rung]]", f'name = "{rung.name}"']
             for item in fields(rung):
@@ -150,6 +157,8 @@ class Plan:
         `samples` is a batch, or a list of batches, that looks like what the model will see: rungs calibrate on it.
         With `loss` and `optimizer` (a function from parameters to an optimizer) the result is a training step.
         """
+        if not isinstance(model, nn.Module):
+            raise PlanError(f"a plan is applied to a torch.nn.Module, not to {type(model).__name__}.")
         batches = tuple(samples) if isinstance(samples, list) else (() if samples is None else (samples,))
         job = Job.of(model, batches, gates, loss, optimizer, host_inputs, share)
         if not job.training:

@@ -1,28 +1,14 @@
 """The final race: the plan that was climbed against its rivals, interleaved, on inputs that nothing has seen before."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from redline.errors import WorkloadError
 from redline.logbook import Logbook
 from redline.measurement import Measurement
+from redline.objective import ANY, Objective
 from redline.plan import Plan
-from redline.statistics import Interval
-from redline.trial import (
-    FRESH_SEEDS,
-    NOT_SLOWER,
-    Arm,
-    Course,
-    close,
-    compare,
-    is_much_smaller,
-    is_smaller,
-    measure_peak,
-    open_arm,
-    take_turns,
-)
+from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, measure_peak, open_arm, take_turns
 from redline.workers import WorkerFailed, WorkerPool
-
-Samples = Mapping[str, Sequence[float]]
 
 
 def run_race(
@@ -42,7 +28,10 @@ def run_race(
         rows = []
         for index, (arm, samples) in enumerate(zip(arms, taken, strict=True)):
             last = index == winner
-            reason = _reason(arm, compare(taken[0], samples)) if last else "raced against the final plan"
+            reason = "raced against the final plan"
+            if last:
+                gain = course.objective.gain(face(arms[0], arm, taken[0], samples))
+                reason = f"{gain} over eager" if arm.plan.rungs else "nothing beat the model as it is"
             against = {"against": "eager", "against_samples": taken[0]} if index else {}
             rows.append(
                 log.row(
@@ -92,23 +81,13 @@ def _open_racers(
 
 
 def _winner(
-    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: str, favourite: str
+    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: Objective, favourite: str
 ) -> int:
     """Eager, unless the climbed plan is better beyond the noise; then that one, unless a rival is better still."""
     order = sorted(range(1, len(arms)), key=lambda i: str(arms[i].plan) != favourite)
     best = 0
     for index in order:
-        if allowed[index] and _better(arms[best], arms[index], compare(taken[best], taken[index]), objective):
+        duel = face(arms[best], arms[index], taken[best], taken[index])
+        if allowed[index] and objective.judge(duel, ANY)[0]:
             best = index
     return best
-
-
-def _better(one: Arm, other: Arm, ratio: Interval, objective: str) -> bool:
-    """Whether the other beats the one: faster, or as fast and much smaller; where memory counts, smaller first."""
-    if objective == "memory":
-        return is_smaller(other, one) or (not is_smaller(one, other) and ratio.above(1.0))
-    return ratio.above(1.0) or (ratio.above(NOT_SLOWER) and is_much_smaller(other, one))
-
-
-def _reason(arm: Arm, over_eager: Interval) -> str:
-    return f"{over_eager} over eager" if arm.plan.rungs else "nothing beat the model as it is"

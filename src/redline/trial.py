@@ -7,19 +7,15 @@ from math import ceil
 from typing import Any
 
 from redline.gate import Score
+from redline.objective import WORTHWHILE, Duel, Objective
 from redline.plan import Plan
 from redline.statistics import Interval, median, ratio_interval
 from redline.workers import Worker, WorkerPool
 
-# A gain below this is not worth a rung, and is what two processes of the same code can differ by.
-WORTHWHILE = 1.01
-# As fast, for a rung that saves memory: what is lost, if anything, is below what anyone would notice.
-NOT_SLOWER = 0.97
-# CUDA counts bytes exactly; the resident size of a process is its allocators' mood too (up to 14% for the same plan).
-_SMALLER = {"cuda": 0.98, "cpu": 0.85}
-_MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
+# Seconds per step by shape.
+Samples = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Course:
     shapes: Mapping[str, Mapping[str, Any]]
     device: str
     references: Mapping[tuple[int, ...], str]
-    objective: str = "latency"
+    objective: Objective = Objective.LATENCY
     timeout_s: float = 300.0
     # How long the turns of one comparison may take, and how many there are at least and at most.
     sampling_s: float = 6.0
@@ -53,7 +49,7 @@ class Arm:
     weight_bytes: int
     least_bytes: Mapping[str, float]
     step_s: Mapping[str, float]
-    kind: str  # of device: "cpu" or "cuda"
+    device: str
     peak_bytes: int = 0
 
     @property
@@ -93,7 +89,7 @@ def open_arm(
             weight_bytes=seen["weight_bytes"],
             least_bytes=seen["least_bytes"],
             step_s=seen["step_s"],
-            kind=course.device.partition(":")[0],
+            device=course.device,
         )
     except BaseException:
         worker.stop()
@@ -134,7 +130,7 @@ def take_turns(arms: Sequence[Arm], course: Course, sampling_s: float = 0) -> li
 
 def _steps_per_sample(arms: Sequence[Arm], course: Course) -> tuple[dict[str, int], dict[str, int]]:
     """The same number of steps for every arm: one for latency (unless a step is tiny), a stretch for throughput."""
-    stretch_s = 0.05 if course.objective == "throughput" else 0.0005
+    stretch_s = 0.05 if course.objective is Objective.THROUGHPUT else 0.0005
     steps, warm = {}, {}
     for label in course.shapes:
         slowest = max(arm.step_s[label] for arm in arms)
@@ -144,7 +140,7 @@ def _steps_per_sample(arms: Sequence[Arm], course: Course) -> tuple[dict[str, in
     return steps, warm
 
 
-def _decided(taken: Sequence[Mapping[str, Sequence[float]]], labels: Sequence[str]) -> bool:
+def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
     """True when more turns would change no decision about the last arm against the others."""
     if len(taken) == 1:
         return len(next(iter(taken[0].values()))) >= 12
@@ -156,19 +152,20 @@ def _decided(taken: Sequence[Mapping[str, Sequence[float]]], labels: Sequence[st
     return True
 
 
-def _hopeless(taken: Sequence[Mapping[str, Sequence[float]]], labels: Sequence[str]) -> bool:
+def _hopeless(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
     """Three turns that are all clearly slower need no fourth."""
     old, new = taken[0], taken[-1]
     return all(min(new[label]) > 1.5 * max(old[label]) for label in labels)
 
 
-def compare(
-    old: Mapping[str, Sequence[float]],
-    new: Mapping[str, Sequence[float]],
-    labels: Sequence[str] | None = None,
-) -> Interval:
+def compare(old: Samples, new: Samples, labels: Sequence[str] | None = None) -> Interval:
     """How many times faster the new one is."""
     return ratio_interval([(old[label], new[label]) for label in (labels or list(new))])
+
+
+def face(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Duel:
+    """What the two arms showed in their turns, for the objective to judge."""
+    return Duel(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
 
 
 def close(*arms: Arm | None) -> None:
@@ -177,17 +174,7 @@ def close(*arms: Arm | None) -> None:
             arm.stop()
 
 
-def is_smaller(new: Arm, old: Arm) -> bool:
-    """Whether the peak fell beyond the noise."""
-    return new.peak_bytes < _SMALLER[new.kind] * old.peak_bytes
-
-
-def is_much_smaller(new: Arm, old: Arm) -> bool:
-    """Whether the peak fell so far that it is worth a rung of no speed."""
-    return new.peak_bytes < _MUCH_SMALLER[new.kind] * old.peak_bytes
-
-
-def geometric_mean_s(samples: Mapping[str, Sequence[float]]) -> float:
+def geometric_mean_s(samples: Samples) -> float:
     """One figure for a plan over all shapes."""
     product = 1.0
     for values in samples.values():

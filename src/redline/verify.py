@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
 from redline.machine import Machine
+from redline.objective import ANY
 from redline.plan import Plan
 from redline.rung import Rung
 from redline.statistics import Interval
 from redline.trial import (
     FRESH_SEEDS,
     JUDGE_SEEDS,
-    NOT_SLOWER,
-    WORTHWHILE,
     Arm,
     Course,
     close,
-    compare,
+    face,
     geometric_mean_s,
-    is_much_smaller,
-    is_smaller,
     measure_peak,
     open_arm,
     take_turns,
@@ -40,6 +37,7 @@ class RungVerdict:
 @dataclass(frozen=True)
 class Verified:
     plan: str
+    objective: str
     machine: Machine
     holds: bool
     reason: str
@@ -87,18 +85,11 @@ def _verify(
         speedup, median_s = None, float("nan")
         if whole is not None and whole.passed:
             old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
-            speedup = compare(old, new)
-            median_s = geometric_mean_s(new)
-            smaller = is_smaller(whole, eager)
-            if course.objective == "memory":
-                if plan.rungs and not smaller:
-                    reason = "the plan is not smaller than eager"
-            elif (
-                plan.rungs
-                and not speedup.above(1.0)
-                and not (speedup.above(NOT_SLOWER) and is_much_smaller(whole, eager))
-            ):
-                reason = f"the plan is not faster than eager: {speedup}"
+            duel = face(eager, whole, old, new)
+            speedup, median_s = duel.ratio, geometric_mean_s(new)
+            better, gain = course.objective.judge(duel, ANY)
+            if plan.rungs and not better:
+                reason = f"the plan is no better than eager: {gain}"
         elif whole is not None:
             reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
         fallen = [v.rung for v in verdicts if not v.holds]
@@ -106,6 +97,7 @@ def _verify(
             reason = f"no longer holds: {', '.join(fallen)}"
         return Verified(
             plan=str(plan),
+            objective=course.objective.value,
             machine=machine,
             holds=not reason,
             reason=reason or "every rung holds",
@@ -154,14 +146,8 @@ def _check_rung(
             return RungVerdict(name, True, "the gate needs it")
         measure_peak(arm, course)
         with_rung, without_rung = take_turns([whole, arm], course)
-        worth = compare(without_rung, with_rung)
-        saves = is_smaller(whole, arm)
-        lean = worth.above(NOT_SLOWER) and is_much_smaller(whole, arm)
-        if worth.above(WORTHWHILE) or lean or (course.objective == "memory" and saves):
-            return RungVerdict(name, True, f"worth {worth}{', and smaller' if lean else ''}", worth)
-        if worth.below(1.0):
-            return RungVerdict(name, False, f"the plan is faster without it: {worth}", worth)
-        return RungVerdict(name, False, f"no gain beyond the noise: {worth}", worth)
+        duel = face(arm, whole, without_rung, with_rung)
+        return RungVerdict(name, *course.objective.judge(duel), duel.ratio)
     except WorkerFailed as failure:
         return RungVerdict(name, True, f"the others do not run without it: {failure}")
     finally:

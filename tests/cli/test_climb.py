@@ -19,6 +19,7 @@ from redline.plan import Plan
 from .conftest import TINY, Seen, strict_json
 
 ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "1s"]
+ARGUMENTS += ["--target", "1us"]  # out of reach, so that it stops nothing
 WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
 
 
@@ -43,6 +44,7 @@ def test_the_files_are_written_and_named(ended: Ended) -> None:
     assert {path.name for path in ended.folder.iterdir()} == WRITTEN
     assert {Path(path).name for path in ended.said["files"].values()} == WRITTEN
     assert str(Plan.load(ended.folder / "plan.toml")) == ended.said["plan"]
+    assert Plan.load(ended.folder / "plan.toml").objective == "latency"
     assert "# workload: " in (ended.folder / "plan.toml").read_text()
     assert (ended.folder / "report.html").read_text().startswith("<!doctype html>")
     assert (ended.folder / "report.md").read_text().startswith("# ")
@@ -55,6 +57,21 @@ def test_the_json_is_what_was_measured(ended: Ended) -> None:
     assert ended.said["final"]["samples"] == {"": list(rows[-1].samples[""])}
     assert {"baseline", "compile", "trial", "final"} <= {row.role for row in rows}
     assert all(row.command.startswith("redline climb") for row in rows)
+
+
+def test_a_target_that_was_not_reached_is_said(ended: Ended) -> None:
+    target = ended.said["target"]
+    assert (target["asked"], target["reached"]) == ("1us", False)
+    assert target["sentence"].startswith("1 µs was not reached: a step takes ")
+
+
+def test_every_ratio_can_be_made_again_from_its_row(ended: Ended) -> None:
+    compared = [row for row in ended.said["rows"] if row["over_last"] is not None]
+    assert {row["role"] for row in compared} >= {"trial", "final"}
+    for row in compared:
+        assert row["against"] and row["against_s"] / row["median_s"] == pytest.approx(
+            row["over_last"]["middle"], rel=0.2
+        )
 
 
 def test_progress_goes_to_stderr_a_line_per_event(ended: Ended) -> None:
@@ -80,9 +97,11 @@ def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
     assert table[0].split()[:2] == ["rung", "median"] and table[1].startswith("eager")
     assert any(line.startswith("plan ") for line in table)
     assert all(str(ended.folder / name) in second.out for name in WRITTEN)
+    assert "target  1 µs was not reached: a step takes " in second.out and "resume  " not in second.out
 
     first = [row.to_json() for row in load_measurements(path) if row.role != "final"]
-    assert command(*arguments, "--resume").code == 0
+    resumed = command(*arguments, "--resume")
+    assert resumed.code == 0 and re.search(r"^resume  resuming: \d+ earlier measurements", resumed.out, re.MULTILINE)
     after = load_measurements(path)
     # Only the final race is run again, and takes the place of the one before.
     assert [row.to_json() for row in after[: len(first)]] == first
@@ -94,8 +113,9 @@ def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
 def test_the_default_folder_is_named_after_the_workload(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY.read_text())
     arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "1s"]
-    seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments)
+    seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments, "--resume")
     assert seen.code == 0, seen.err
+    assert "there is nothing to resume: starting afresh" in seen.err and "resume  there is nothing" in seen.out
     (folder,) = (tmp_path / "redline-out").iterdir()
     assert folder.name.endswith("mine-perceptron") and {path.name for path in folder.iterdir()} == WRITTEN
 
@@ -119,9 +139,17 @@ def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path)
 
 
 def test_lists_of_rungs() -> None:
-    assert split_rungs(None) == split_rungs("") == split_rungs(" , ") == ()
+    assert split_rungs(None) == ()
     assert split_rungs("bf16, compile(mode=default, fullgraph=true)") == (
         "bf16",
         "compile(mode=default, fullgraph=true)",
     )
     assert split_rungs("bf16 + compile") == ("bf16", "compile")
+
+
+@pytest.mark.parametrize("text", ["", ",", " , ", "bf16,", "bf16 ++ compile"])
+@pytest.mark.parametrize("option", ["--rungs", "--without"])
+def test_a_rung_without_a_name_is_bad_input(text: str, option: str, command: Callable[..., Seen]) -> None:
+    seen = command("climb", "resnet", option, text)
+    assert seen.code == 2 and seen.out == ""
+    assert f"redline: {text!r} has a rung without a name: write 'bf16, compile'." in seen.err

@@ -1,6 +1,7 @@
 """`redline verify`: exit code 0 while a plan holds, 1 when a rung of it no longer does."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,19 @@ def planted() -> Iterator[None]:
 
 
 def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None:
-    Plan.parse("planted_fast").save(tmp_path / "plan.toml")
+    """Judged by what it was found for: for memory, planted_fast is as small, and faster."""
+    replace(Plan.parse("planted_fast"), objective="memory").save(tmp_path / "plan.toml")
     seen = command("verify", "plan.toml", *ARGUMENTS, "--json")
     said = seen.json()
     assert seen.code == 0 and said["holds"] and said["plan"] == "planted_fast"
+    assert said["objective"] == "memory" and said["rungs"][0]["reason"].startswith("as small, and faster: ")
     assert said["speedup"]["low"] > 1.5 and [row["holds"] for row in said["rungs"]] == [True]
 
 
 def test_a_rung_that_is_worth_nothing(command: Callable[..., Seen]) -> None:
     seen = command("verify", "planted_fast + planted_useless", *ARGUMENTS)
     assert seen.code == 1
+    assert "judged by latency" in seen.out
     assert "does not hold: no longer holds: planted_useless" in seen.out
     table = [line.split()[:2] for line in seen.out.splitlines()]
     assert ["planted_fast", "yes"] in table and ["planted_useless", "no"] in table

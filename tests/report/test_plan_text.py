@@ -13,6 +13,10 @@ def test_reads_back_as_the_same_plan(text):
     assert Plan.from_document(tomllib.loads(plan_toml(text))) == Plan.parse(text)
 
 
+def test_the_objective_is_told():
+    assert Plan.from_document(tomllib.loads(plan_toml("bf16", "memory"))).objective == "memory"
+
+
 def test_options_keep_their_kind():
     document = tomllib.loads(
         plan_toml('a(mode=max-autotune, deep=true, share=0.5, count=-3, names=[x y]) + b(t=say "hi")')

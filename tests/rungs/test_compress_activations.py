@@ -10,6 +10,7 @@ from redline.errors import PlanError, RungError
 from redline.job import Job
 from redline.machine import Machine
 from redline.plan import Plan
+from redline.refusal import Refused
 from redline.rungs.compress_activations import CompressActivations, Compression, Packed
 
 # Relative step of each format: bf16 has a 7-bit mantissa, e4m3 a 3-bit one, int8 127 steps to the largest.
@@ -175,8 +176,9 @@ def test_odd_layouts(make: Any) -> None:
 
 def test_small_tensors_and_integers_stay() -> None:
     model, batch = Model(), torch.randn(2, 3, 7)
-    _, proof, _ = train(model, "compress_activations(min_bytes=1000000)", batch)
-    assert proof == ""
+    # The softmax's input and the first layer's output are the largest that this model saves: 2 × 3 × 24 floats.
+    with pytest.raises(Refused, match="below min_bytes=1000000; the largest has 576 B"):
+        train(model, "compress_activations(min_bytes=1000000)", batch)
     _, proof, _ = train(model, "compress_activations(format=int8, min_bytes=0)", torch.randn(1, 1, 7))
     assert proof == "", "tensors smaller than a group of int8 grow, and that is no gain"
     _, proof, _ = train(model, "compress_activations", torch.randn(64, 33, 7))

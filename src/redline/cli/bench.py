@@ -10,7 +10,7 @@ from rich.table import Table
 
 from redline.bench import PRECISIONS, Change, compare_runs, load, save
 from redline.bench import bench as run_bench
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import fail, print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.measurement import Measurement
@@ -33,7 +33,7 @@ def bench(
         list[str] | None, typer.Option("--shapes", "--shape", help="An input shape, batch=8; repeat it.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
-    objective: Annotated[str, typer.Option(help="latency or throughput.")] = "latency",
+    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
     timeout: Annotated[str, typer.Option(help="Time limit of one set-up.")] = "5m",
     sampling: Annotated[str, typer.Option(help="Time for the timed turns of one workload.")] = "6s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -69,7 +69,10 @@ def bench(
             _print_changes(changes)
         if save_path:
             progress.print(f"saved {save_path}")
-    broken = [row for row in rows if row.verdict in ("refused", "failed")] if not matrix else []
+    # In the matrix a precision that this machine has not is an answer; a plan that was asked for is to run.
+    broken = [row for row in rows if row.verdict in ("refused", "failed", "unavailable")] if not matrix else []
+    for row in broken:
+        fail(f"{row.workload} under {row.plan} was {row.verdict}: {row.reason}.")
     worse = [c for c in changes if c.verdict in ("slower", "larger", "missing")]
     raise typer.Exit(1 if worse or broken else 0)
 
@@ -118,7 +121,14 @@ def _print_rows(rows: list[Measurement]) -> None:
 
 
 def _print_changes(changes: list[Change]) -> None:
-    colours = {"faster": "green", "slower": "red", "larger": "red", "missing": "yellow", "same": "dim"}
+    colours = {
+        "faster": "green",
+        "smaller": "green",
+        "slower": "red",
+        "larger": "red",
+        "missing": "yellow",
+        "same": "dim",
+    }
     table = Table(
         "workload",
         "plan",
@@ -142,3 +152,5 @@ def _print_changes(changes: list[Change]) -> None:
             f"[{colours[c.verdict]}]{c.verdict}[/]",
         )
     results.print(table)
+    for note in dict.fromkeys(f"{c.workload}: {c.note}" for c in changes if c.note):
+        results.print(escape(note), highlight=False, soft_wrap=True)

@@ -22,8 +22,9 @@ from redline.climb import Climbed, Settings
 from redline.climb import climb as run_climb
 from redline.errors import RedlineError
 from redline.measurement import Measurement
-from redline.quantities import parse_bytes, parse_seconds
-from redline.report import write_report
+from redline.quantities import parse_seconds
+from redline.report import ladder_rows, write_report
+from redline.target import Target
 
 
 def climb(
@@ -62,15 +63,15 @@ def climb(
     Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
     redline climb resnet --shapes batch=1 --shapes batch=8
     """
-    target_s, target_bytes = _parse_target(target)
+    aim = Target.parse(target) if target is not None else Target()
     settings = Settings(
         workload=workload,
         folder=out or Path("redline-out") / _folder_name(workload),
         shapes=parse_shapes(shapes or []),
         device=device,
-        objective="memory" if target_bytes else objective,
-        target_s=target_s,
-        target_bytes=target_bytes,
+        objective="memory" if aim.size_bytes else objective,
+        target_s=aim.seconds,
+        target_bytes=aim.size_bytes,
         budget_s=parse_seconds(budget) if budget else None,
         only=split_rungs(rungs),
         without=split_rungs(without),
@@ -84,14 +85,16 @@ def climb(
         climbed = run_climb(settings, listen)
     files = _write(settings, climbed)
     if as_json:
-        final = climbed.measurements[-1]
+        reached = {"asked": target, "reached": not climbed.missed_target, "sentence": climbed.target}
         print_json(
             {
                 "plan": str(climbed.plan),
+                "objective": settings.objective,
+                "target": reached if target is not None else None,
+                "resumed": climbed.resumed or None,
                 "machine": climbed.machine.as_dict(),
-                "final": asdict(
-                    next((m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"), final)
-                ),
+                "final": asdict(climbed.final),
+                "rows": [asdict(row) for row in ladder_rows(climbed.measurements)],
                 "measurements": [asdict(m) for m in climbed.measurements],
                 "files": {name: str(path) for name, path in files.items()},
             }
@@ -99,23 +102,21 @@ def climb(
         return
     results.print(ladder_table(climbed.measurements, results.width))
     results.print(f"\n[bold]plan[/]  {escape(str(climbed.plan))}", highlight=False, soft_wrap=True)
+    if climbed.resumed:
+        results.print(f"[bold]resume[/]  {escape(climbed.resumed)}", highlight=False, soft_wrap=True)
+    if climbed.target:
+        colour = "red" if climbed.missed_target else "green"
+        results.print(f"[bold]target[/]  [{colour}]{escape(climbed.target)}[/]", highlight=False, soft_wrap=True)
     for name, path in files.items():
         results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
 
 
 def split_rungs(text: str | None) -> tuple[str, ...]:
     """`bf16, compile(mode=default, fullgraph=true)` -> its two rungs; plus signs separate too."""
-    return tuple(part.strip() for part in split_outside_brackets(text or "", ",+") if part.strip())
-
-
-def _parse_target(text: str | None) -> tuple[float | None, int | None]:
-    if text is None:
-        return None, None
-    with contextlib.suppress(RedlineError):
-        return parse_seconds(text), None
-    with contextlib.suppress(RedlineError):
-        return None, parse_bytes(text)
-    raise RedlineError(f"{text!r} is neither a time (16ms) nor a size (8GiB).")
+    parts = [part.strip() for part in split_outside_brackets(text, ",+")] if text is not None else []
+    if not all(parts):
+        raise RedlineError(f"{text!r} has a rung without a name: write 'bf16, compile'.")
+    return tuple(parts)
 
 
 def _folder_name(workload: str) -> str:
@@ -151,7 +152,6 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
 
 def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
     plan = settings.folder / "plan.toml"
-    final = [m for m in climbed.measurements if m.role == "final" and m.verdict == "kept"]
     climbed.plan.save(
         plan,
         {
@@ -159,7 +159,7 @@ def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
             "machine": climbed.machine.name,
             "torch": climbed.machine.versions["torch"],
             "made": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "result": final[-1].reason if final else "the climb ended before its final race",
+            "result": climbed.final.reason,
         },
     )
     report = settings.folder / "report.html"

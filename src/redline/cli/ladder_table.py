@@ -9,12 +9,12 @@ from rich.text import Text
 
 from redline.measurement import Measurement
 from redline.quantities import format_bytes, format_seconds
-from redline.report.ladder import Row, ladder_rows
+from redline.report.ladder import Row, against_s, ladder_rows, shapes_sentence, speedup
 
 _COLOURS = {"kept": "green", "baseline": "cyan", "dropped": "dim", "refused": "red", "failed": "red"}
 _UNTRIED = ("unavailable", "unmeasured")
 # Narrow terminals get the columns that decide; the report has them all.
-_COMPACT = ("rung", "median", "× last", "× start", "peak", "verdict", "reason")
+_COMPACT = ("rung", "median", "last", "× last", "× start", "peak", "verdict", "reason")
 
 
 def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "") -> RenderableType:
@@ -31,7 +31,23 @@ def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "
         if row.verdict not in _UNTRIED:
             cells = _cells(row)
             table.add_row(*(cells[name] for name in names))
-    return Group(table, *_untried(rows))
+    return Group(table, *_by_shape(measurements), *_untried(rows))
+
+
+def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:
+    """Which shape the ladder's times are of, and the result in each where there are several."""
+    said = shapes_sentence(measurements[0]) if measurements else ""
+    if not said:
+        return []
+    parts: list[RenderableType] = [Text(said, style="dim")]
+    final = next((m for m in measurements if m.role == "final" and m.verdict == "kept" and speedup(m)), None)
+    if final is not None and len(final.shapes) > 1:
+        table = Table("shape", final.against, "final plan", "×", box=None, header_style="bold", pad_edge=False)
+        for shape in final.shapes:
+            before, after = against_s(final, shape) or float("nan"), final.median_s(shape)
+            table.add_row(shape, format_seconds(before), format_seconds(after), f"{before / after:.2f}")
+        parts += [Text(), table]
+    return parts
 
 
 def _untried(rows: Sequence[Row]) -> list[Text]:
@@ -65,6 +81,7 @@ def _cells(row: Row) -> dict[str, str]:
         "rung": _name(row),
         "median": format_seconds(row.median_s) if row.median_s is not None else "",
         "99% interval": interval,
+        "last": format_seconds(row.against_s) if row.against_s is not None else "",
         "× last": f"{row.over_last.middle:.2f}" if row.over_last is not None else "",
         "× start": f"{row.over_start:.2f}" if row.over_start is not None else "",
         "peak": format_bytes(row.peak_bytes) if row.peak_bytes else "",

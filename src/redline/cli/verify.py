@@ -23,7 +23,10 @@ def verify(
         list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
-    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
+    objective: Annotated[
+        str | None,
+        typer.Option(help="latency, throughput or memory. Default: what the plan was found for, else latency."),
+    ] = None,
     timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
     sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,24 +35,25 @@ def verify(
 
     Example: redline verify redline-out/resnet/plan.toml resnet
     """
+    asked = read_plan(plan)
     settings = Settings(
         workload,
         Path("."),
         parse_shapes(shapes or []),
         device,
-        objective=objective,
+        objective=objective or asked.objective or "latency",
         timeout_s=parse_seconds(timeout),
         sampling_s=parse_seconds(sampling),
     )
     with progress.status("starting …") as status:
-        seen = verify_plan(read_plan(plan), settings, lambda text: status.update(f"{text} …"))
+        seen = verify_plan(asked, settings, lambda text: status.update(f"{text} …"))
     if as_json:
         print_json({**asdict(seen), "machine": seen.machine.as_dict()})
     else:
         table = Table("rung", "holds", "reason", box=None, header_style="bold", pad_edge=False)
         for row in seen.rungs:
             table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", escape(row.reason))
-        results.print(f"[bold]{escape(seen.plan)}[/] on {seen.machine.name}")
+        results.print(f"[bold]{escape(seen.plan)}[/] on {seen.machine.name}, judged by {seen.objective}")
         results.print(table)
         if seen.speedup is not None:
             results.print(

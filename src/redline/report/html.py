@@ -49,7 +49,7 @@ def render_html(climb: Climb) -> str:
         tables={table.name: _without_empty(table) for table in all_tables(climb)},
         tones=_TONES,
         plan=result.row.plan,
-        toml=plan_toml(result.row.plan),
+        toml=plan_toml(result.row.plan, climb.subject.objective),
         memory=climb.subject.objective == "memory",
     )
 

@@ -11,7 +11,7 @@ from redline.brackets import split_outside_brackets
 from redline.gate import Score
 from redline.measurement import Measurement
 from redline.roofline import place
-from redline.statistics import Interval
+from redline.statistics import Interval, median
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class Row:
     median_s: float | None
     low_s: float | None
     high_s: float | None
-    # Against the plan it was interleaved with, and against the model as built.
+    # The plan it was interleaved with, and that plan's median from the same turns.
+    against: str
+    against_s: float | None
+    # Against that plan, and against the model as built.
     over_last: Interval | None
     over_start: float | None
     peak_bytes: int | None
@@ -87,6 +90,24 @@ def speedup(measurement: Measurement) -> Interval | None:
     return measurement.speedup() if timed(measurement) and all(map(_positive, against)) else None
 
 
+def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
+    """The median of the plan it was interleaved with, in the same turns: what its ratio can be made again from."""
+    if speedup(measurement) is None:
+        return None
+    samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)
+    return median(samples) if samples else None
+
+
+def shapes_sentence(measurement: Measurement) -> str:
+    """Which of several shapes a ladder's figures are of; empty where there is only the workload's own."""
+    shapes = [shape or "as given" for shape in measurement.shapes]
+    if shapes in ([], ["as given"]):
+        return ""
+    if len(shapes) == 1:
+        return f"All figures are with {shapes[0]}."
+    return f"Times are with {shapes[0]}; ratios are the geometric mean over {' and '.join(shapes)}."
+
+
 def worst_score(scores: Sequence[Score]) -> Score | None:
     """The score that matters: a NaN, then a red one, then the one that used up most of its allowance."""
 
@@ -138,6 +159,8 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
         median_s=m.median_s() if shown else None,
         low_s=interval.low if interval else None,
         high_s=interval.high if interval else None,
+        against=m.against,
+        against_s=against_s(m),
         over_last=speedup(m),
         over_start=over_start,
         peak_bytes=m.peak_bytes if m.peak_bytes > 0 else None,

@@ -21,7 +21,7 @@ def render_markdown(climb: Climb) -> str:
         f"{format_date(m.created)}{kind} · objective: {escape(m.objective)}",
         "## The plan",
         fenced(result.row.plan),
-        fenced(plan_toml(result.row.plan), "toml"),
+        fenced(plan_toml(result.row.plan, climb.subject.objective), "toml"),
     ]
     for table in all_tables(climb):
         parts += [f"## {escape(table.title)}", markdown_table(table)]

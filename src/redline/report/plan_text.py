@@ -8,9 +8,10 @@ _PART = re.compile(r"\s*([^\s(]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
-def plan_toml(plan: str) -> str:
+def plan_toml(plan: str, objective: str = "") -> str:
     """`bf16 + compile(mode=max-autotune)` -> the document that `Plan.load` reads."""
     lines = ["schema = 1"]
+    lines += [f"objective = {_text(objective)}"] if objective else []
     for part in filter(str.strip, split_outside_brackets(plan, "+")):
         match = _PART.fullmatch(part)
         if match is None or part.strip() == "eager":

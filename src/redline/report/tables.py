@@ -8,7 +8,7 @@ from typing import Any
 from redline.gate import Score
 from redline.quantities import format_bytes, format_rate, format_seconds
 from redline.report.climb import UNTRIED, Climb, Entry, eager_beside, format_change, format_ratio
-from redline.report.ladder import format_score, rung_names, speedup, worst_score
+from redline.report.ladder import format_score, rung_names, shapes_sentence, speedup, worst_score
 from redline.report.worth import worth_of
 from redline.roofline import place
 from redline.statistics import Interval
@@ -58,6 +58,7 @@ def _ladder(climb: Climb) -> Table:
                 entry.label + again,
                 row.verdict,
                 _or_none(row.median_s, format_seconds) + _span(row.low_s, row.high_s),
+                _or_none(row.against_s, format_seconds),
                 NONE if row.role == "baseline" else _ratio(row.over_last),
                 _or_none(row.over_start, format_ratio),
                 _or_none(row.peak_bytes, format_bytes),
@@ -70,15 +71,17 @@ def _ladder(climb: Climb) -> Table:
         later = row.verdict == "kept" and row.role != "final" and not removed.isdisjoint(rung_names(row.rung))
         why.append(row.reason + ("; taken out again by the ablation" if later else ""))
     columns = (
-        "Rung", "Verdict", "Time per step", "Over last", "Over start", "Peak memory", "Quality",
+        "Rung", "Verdict", "Time per step", "Last plan", "Over last", "Over start", "Peak memory", "Quality",
         "Of the roofline", "Set-up", "Break-even",
     )  # fmt: skip
     hidden = sum(e.row.verdict in UNTRIED for e in climb.tried)
     note = (
-        "Medians with 99% intervals. Over last: against the plan it was interleaved with. Over start: "
-        "against the model as built. Break-even: calls until the set-up has paid for itself. No speed is "
-        "shown on a red gate."
+        "Medians with 99% intervals. Last plan: the median of the plan it was interleaved with, in the same turns; "
+        "over last: the ratio of the two, turn by turn. Over start: against the model as built. Break-even: calls "
+        "until the set-up has paid for itself. No speed is shown on a red gate."
     )
+    if shapes := shapes_sentence(climb.subject):
+        note += f" {shapes}"
     if any(e.row.setup_cached for e in entries):
         note += " * A compiler's cache made this set-up shorter than a first user would see."
     if hidden:

@@ -24,6 +24,7 @@ from redline.errors import RungError
 from redline.job import Job
 from redline.machine import Machine
 from redline.quantities import format_bytes
+from redline.refusal import Refused
 from redline.rung import Rung, Stage, option
 
 _FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
@@ -86,10 +87,12 @@ class Compression:
     tensors: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    # The largest that was left as it is because it is small.
+    largest_small_bytes: int = 0
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        self.tensors = self.bytes_before = self.bytes_after = 0
+        self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0
         # Packed activations live as long as the graph that needs them, no longer.
         self._seen: WeakValueDictionary[Any, Packed] = WeakValueDictionary()
         # Asked anew at every step, because other rungs move and convert the weights.
@@ -101,13 +104,18 @@ class Compression:
     def _fits(self, tensor: Tensor) -> bool:
         if type(tensor) is not Tensor or not tensor.is_floating_point() or tensor.layout is not torch.strided:
             return False
-        if tensor.dtype.itemsize <= _FORMATS[self.form].itemsize or tensor.nbytes < self.min_bytes:
+        if tensor.dtype.itemsize <= _FORMATS[self.form].itemsize:
             return False
         storage = tensor.untyped_storage()
         # An expanded tensor would grow, and a trainable leaf is kept by its owner whatever happens here.
         expanded = tensor.nbytes > storage.nbytes()
         owned = storage._cdata in self._weights or (tensor.is_leaf and tensor.requires_grad)
-        return not expanded and not owned
+        if expanded or owned:
+            return False
+        if tensor.nbytes < self.min_bytes:
+            self.largest_small_bytes = max(self.largest_small_bytes, tensor.nbytes)
+            return False
+        return True
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         if not self._fits(tensor):
@@ -185,6 +193,12 @@ class CompressActivations(Rung):
 
     def proof(self, job: Job) -> str:
         seen: Compression = job.evidence[self.name]
+        if not seen.tensors and seen.largest_small_bytes:
+            largest = format_bytes(seen.largest_small_bytes)
+            raise Refused(
+                f"{self.name}: every activation that waits for the backward pass is below "
+                f"min_bytes={self.min_bytes}; the largest has {largest}."
+            )
         if seen.bytes_after >= seen.bytes_before:
             return ""
         sizes = f"{format_bytes(seen.bytes_before)} became {format_bytes(seen.bytes_after)}"

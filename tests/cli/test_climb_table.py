@@ -1,0 +1,37 @@
+"""The ladder as a table: what a ratio was measured against, and which shape a time is of."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from redline.cli.ladder_table import ladder_table
+from redline.measurement import Measurement
+from redline.quantities import format_seconds
+from redline.statistics import median
+from report.synthetic_climb import cpu_climb, h200_climb
+
+
+def printed(measurements: list[Measurement], width: int) -> str:
+    page = io.StringIO()
+    Console(width=width, file=page).print(ladder_table(measurements, width))
+    return page.getvalue()
+
+
+@pytest.mark.parametrize("width", [120, 200])
+def test_the_opponent_of_each_ratio_stands_beside_it(width: int) -> None:
+    climb = cpu_climb()
+    kept = next(m for m in climb if m.rung == "fold_batchnorm")
+    header, *lines = printed(climb, width).splitlines()
+    assert header.index("median") < header.index(" last ") < header.index("× last")
+    line = next(line for line in lines if line.startswith("fold_batchnorm"))
+    assert line[: header.index("× last")].rstrip().endswith(format_seconds(median(kept.against_samples[""])))
+
+
+def test_shapes_are_named_and_the_result_is_told_for_each() -> None:
+    text = printed(h200_climb(shapes=("size=64", "size=96")), 200)
+    assert "Times are with size=64; ratios are the geometric mean over size=64 and size=96." in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("size=64 ", "size=96 "))]
+    assert len(rows) == 2 and all(4.5 < float(row[-1]) < 5.4 for row in rows)
+    assert "All figures are with size=64." in printed(h200_climb(shapes=("size=64",)), 200)
+    assert "size" not in printed(h200_climb(), 200)
