@@ -1,10 +1,12 @@
 """A whole upscaling: what paths mean, where results go, what is skipped, and what a run that was killed leaves."""
 
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.journal import NAME
+from redline.upscale.layout import Cut, cut_side
 from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings, with_preset
@@ -94,33 +97,52 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
 
 
 def test_tiles_from_a_budget() -> None:
-    cost = TileCost(10_000_000, 1000.0)
-    cut, batch = choose_tiles(cost, 10**12, 16, 16, 16, 10**6)
-    assert (cut.tile, batch) == (512, 8)
-    assert choose_tiles(cost, 10**12, 16, 16, 16, 100)[0].tile == 112
-    small, one = choose_tiles(cost, 10_000_000 + 1000 * 130**2, 16, 16, 16, 10**6)
+    cost, like, large = TileCost(10_000_000, 1000.0), Cut(80, 16, 16, 16), [(10**5, 10**5)]
+    assert choose_tiles(cost, 10**12, like, large) == (Cut(512, 16, 16, 16), 8)
+    larger, two = choose_tiles(cost, 10**12, like, large, kind="cuda")
+    assert 960 < larger.tile <= 1024 and two == 2
+    assert choose_tiles(cost, 10**12, like, [(100, 70)]) == (Cut(112, 16, 16, 16), 1)
+    small, one = choose_tiles(cost, 10_000_000 + 1000 * 130**2, like, large)
     assert (small.tile, one) == (128, 1) and cost.bytes(small.tile, one) <= 10_000_000 + 1000 * 130**2
-    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, 16, 16, 16, 10**6, batch=4)[0].tile == 128
+    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, like, large, batch=4)[0].tile == 128
     with pytest.raises(RedlineError, match="too little: the smallest tile, 80 × 80"):
-        choose_tiles(cost, 11_000_000, 16, 16, 16, 10**6)
+        choose_tiles(cost, 11_000_000, like, large)
+
+
+def test_tiles_waste_little_of_the_pictures_at_hand() -> None:
+    cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
+
+    def computed(cut: Cut, batch: int, width: int, height: int) -> int:
+        columns, rows = (len(cut_side(length, cut).starts) for length in (width, height))
+        return -(-columns // batch) * batch * rows * cut.tile**2
+
+    rng = random.Random(5)
+    for _ in range(20):
+        width, height = rng.randint(300, 3000), rng.randint(300, 3000)
+        cut, batch = choose_tiles(cost, 10**12, like, [(width, height)])
+        others = [Cut(tile, 16, 16, 16) for tile in range(80, 513, 16)]
+        assert computed(cut, batch, width, height) == min(computed(other, 1, width, height) for other in others)
+    # With tiles of 512, pictures of 1,000 × 1,000 would be nine of them, 2.4 times the picture.
+    assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (Cut(1008, 16, 16, 16), 1)
+    assert computed(*choose_tiles(cost, 10**12, like, [(1000, 1000)]), 1000, 1000) < 1.4e6
 
 
 def test_resuming_skips_what_is_whole_and_only_that(weights: Path, tmp_path: Path) -> None:
     for index in range(4):
         save(tmp_path / "in" / f"{index}.png", seed=index)
     tasks, out = find_tasks([tmp_path / "in"], tmp_path / "out", 2), tmp_path / "out"
-    settings = UpscaleSettings(weights, tile=96)
+    settings = UpscaleSettings(weights, tile=32, margin_px=4, ramp_px=4)
     assert not any(o.error or o.skipped for o in Upscaling(settings).run(tasks, out))
     before = {task.target.name: task.target.read_bytes() for task in tasks}
     (out / "1.png").write_bytes(before["1.png"][:-20])  # as a full disk might leave it
     (out / "2.png").unlink()
     save(tmp_path / "in" / "3.png", seed=9)
-    resumed = Upscaling(UpscaleSettings(weights, resume=True)).run(tasks, out)
+    resumed = Upscaling(replace(settings, tile=None, resume=True)).run(tasks, out)
     assert sorted(o.task.source.name for o in resumed if o.skipped) == ["0.png"]
     # The first run's tile is used again, so that the pixels are the same.
     assert all((out / name).read_bytes() == before[name] for name in ("0.png", "1.png", "2.png"))
     assert (out / "3.png").read_bytes() != before["3.png"]
-    other = Upscaling(UpscaleSettings(weights, resume=True, margin_px=20, tile=96)).run(tasks, out)
+    other = Upscaling(replace(settings, resume=True, margin_px=5)).run(tasks, out)
     assert not any(o.skipped for o in other)
 
 
@@ -157,6 +179,7 @@ def test_a_file_that_goes_while_the_others_are_done_is_reported(weights: Path, t
         save(tmp_path / "in" / f"{index}.png", seed=index)
     tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
     tasks[1].source.unlink()
-    outcomes = Upscaling(UpscaleSettings(weights, tile=96)).run(tasks, tmp_path / "out")
+    settings = UpscaleSettings(weights, tile=32, margin_px=4, ramp_px=4)
+    outcomes = Upscaling(settings).run(tasks, tmp_path / "out")
     assert [o.task.source.name for o in outcomes if o.error] == ["1.png"]
     assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0.png", "2.png"]

@@ -14,14 +14,13 @@ from redline.cli.console import print_json, progress, results
 from redline.errors import RedlineError
 from redline.quantities import format_seconds, parse_bytes
 from redline.upscale.compare import check_page, write_comparison
-from redline.upscale.listener import Listener
+from redline.upscale.listener import Listener, Outcome
 from redline.upscale.pictures import PIXEL_LIMIT, Encoding
-from redline.upscale.pictures_run import Outcome, PictureSettings
-from redline.upscale.ranks import Rank, gather, work_as
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import PRESETS, UpscaleSettings, with_preset
+from redline.upscale.settings import PRESETS, PictureSettings, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.video import VideoProgress, VideoSettings
+from redline.upscale.workers.torchrun import Rank, gather, work_as
 
 
 def upscale(
@@ -42,6 +41,9 @@ def upscale(
     provider: Annotated[str, typer.Option(help="What runs weights in ONNX: cpu, cuda or tensorrt.")] = "cpu",
     tile: Annotated[str, typer.Option(help="The side of a tile in pixels, or auto: from the memory.")] = "auto",
     tile_batch: Annotated[int | None, typer.Option(help="Tiles at a time; from the memory by default.")] = None,
+    streams: Annotated[
+        int | None, typer.Option(help="CUDA streams: one computes, the others copy meanwhile; 2 by default.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="How much memory tiles may take, 6GiB.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     workers: Annotated[str, typer.Option(help="Processes that share the work, or auto: one a GPU.")] = "auto",
@@ -75,6 +77,7 @@ def upscale(
         provider=provider,
         tile=_whole(tile, "a tile is a whole number of pixels"),
         tile_batch=tile_batch,
+        streams=streams,
         memory_bytes=parse_bytes(memory) if memory else None,
         workers=_whole(workers, "workers are a whole number"),
         resume=resume,

@@ -5,6 +5,7 @@ neighbours fade into each other (`layout`); what the next row of tiles still add
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from redline.upscale.layout import Cut, Side
 from redline.upscale.padding import Framed, frame
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, tile, tile) -> (N, 3, scale · tile, scale · tile)
+EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for batch after batch, in order
 
 
 class Blender:
@@ -50,19 +52,19 @@ def enlarge_by_tiles(picture: Tensor, enlarge: Enlarge, scale: int, cut: Cut, ba
     finished = []
     for row, top in enumerate(rows.side.starts):
         band = picture[..., rows.positions[top : top + cut.tile].to(picture.device), :]
-        finished.append(blender.blend(row, enlarged_tiles(band, columns, enlarge, batch)))
+        finished.append(blender.blend(row, enlarged_tiles(band, columns, partial(map, enlarge), batch)))
     whole = torch.cat(finished, dim=-2)
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 
-def enlarged_tiles(band: Tensor, columns: Framed, enlarge: Enlarge, batch: int) -> Iterable[Tensor]:
+def enlarged_tiles(band: Tensor, columns: Framed, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
     """The enlarged tiles of a band (B, 3, tile, W) from left to right, computed `batch` at a time."""
     tile, starts, count = columns.side.cut.tile, columns.side.starts, band.shape[0]
     padded = band[..., columns.positions.to(band.device)]
     tiles = torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1)
     waiting: list[Tensor] = []
-    for first in range(0, len(tiles), batch):
-        waiting += enlarge(tiles[first : first + batch]).unbind(0)
+    for enlarged in enlarge_each(tiles.split(batch)):
+        waiting += enlarged.unbind(0)
         while len(waiting) >= count:
             yield torch.stack(waiting[:count])
             del waiting[:count]

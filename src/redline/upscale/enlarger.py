@@ -1,10 +1,15 @@
 """The network under its plan: takes tiles as they come, and takes less at a time when memory runs out.
 
+Whether a batch came out finite is asked while the next ones are under way, and no result is given before the answer.
+
 The plan is applied at the first tiles, because rungs calibrate on what the network will really see. A plan that lowers
 the precision is held against fp32 on those tiles first, and one that overflows later is left for a safer one.
 """
 
-from collections.abc import Callable
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from math import ceil
 
 import torch
@@ -17,6 +22,7 @@ from redline.memory import is_out_of_memory
 from redline.plan import Plan
 from redline.rung import Stage
 from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.copies import Arriving, copies_for
 from redline.upscale.layout import Cut, smallest_tile
 from redline.upscale.network import Network
 
@@ -24,6 +30,15 @@ from redline.upscale.network import Network
 GATE = Gate("psnr", 40.0)
 # What takes the place of a precision that failed, in turn.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "bf16": ""}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tiles, what became of them, and whether that is finite, once it is known."""
+
+    tiles: Tensor
+    output: Tensor
+    is_finite: Arriving
 
 
 class Enlarger:
@@ -37,10 +52,12 @@ class Enlarger:
         cut: Cut,
         batch: int = 1,
         say: Callable[[str], None] = lambda _text: None,
+        streams: int = 1,
     ) -> None:
         if cut.align % network.window:
             raise RedlineError(f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}.")
         self.network, self.plan, self.device, self.cut, self.batch = network, plan, torch.device(device), cut, batch
+        self.copies, self._ahead = copies_for(self.device, streams), streams
         self._say = say
         self._fast: Callable[[Tensor], Tensor] | None = None
         self._smaller: Cut | None = None
@@ -58,12 +75,35 @@ class Enlarger:
 
     def checked(self, tiles: Tensor) -> Tensor:
         """The same, and never anything that is not a number: a precision that overflows is left for a safer one."""
+        return next(iter(self.checked_each([tiles])))
+
+    def checked_each(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same for batch after batch; as many as there are streams are under way at once."""
+        under_way: deque[_Batch] = deque()
+        for tiles in batches:
+            under_way.append(self._begin(tiles))
+            if len(under_way) >= self._ahead:
+                yield self._finish(under_way)
+        while under_way:
+            yield self._finish(under_way)
+
+    def _begin(self, tiles: Tensor) -> _Batch:
+        output = self(tiles)
+        return _Batch(tiles, output, self.copies.bring_out(torch.isfinite(output).all()))
+
+    def _finish(self, under_way: deque[_Batch]) -> Tensor:
+        """The first of them. After an overflow all are done again: what comes out must not depend on the timing."""
         while True:
-            output = self(tiles)
-            if bool(torch.isfinite(output).all()):
-                return output
+            first = under_way.popleft()
+            is_finite = bool(first.is_finite.take())
+            first.is_finite.done()
+            if is_finite:
+                return first.output
             if not self._leave_precision("it gave values that are not finite"):
                 raise ModelError(f"{self.network.name} gives values that are not finite: its weights may be damaged.")
+            again = [first.tiles, *(batch.tiles for batch in under_way)]
+            under_way.clear()
+            under_way.extend(self._begin(tiles) for tiles in again)
 
     def _enlarge(self, tiles: Tensor) -> Tensor:
         if self._smaller is not None:
@@ -88,7 +128,9 @@ class Enlarger:
             if not any(name in self.plan for name in _SAFER):
                 return fast
             with torch.no_grad():
-                score = GATE.judge(self.network.module(tiles), fast(tiles))
+                # One at a time: nothing but this needs so much memory, and it is needed only once.
+                exact = torch.cat([self.network.module(tile) for tile in tiles.split(1)])
+                score = GATE.judge(exact, fast(tiles))
             if score.passed or not self._leave_precision(f"on the first tiles it is {score.value:.1f} dB from fp32"):
                 return fast
 
@@ -101,15 +143,13 @@ class Enlarger:
         if safer and (safer in plan or Plan.parse(safer).rungs[0].why_not(Machine.detect(str(self.device)))):
             safer = ""
         self.plan = plan.with_rung(Plan.parse(safer).rungs[0]) if safer else plan
-        self._fast = None
+        self._let_go()
         self._say(f"{name} was left for {safer or 'fp32'}: {reason}")
         return True
 
     def _shrink(self) -> None:
         """Half the batch; at one tile, tiles of half the size inside it."""
-        self._fast = None
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._let_go()
         if self.batch > 1:
             self.batch //= 2
             self._say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
@@ -121,3 +161,12 @@ class Enlarger:
             raise ModelError(f"out of memory even with one tile of {size} × {size}: free some, or use --device cpu.")
         self._smaller = Cut(half, margin, ramp, align)
         self._say(f"out of memory: going on with tiles of {half} × {half}")
+
+    def _let_go(self) -> None:
+        """The memory of the fast model and of its graphs is free again afterwards, and not while they still run."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._fast = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

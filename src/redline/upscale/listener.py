@@ -1,11 +1,23 @@
-"""What an upscaling tells while it runs; in one process or several, the same is heard."""
+"""What an upscaling tells while it runs, and what became of each file; in one process or several, the same is heard."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redline.upscale.pictures_run import Outcome
 from redline.upscale.tasks import Task
 from redline.upscale.video import VideoProgress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a picture or film: `error` is a sentence when nothing did."""
+
+    task: Task
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    skipped: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ half-written file goes, and the next one is begun.
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.upscale.blend import Blender, enlarged_tiles
+from redline.upscale.copies import Arriving
 from redline.upscale.enlarger import Enlarger
+from redline.upscale.listener import Outcome
 from redline.upscale.overlap import overlap
 from redline.upscale.padding import Framed, frame
-from redline.upscale.parts import Part, PartSink, first_needed
 from redline.upscale.pictures import (
-    PIXEL_LIMIT,
-    Encoding,
     PictureSink,
     PictureSource,
     check_can_hold,
@@ -33,33 +32,12 @@ from redline.upscale.pictures import (
     to_planes,
     unpremultiply,
 )
+from redline.upscale.settings import PictureSettings
 from redline.upscale.tasks import Task
+from redline.upscale.workers.split_picture import Part, PartSink, first_needed
 
-# Bands that may wait between two stages, and pictures that may be encoded at once.
+# Bands that may wait between two stages.
 _WAITING_BANDS = 2
-_ENCODERS = 4
-
-
-@dataclass(frozen=True)
-class PictureSettings:
-    wrap: bool = False
-    strip: bool = False
-    encoding: Encoding = field(default_factory=Encoding)
-    pixel_limit: int = PIXEL_LIMIT
-    encoders: int = _ENCODERS
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a picture: `error` is a sentence when nothing did."""
-
-    task: Task
-    width: int = 0
-    height: int = 0
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-    error: str = ""
-    skipped: bool = False
 
 
 class _Picture:
@@ -109,9 +87,11 @@ class _Band:
 
     picture: _Picture
     row: int = 0
-    samples: np.ndarray | None = None
+    samples: Arriving | None = None
     last: bool = False
     error: str = ""
+    # Alpha that is the same everywhere stays so without the network.
+    has_flat_alpha: bool = False
 
 
 class PictureRun:
@@ -160,8 +140,8 @@ class PictureRun:
                     samples = picture.band(0)
             except (RedlineError, OSError):
                 continue
-            colour, _ = self._planes(samples)
-            next(iter(enlarged_tiles(colour[None], picture.columns, self._enlarger.checked, self._enlarger.batch)))
+            colour, _ = self._planes(torch.from_numpy(samples).to(self._enlarger.device))
+            next(iter(enlarged_tiles(colour[None], picture.columns, self._enlarger.checked_each, self._enlarger.batch)))
             return
 
     # Reading
@@ -183,39 +163,48 @@ class PictureRun:
                     except RedlineError as error:
                         yield _Band(picture, error=str(error))
                         break
-                    yield _Band(picture, row, samples, last=row == picture.last - 1)
+                    coming = self._enlarger.copies.bring_in(torch.from_numpy(samples))
+                    flat = picture.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
+                    yield _Band(picture, row, coming, row == picture.last - 1, has_flat_alpha=flat)
 
     # Enlarging
 
     def _work(self, band: _Band) -> _Band:
-        if band.samples is None or band.picture.error:
+        if band.samples is None:
             return band
         picture = band.picture
-        colour, alpha = self._planes(band.samples)
+        if picture.error:
+            band.samples.done()
+            return replace(band, samples=None)
+        colour, alpha = self._planes(band.samples.take())
+        band.samples.done()
         tiles = self._tiles(colour[None], picture.columns)
         if alpha is not None:
-            tiles = [torch.cat(pair) for pair in zip(tiles, self._alpha_tiles(alpha, picture.columns), strict=True)]
+            # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
+            of_colour = list(tiles)
+            of_alpha = self._alpha_tiles(alpha, picture.columns, band.has_flat_alpha)
+            tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
         finished = picture.blender.blend(band.row, tiles)
         finished = finished[..., picture.inside(band.row, finished.shape[-2]), picture.columns.inside(picture.scale)]
         colour, alpha = finished[0], finished[1].mean(0, keepdim=True) if alpha is not None else None
         if alpha is not None:
             colour = unpremultiply(colour, alpha)
         self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
-        rows = from_planes(colour, alpha, picture.channels, picture.bits).cpu().numpy()
-        return _Band(picture, band.row, rows, band.last)
+        rows = from_planes(colour, alpha, picture.channels, picture.bits)
+        return _Band(picture, band.row, self._enlarger.copies.bring_out(rows), band.last)
 
-    def _planes(self, samples: np.ndarray) -> tuple[Tensor, Tensor | None]:
-        colour, alpha = to_planes(samples, self._enlarger.device)
+    def _planes(self, samples: Tensor) -> tuple[Tensor, Tensor | None]:
+        colour, alpha = to_planes(samples)
         return (colour if alpha is None else premultiply(colour, alpha)), alpha
 
-    def _tiles(self, planes: Tensor, columns: Framed) -> list[Tensor]:
-        return list(enlarged_tiles(planes, columns, self._enlarger.checked, self._enlarger.batch))
+    def _tiles(self, planes: Tensor, columns: Framed) -> Iterable[Tensor]:
+        return enlarged_tiles(planes, columns, self._enlarger.checked_each, self._enlarger.batch)
 
-    def _alpha_tiles(self, alpha: Tensor, columns: Framed) -> list[Tensor]:
-        """Alpha goes through the network too, as grey; where it is the same everywhere it stays so without."""
-        size, value = self._enlarger.cut.tile * self._enlarger.network.scale, alpha.flatten()[0]
-        if bool((alpha == value).all()):
-            return [value.expand(1, 3, size, size)] * len(columns.side.starts)
+    def _alpha_tiles(self, alpha: Tensor, columns: Framed, is_flat: bool) -> Iterable[Tensor]:
+        """Alpha goes through the network too, as grey."""
+        if is_flat:
+            size = self._enlarger.cut.tile * self._enlarger.network.scale
+            return [alpha[0, 0, 0].expand(1, 3, size, size)] * len(columns.side.starts)
         return self._tiles(alpha.expand(3, -1, -1)[None], columns)
 
     # Writing
@@ -230,7 +219,8 @@ class PictureRun:
             if picture.sink is None:
                 picture.sink = self._create(picture)
             assert band.samples is not None
-            picture.sink.write_rows(band.samples)
+            picture.sink.write_rows(band.samples.take().numpy())
+            band.samples.done()
         except (RedlineError, OSError) as error:
             self._give_up(picture, str(error))
             return

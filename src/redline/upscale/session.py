@@ -1,6 +1,7 @@
 """An upscaling from the first path to the last file: network, plan, tiles, then the pictures, then the films."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,26 +12,32 @@ from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.plan import Plan
 from redline.upscale.blend import enlarge_by_tiles
-from redline.upscale.crew import Crew, start_crew, worker_devices
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.journal import Journal
-from redline.upscale.layout import Cut, cut_side
-from redline.upscale.listener import Listener
-from redline.upscale.messages import Job
+from redline.upscale.layout import Cut, smallest_tile
+from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.pictures import open_picture
-from redline.upscale.pictures_run import Outcome, PictureRun
+from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.settings import UpscaleSettings, describe
-from redline.upscale.splitting import is_large
 from redline.upscale.tasks import Task
 from redline.upscale.tile_choice import choose_tiles, measure_cost, memory_for_tiles
-from redline.upscale.video import VideoProgress, upscale_video
-from redline.upscale.workers import SharedRun
+from redline.upscale.video import VideoProgress, probe, upscale_video
+from redline.upscale.workers.crew import Crew, start_crew, worker_devices
+from redline.upscale.workers.messages import Job
+from redline.upscale.workers.shared_run import SharedRun
+from redline.upscale.workers.split_picture import is_large
 
+Sizes = tuple[tuple[int, int], ...]
+Finished = Callable[[Outcome, int], None]  # what became of a file, and the tile it was made with
+
+# Enough for copies to hide behind the computing.
+_STREAMS = 2
 # Pictures of which the first that can be read is what all workers calibrate on.
 _SAMPLES = 16
+_LARGE_PX = 100_000
 
 
 class Upscaling:
@@ -74,14 +81,15 @@ class Upscaling:
             self.listener.finished(outcome)
 
         tile = self.network.tile or self.settings.tile or before
-        side = 0 if tile is not None else largest_side(tasks, self.settings)
+        sizes = () if tile is not None else sizes_of(tasks, self.settings)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
         if crew is None:
-            return outcomes + self._run_alone(waiting, tile, side, finished)
+            with torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext():
+                return outcomes + self._run_alone(waiting, tile, sizes, finished)
         with crew:
-            return outcomes + self._run_shared(crew, waiting, tile, side, finished)
+            return outcomes + self._run_shared(crew, waiting, tile, sizes, finished)
 
     def _devices(self, tasks: Sequence[Task]) -> list[str]:
         """One for each worker that finds something to do: as many as there are files, more when one can be shared."""
@@ -90,11 +98,9 @@ class Upscaling:
             return devices[: len(tasks)]
         return devices
 
-    def _run_alone(
-        self, tasks: Sequence[Task], tile: int | None, side: int, finished: Callable[[Outcome, int], None]
-    ) -> list[Outcome]:
+    def _run_alone(self, tasks: Sequence[Task], tile: int | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
         if self.enlarger is None:
-            cut, batch = self.choose_tiles(side, tile)
+            cut, batch = self.choose_tiles(sizes, tile)
             self._say_what_runs(cut, batch)
             self.enlarger = self.make_enlarger(cut, batch)
         enlarger = self.enlarger
@@ -111,10 +117,15 @@ class Upscaling:
         return outcomes
 
     def _run_shared(
-        self, crew: Crew, tasks: Sequence[Task], tile: int | None, side: int, finished: Callable[[Outcome, int], None]
+        self,
+        crew: Crew,
+        tasks: Sequence[Task],
+        tile: int | None,
+        sizes: Sizes,
+        finished: Finished,
     ) -> list[Outcome]:
         samples = tuple(task for task in tasks if not task.is_film)[:_SAMPLES]
-        shared = SharedRun(crew, Job(self.settings, samples, tile, side), self.listener)
+        shared = SharedRun(crew, Job(self.settings, samples, tile, sizes), self.listener)
         agreed = shared.agree(str(self.plan), self.network.digest)
         cut = self.cut(agreed.tile)
         self._say_what_runs(cut, agreed.batch, f", {len(crew)} workers")
@@ -122,7 +133,6 @@ class Upscaling:
 
     def enlarge_film(self, task: Task, enlarger: Enlarger) -> Outcome:
         def enlarge(frames: Tensor) -> Tensor:
-            frames = frames.to(enlarger.device)
             return enlarge_by_tiles(frames, enlarger.checked, self.network.scale, enlarger.cut, enlarger.batch)
 
         def advance(progress: VideoProgress) -> None:
@@ -130,42 +140,46 @@ class Upscaling:
 
         settings = replace(self.settings.films, model=self.made_as, resume=self.settings.resume)
         try:
-            film = upscale_video(task.source, task.target, enlarge, self.network.scale, settings, advance)
+            film = upscale_video(
+                task.source, task.target, enlarge, self.network.scale, settings, advance, enlarger.copies
+            )
         except (RedlineError, OSError) as error:
             return Outcome(task, error=str(error))
         return Outcome(task, film.width, film.height, film.seconds, film.notes)
 
-    def choose_tiles(self, side: int, tile: int | None = None, sharing: int = 1) -> tuple[Cut, int]:
-        """The cut and the batch for pictures of that side, where `sharing` workers use the memory; `tile` if given."""
+    def choose_tiles(self, sizes: Sizes, tile: int | None = None, sharing: int = 1) -> tuple[Cut, int]:
+        """The cut and the batch for such pictures, where `sharing` workers use the memory; `tile` if given."""
         settings, window, device = self.settings, self.network.window, torch.device(self.machine.device)
         if tile is not None:
             return self.cut(-(-tile // window) * window), settings.tile_batch or 1
         budget = (settings.memory_bytes or memory_for_tiles(device)) // sharing
         cost = measure_cost(self.network, device)
-        cut, batch = choose_tiles(cost, budget, window, settings.margin_px, settings.ramp_px, side, settings.tile_batch)
-        # A batch is filled from one row of tiles.
-        return cut, settings.tile_batch or min(batch, len(cut_side(side, cut).starts))
+        like = self.cut(smallest_tile(settings.margin_px, settings.ramp_px, window))
+        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type)
 
     def cut(self, tile: int) -> Cut:
         return Cut(tile, self.settings.margin_px, self.settings.ramp_px, self.network.window)
 
     def make_enlarger(self, cut: Cut, batch: int) -> Enlarger:
-        return Enlarger(self.network, self.plan, self.machine.device, cut, batch, self.listener.say)
+        streams = self.settings.streams or _STREAMS
+        return Enlarger(self.network, self.plan, self.machine.device, cut, batch, self.listener.say, streams)
 
     def _say_what_runs(self, cut: Cut, batch: int, by: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {cut.tile} × {cut.tile} at a time"
         self.listener.say(f"{self.network.name} on {self.machine.name} under {self.plan}, {tiles}{by}")
 
 
-def largest_side(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 64) -> int:
-    """The longest side among the first pictures; a film, or nothing readable, counts as large."""
-    longest = 0
+def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 64) -> tuple[tuple[int, int], ...]:
+    """Width and height of the first pictures and films; where none can be read they count as large."""
+    sizes: list[tuple[int, int]] = []
     for task in tasks[:looked_at]:
-        if task.is_film:
-            return 10**6
         try:
-            with open_picture(task.source, settings.pictures.pixel_limit) as picture:
-                longest = max(longest, picture.width, picture.height)
-        except RedlineError:
+            if task.is_film:
+                film = probe(task.source)
+                sizes.append((film.width, film.height))
+            else:
+                with open_picture(task.source, settings.pictures.pixel_limit) as picture:
+                    sizes.append((picture.width, picture.height))
+        except (RedlineError, OSError):
             continue
-    return longest or 10**6
+    return tuple(sizes) or ((_LARGE_PX, _LARGE_PX),)

@@ -4,15 +4,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures_run import PictureSettings
+from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.video import VideoSettings
 
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)
+class PictureSettings:
+    wrap: bool = False
+    strip: bool = False
+    encoding: Encoding = field(default_factory=Encoding)
+    pixel_limit: int = PIXEL_LIMIT
+    # How many pictures may be encoded at once.
+    encoders: int = 4
+
+
+@dataclass(frozen=True)
 class UpscaleSettings:
-    """`None` is for automatic: the tile and the batch from the memory, the plan from what is shipped."""
+    """`None` is for automatic: the tile and the batch from the memory, two streams, the plan from what is shipped."""
 
     weights: Path | None = None
     scale: int = 4
@@ -23,6 +33,8 @@ class UpscaleSettings:
     provider: str = "cpu"
     tile: int | None = None
     tile_batch: int | None = None
+    # Of a GPU: one computes and the others copy. So many batches of tiles are under way at once.
+    streams: int | None = None
     memory_bytes: int | None = None
     # Processes that share the files; by default one a GPU, where there are several. Pictures of more pixels than
     # `split_pixels` are shared too.
@@ -40,7 +52,8 @@ class UpscaleSettings:
             raise RedlineError(f"unknown precision {self.precision!r}: choose {', '.join(PRECISIONS)}.")
         if self.plan is not None and self.precision != "auto":
             raise RedlineError("a plan says its own precision: leave out --precision or --plan.")
-        limits = {"tile": 16, "tile_batch": 1, "memory_bytes": 1, "workers": 1, "margin_px": 0, "ramp_px": 0}
+        limits = dict.fromkeys(("tile_batch", "streams", "memory_bytes", "workers"), 1)
+        limits |= {"tile": 16, "margin_px": 0, "ramp_px": 0}
         if self.weights is not None and self.weights.suffix.lower() == ".onnx":
             given = [n for n in ("tile", "plan") if getattr(self, n) is not None] + ["precision"] * (
                 self.precision != "auto"
@@ -60,7 +73,7 @@ class UpscaleSettings:
 PRESETS = {
     "speed": {"precision": "auto", "tile_batch": 4},
     "balanced": {},
-    "memory": {"tile": 256, "tile_batch": 1},
+    "memory": {"tile": 256, "tile_batch": 1, "streams": 1},
     "quality": {"precision": "fp32", "margin_px": 32, "ramp_px": 32},
 }
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.upscale.copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.cut_off import missing_bytes
 from redline.upscale.video.encoders import Encoder, choose_encoder
@@ -27,9 +28,9 @@ from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures on their way to be enlarged: float32 (N, 3, H, W) on the CPU; a batch never reaches into two parts."""
+    """Pictures on their way to be enlarged: float32 (N, 3, H, W); a batch never reaches into two parts."""
 
-    pixels: Tensor
+    pixels: Arriving
     pts: list[int]
     durations: list[int]
     end: PartEnd | None
@@ -42,12 +43,13 @@ def upscale_video(
     scale: int,
     settings: VideoSettings,
     progress: Callable[[VideoProgress], None],
+    copies: PlainCopies = PlainCopies(),  # noqa: B008
 ) -> VideoResult:
     """Writes `target`, or nothing.
 
-    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the CPU, N at most `settings.batch`,
-    and gives (N, 3, scale · H, scale · W) of any floating type on any device; the conversion to the film's own numbers
-    happens there, so that only finished planes leave a GPU.
+    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] where `copies` bring them, N at most
+    `settings.batch`, and gives (N, 3, scale · H, scale · W) of any floating type there; the conversion to the film's
+    own numbers happens there too, so that only finished planes leave a GPU.
     """
     started = time.perf_counter()
     film = probe(source)
@@ -69,7 +71,7 @@ def upscale_video(
         progress(_progress(film, writer.frames_done, resumed, time.perf_counter() - work_started, known))
 
     def work(batch: Batch) -> Enlarged:
-        made = _enlarged(enlarge, batch, film, encoder, scale)
+        made = _enlarged(enlarge, batch, film, encoder, scale, copies)
         tell()
         return made
 
@@ -77,7 +79,7 @@ def upscale_video(
     if not (finished and finished[-1].is_end):
         try:
             mark = finished[-1].mark if finished else None
-            overlap(_batches(film, settings, damage, mark), work, writer.write, settings.waiting)
+            overlap(_batches(film, settings, damage, mark, copies), work, writer.write, settings.waiting)
         finally:
             writer.abandon()
     if not writer.parts:
@@ -118,7 +120,9 @@ def _size_and_count(path: Path) -> tuple[int, int, int]:
         return *size, sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
 
 
-def _batches(film: Film, settings: VideoSettings, damage: Damage, after: Mark | None) -> Generator[Batch, None, None]:
+def _batches(
+    film: Film, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
+) -> Generator[Batch, None, None]:
     """Batches of pictures, cut where a part ends, so that a resumed run enlarges the same pictures together."""
     gathered: list[tuple[Tensor, Decoded]] = []
     index = after.index if after else -1
@@ -134,13 +138,16 @@ def _batches(film: Film, settings: VideoSettings, damage: Damage, after: Mark | 
             end = None
             if ends_part:
                 end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
-            pixels = torch.stack([pixels for pixels, _ in gathered])
+            pixels = copies.bring_in(torch.stack([pixels for pixels, _ in gathered]))
             yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)
             gathered.clear()
 
 
-def _enlarged(enlarge: Callable[[Tensor], Tensor], batch: Batch, film: Film, encoder: Encoder, scale: int) -> Enlarged:
-    large = enlarge(batch.pixels)
+def _enlarged(
+    enlarge: Callable[[Tensor], Tensor], batch: Batch, film: Film, encoder: Encoder, scale: int, copies: PlainCopies
+) -> Enlarged:
+    large = enlarge(batch.pixels.take())
+    batch.pixels.done()
     wanted = (len(batch.pts), 3, film.height * scale, film.width * scale)
     if tuple(large.shape) != wanted or not large.is_floating_point():
         raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
@@ -150,7 +157,7 @@ def _enlarged(enlarge: Callable[[Tensor], Tensor], batch: Batch, film: Film, enc
     for picture in large.float():
         if any(encoder.padded):
             picture = F.pad(picture[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
-        planes.append([plane.cpu() for plane in to_planes(picture, encoder.layout, encoder.colour)])
+        planes.append([copies.bring_out(plane) for plane in to_planes(picture, encoder.layout, encoder.colour)])
     return Enlarged(planes, batch.pts, batch.durations, batch.end)
 
 

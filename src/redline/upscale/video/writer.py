@@ -8,9 +8,9 @@ import av
 from av.container import OutputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
-from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.upscale.copies import Arriving
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
@@ -35,7 +35,7 @@ class PartEnd:
 class Enlarged:
     """Planes of enlarged pictures with their time stamps; `end` where they are the last of a part."""
 
-    planes: list[list[Tensor]]
+    planes: list[list[Arriving]]
     pts: list[int]
     durations: list[int]
     end: PartEnd | None
@@ -85,9 +85,12 @@ class _OpenPart:
         self._container: OutputContainer = open_output(path, "matroska")
         self._stream = self._add_stream(film)
 
-    def add(self, planes: list[Tensor], pts: int) -> None:
+    def add(self, planes: list[Arriving], pts: int) -> None:
         encoder = self._encoder
-        frame = to_frame(planes, encoder.layout, encoder.width, encoder.height, encoder.colour)
+        here = [plane.take() for plane in planes]
+        frame = to_frame(here, encoder.layout, encoder.width, encoder.height, encoder.colour)
+        for plane in planes:
+            plane.done()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)

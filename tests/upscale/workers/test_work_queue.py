@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from redline.upscale.parts import Part, even_ranges
-from redline.upscale.pictures_run import Outcome
-from redline.upscale.shares import Shares
-from redline.upscale.splitting import Split
+from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
+from redline.upscale.workers.split_picture import Part, Split, even_ranges
+from redline.upscale.workers.work_queue import WorkQueue
 
 
 def files(folder: Path, **sizes: int) -> list[Task]:
@@ -35,11 +34,11 @@ def cut_up(task: Task, count: int) -> Split:
 def test_films_first_then_the_largest(tmp_path: Path) -> None:
     tasks = files(tmp_path, a_png=5, b_png=50, c_mkv=1, d_png=20)
     tasks.append(Task(tmp_path / "gone.png", tmp_path / "out" / "gone.png"))
-    shares = Shares(tasks, ["one", "two"], never)
-    assert shares.take("one", picture=True) is None  # a film comes next
-    taken = [shares.take("one"), *(shares.take("two", picture=True) for _ in range(4))]
+    queue = WorkQueue(tasks, ["one", "two"], never)
+    assert queue.take("one", picture=True) is None  # a film comes next
+    taken = [queue.take("one"), *(queue.take("two", picture=True) for _ in range(4))]
     assert [task.source.name for task in taken if task] == ["c.mkv", "b.png", "d.png", "a.png", "gone.png"]
-    assert shares.take("one") is None and shares.unfinished
+    assert queue.take("one") is None and queue.unfinished
 
 
 def test_a_picture_is_cut_up_by_how_much_of_the_work_it_is(tmp_path: Path) -> None:
@@ -48,8 +47,8 @@ def test_a_picture_is_cut_up_by_how_much_of_the_work_it_is(tmp_path: Path) -> No
     def remember(task: Task, count: int) -> None:
         asked.append((task.source.name, count))
 
-    shares = Shares(files(tmp_path, a_png=50, b_png=10, c_png=10, d_png=10), list("wxyz"), remember)
-    while shares.take("w"):
+    queue = WorkQueue(files(tmp_path, a_png=50, b_png=10, c_png=10, d_png=10), list("wxyz"), remember)
+    while queue.take("w"):
         pass
     # 50 of 80 is the work of three of four workers; of what is left, each third of the rest that of two.
     assert asked == [("a.png", 3), ("b.png", 2), ("c.png", 2), ("d.png", 4)]
@@ -57,38 +56,38 @@ def test_a_picture_is_cut_up_by_how_much_of_the_work_it_is(tmp_path: Path) -> No
 
 def test_parts_come_together_and_a_bad_one_ends_the_picture(tmp_path: Path) -> None:
     (task,) = files(tmp_path, a_png=5)
-    shares = Shares([task], list("xyz"), cut_up)
-    parts = [part for worker in "xyz" if isinstance(part := shares.take(worker), Part)]
+    queue = WorkQueue([task], list("xyz"), cut_up)
+    parts = [part for worker in "xyz" if isinstance(part := queue.take(worker), Part)]
     assert [(part.first, part.last) for part in parts] == [(0, 2), (2, 5), (5, 8)]
-    assert shares.rows_done(parts[1], 2) == (2, 8) and shares.rows_done(parts[0], 1) == (3, 8)
-    assert shares.finished("y", Outcome(parts[1], notes=("said",))) is None
-    assert shares.finished("x", Outcome(parts[0], notes=("said",))) is None
-    done = shares.finished("z", Outcome(parts[2]))
-    assert isinstance(done, Split) and not done.error and not shares.unfinished
+    assert queue.rows_done(parts[1], 2) == (2, 8) and queue.rows_done(parts[0], 1) == (3, 8)
+    assert queue.finished("y", Outcome(parts[1], notes=("said",))) is None
+    assert queue.finished("x", Outcome(parts[0], notes=("said",))) is None
+    done = queue.finished("z", Outcome(parts[2]))
+    assert isinstance(done, Split) and not done.error and not queue.unfinished
 
-    shares = Shares([task], list("xyz"), cut_up)
-    first, second = shares.take("x"), shares.take("y")
+    queue = WorkQueue([task], list("xyz"), cut_up)
+    first, second = queue.take("x"), queue.take("y")
     assert first and second
-    assert shares.finished("x", Outcome(first, error="it is damaged.")) is None
-    assert shares.take("z") is None  # the third part is of no use any more
-    (done,) = shares.lost("y", "it died")  # and neither is the second
-    assert isinstance(done, Split) and done.error == "it is damaged." and not shares.unfinished
+    assert queue.finished("x", Outcome(first, error="it is damaged.")) is None
+    assert queue.take("z") is None  # the third part is of no use any more
+    (done,) = queue.lost("y", "it died")  # and neither is the second
+    assert isinstance(done, Split) and done.error == "it is damaged." and not queue.unfinished
 
 
 def test_what_a_dead_worker_had_goes_to_another_once(tmp_path: Path) -> None:
     one, two = files(tmp_path, a_png=5, b_png=4)
-    shares = Shares([one, two], list("xyz"), never)
-    assert shares.take("x") == one and shares.lost("x", "x died") == []
-    assert shares.take("y") == one
-    (outcome,) = shares.lost("y", "y died of SIGKILL")
+    queue = WorkQueue([one, two], list("xyz"), never)
+    assert queue.take("x") == one and queue.lost("x", "x died") == []
+    assert queue.take("y") == one
+    (outcome,) = queue.lost("y", "y died of SIGKILL")
     assert isinstance(outcome, Outcome) and outcome.task == one
     assert outcome.error == f"cannot enlarge {str(one.source)!r}: y died of SIGKILL."
-    shares = Shares([one, two], list("xyz"), never)
+    queue = WorkQueue([one, two], list("xyz"), never)
     for worker in "xy":  # which had no memory left: the file has nothing to do with that
-        assert shares.take(worker) == one and shares.lost(worker, "no memory", its_own_fault=True) == []
-    assert shares.take("z") == one and shares.finished("z", Outcome(one)) == Outcome(one)
-    (last,) = shares.lost("z", "z died")  # which had nothing, and nobody is left
-    assert isinstance(last, Outcome) and last.task == two and not shares.unfinished
+        assert queue.take(worker) == one and queue.lost(worker, "no memory", its_own_fault=True) == []
+    assert queue.take("z") == one and queue.finished("z", Outcome(one)) == Outcome(one)
+    (last,) = queue.lost("z", "z died")  # which had nothing, and nobody is left
+    assert isinstance(last, Outcome) and last.task == two and not queue.unfinished
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,19 +96,19 @@ def test_everything_is_settled_once_whatever_happens(seed: int, tmp_path: Path) 
     sizes = {f"f{i}_{'mkv' if i % 5 == 4 else 'png'}": rng.randrange(1, 100) for i in range(12)}
     tasks = files(tmp_path, **sizes)
     workers = list("vwxyz")
-    shares = Shares(tasks, workers, lambda task, count: cut_up(task, count) if rng.random() < 0.5 else None)
+    queue = WorkQueue(tasks, workers, lambda task, count: cut_up(task, count) if rng.random() < 0.5 else None)
     held: dict[str, list[Task]] = {worker: [] for worker in workers}
     settled: Counter[Task] = Counter()
-    while shares.unfinished:
+    while queue.unfinished:
         worker = rng.choice(list(held))
         done: list[Outcome | Split | None] = []
         if rng.random() < 0.05:
-            done += shares.lost(worker, "it died")
+            done += queue.lost(worker, "it died")
             del held[worker]
         elif held[worker] and rng.random() < 0.5:
             task = held[worker].pop(rng.randrange(len(held[worker])))
-            done.append(shares.finished(worker, Outcome(task, error="bad." if rng.random() < 0.2 else "")))
-        elif task := shares.take(worker, picture=rng.random() < 0.5):
+            done.append(queue.finished(worker, Outcome(task, error="bad." if rng.random() < 0.2 else "")))
+        elif task := queue.take(worker, picture=rng.random() < 0.5):
             held[worker].append(task)
         settled.update(one.task for one in done if one is not None)
     assert settled == Counter(tasks)

@@ -18,22 +18,23 @@ import pytest
 import torch
 from PIL import Image
 
+import redline.cli
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale import session, workers
-from redline.upscale.crew import Crew, Member, start_crew, worker_devices
+from redline.upscale import session
 from redline.upscale.layout import Cut
-from redline.upscale.listener import Listener
-from redline.upscale.messages import Agreed, Ask, Failed, Heard, Job, Proposal
+from redline.upscale.listener import Listener, Outcome
 from redline.upscale.pictures import is_partial
-from redline.upscale.pictures_run import Outcome
-from redline.upscale.ranks import Rank
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
-from redline.upscale.splitting import Split
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.video import VideoSettings
-from redline.upscale.workers import SharedRun
+from redline.upscale.workers import shared_run
+from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
+from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
+from redline.upscale.workers.shared_run import SharedRun
+from redline.upscale.workers.split_picture import Split
+from redline.upscale.workers.torchrun import Rank
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +111,9 @@ def test_two_workers_make_what_one_makes(
 ) -> None:
     """A folder with a film, a picture that is worth sharing, one that is damaged, and a few more."""
     inside = tmp_path / "in"
-    for index in range(5):
-        save(inside / "deep" / f"{index}.png", 30 + 9 * index, 70 - 7 * index, 3 + index % 2, index)
-    tall, bad = save(inside / "tall.png", 601, 40), save(inside / "bad.png", 90, 60)
+    for index in range(3):
+        save(inside / "deep" / f"{index}.png", 30 + 9 * index, 50 - 7 * index, 3 + index % 2, index)
+    tall, bad = save(inside / "tall.png", 301, 30), save(inside / "bad.png", 90, 60)
     bad.write_bytes(bad.read_bytes()[:5000])
     film(inside / "film.mkv")
     settings = small(weights, split_pixels=6_000, films=VideoSettings(codec="ffv1"), workers=1)
@@ -124,8 +125,8 @@ def test_two_workers_make_what_one_makes(
         splits.extend([found] if found else [])
         return found
 
-    split = workers.split
-    monkeypatch.setattr(workers, "split", remember)
+    split = shared_run.split
+    monkeypatch.setattr(shared_run, "split", remember)
     said: list[str] = []
     rows: list[tuple[Path, int, int]] = []
     heard: list[Path] = []
@@ -200,28 +201,38 @@ def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list
     assert are_gone(crews[0]) and not list((tmp_path / "out").iterdir())
 
 
-def test_ranks_that_torchrun_would_start(weights: Path, tmp_path: Path) -> None:
-    """Rank 0 tells what came of it, with its exit code; the other one works for it and is silent."""
+def test_ranks_that_torchrun_would_start(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0, here, tells what came of it, with its exit code; the other one works for it and is silent."""
     for index in range(4):
         save(tmp_path / "in" / f"{index}.png", 60, 50 + index, 3, index)
     (tmp_path / "in" / "bad.png").write_text("no picture")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "redline", "upscale", "in", "-o", "out", "-w", str(weights), "--device", "cpu"]
-    ranks = [
-        subprocess.Popen(
-            [*command, "--tile", "96"],
-            cwd=tmp_path,
-            env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-            | {"RANK": str(index), "LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": "2"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    (out, told), (nothing, silent) = (rank.communicate(timeout=120) for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [1, 0], told + silent
+    arguments = ["redline", "upscale", "in", "-o", "out", "-w", str(weights), "--device", "cpu", "--tile", "96"]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    other = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", arguments)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as end:
+            redline.cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        nothing, silent = other.communicate(timeout=120)
+    out, told = capfd.readouterr()
+    assert (end.value.code, other.returncode) == (1, 0), told + silent
     assert len(out.splitlines()) == 4 and "4 enlarged, 1 failed" in told and "2 workers" in told
     assert nothing == "" and silent == ""
     Upscaling(UpscaleSettings(weights, device="cpu", tile=96)).run(find_tasks([tmp_path / "in"], tmp_path / "one", 2))
@@ -235,7 +246,7 @@ def pipes(*names: str) -> tuple[Crew, list[Connection]]:
 
 
 def test_workers_agree_or_say_why_not() -> None:
-    job = Job(UpscaleSettings(), (), None, 100)
+    job = Job(UpscaleSettings(), (), None, ((100, 70),))
     good = Proposal(64, 3, "eager", "abc")
     for proposals, expected in (
         ((good, Proposal(48, 4, "eager", "abc")), Agreed(48, 3)),
@@ -282,7 +293,7 @@ def test_a_worker_that_gives_up_leaves_its_work_to_the_others(tmp_path: Path) ->
             ends[1].close()
         for thread in threads:
             thread.start()
-        run, heard = SharedRun(crew, Job(UpscaleSettings(), (), None, 0), Listener()), []
+        run, heard = SharedRun(crew, Job(UpscaleSettings(), (), None, ()), Listener()), []
         with crew:
             if others:
                 assert sorted(o.task.source for o in run.run(tasks, Cut(32, 4, 4), 2, heard.append)) == [
@@ -309,5 +320,6 @@ def test_which_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = Rank.find({**environment, "MASTER_ADDR": "a"})
     assert rank == Rank(3, 4, 1, 2, "a", 29500)
     assert rank.device("cpu") == ("cpu", 2) and rank.device("auto") == ("cuda:1", 1)
+    assert rank.device("cuda:0") == ("cuda:0", 2) and replace(rank, local_count=4).device("auto") == ("cuda:1", 2)
     with pytest.raises(RedlineError, match="not a number"):
         Rank.find({**environment, "MASTER_ADDR": "a", "RANK": "first"})

@@ -16,7 +16,7 @@ class Job:
     settings: UpscaleSettings
     samples: tuple[Task, ...]
     tile: int | None
-    side: int
+    sizes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,14 @@ from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
+import torch
+
 from redline.errors import RedlineError
-from redline.upscale.listener import Listener
-from redline.upscale.messages import Agreed, Ask, Failed, Heard, Job, Proposal
-from redline.upscale.pictures_run import Outcome, PictureRun
+from redline.upscale.listener import Listener, Outcome
+from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.tasks import Task
+from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
 
 
 class Gone(Exception):
@@ -76,9 +78,11 @@ def serve(connection: Connection, device: str, sharing: int = 1) -> None:
 
 
 def _work(line: Line, device: str, sharing: int) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # so that nothing is set up on the first GPU by every worker
     job: Job = line.receive()
     upscaling = Upscaling(replace(job.settings, device=device, workers=1), line.listener())
-    cut, batch = upscaling.choose_tiles(job.side, job.tile, sharing)
+    cut, batch = upscaling.choose_tiles(job.sizes, job.tile, sharing)
     line.send(Proposal(cut.tile, batch, str(upscaling.plan), upscaling.network.digest))
     agreed: Agreed = line.receive()
     enlarger = upscaling.make_enlarger(upscaling.cut(agreed.tile), agreed.batch)

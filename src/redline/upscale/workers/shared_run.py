@@ -4,15 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from redline.errors import RedlineError
-from redline.upscale.crew import Crew, Member
 from redline.upscale.layout import Cut
-from redline.upscale.listener import Listener
-from redline.upscale.messages import Agreed, Ask, Heard, Job, Proposal
-from redline.upscale.parts import Part
-from redline.upscale.pictures_run import Outcome
-from redline.upscale.shares import Shares
-from redline.upscale.splitting import Split, split
+from redline.upscale.listener import Listener, Outcome
 from redline.upscale.tasks import Task
+from redline.upscale.workers.crew import Crew, Member
+from redline.upscale.workers.messages import Agreed, Ask, Heard, Job, Proposal
+from redline.upscale.workers.split_picture import Part, Split, split
+from redline.upscale.workers.work_queue import WorkQueue
 
 # Pictures that are put together from their parts at once.
 _ASSEMBLERS = 2
@@ -61,12 +59,12 @@ class SharedRun:
         def cut_up(task: Task, count: int) -> Split | None:
             return split(task, count, settings, cut, scale)
 
-        shares = Shares(tasks, [member.name for member in self._crew.members], cut_up)
+        queue = WorkQueue(tasks, [member.name for member in self._crew.members], cut_up)
         settling: list[Future[None]] = []
         try:
             with ThreadPoolExecutor(_ASSEMBLERS, "assembling") as assembling, ThreadPoolExecutor(1, "noting") as noting:
                 try:
-                    for done in self._give_out(shares):
+                    for done in self._give_out(queue):
                         thread = assembling if isinstance(done, Split) else noting
                         settling.append(thread.submit(settle, done))
                 except BaseException:
@@ -75,10 +73,10 @@ class SharedRun:
             for future in settling:
                 future.result()
         finally:
-            shares.discard()
+            queue.discard()
         return outcomes
 
-    def _give_out(self, shares: Shares) -> Iterator[Outcome | Split]:
+    def _give_out(self, queue: WorkQueue) -> Iterator[Outcome | Split]:
         """Answers the workers until all is done; gives what is settled."""
         idle: list[Member] = []
         for member, message in self._crew.messages():
@@ -90,24 +88,24 @@ class SharedRun:
                     if member.failure and not self._crew.members:
                         raise RedlineError(member.failure)
                     self._listener.say(f"{why}; " + ("the others go on" if self._crew.members else "no other is left"))
-                    yield from shares.lost(member.name, why, its_own_fault=bool(member.failure))
+                    yield from queue.lost(member.name, why, its_own_fault=bool(member.failure))
                 case Ask(at_once=True):
-                    member.give(shares.take(member.name, picture=True))
+                    member.give(queue.take(member.name, picture=True))
                 case Ask():
                     idle.append(member)
                 case Heard("finished", (Outcome() as outcome,)):
-                    settled = shares.finished(member.name, outcome)
+                    settled = queue.finished(member.name, outcome)
                     if settled is not None:
                         yield settled
                 case Heard("picture_progress", (Part() as part, int(rows), _)):
-                    self._listener.picture_progress(part.whole, *shares.rows_done(part, rows))
+                    self._listener.picture_progress(part.whole, *queue.rows_done(part, rows))
                 case Heard("say", (text,)):
                     self._listener.say(f"{member.name}: {text}")
                 case Heard(what, arguments):
                     getattr(self._listener, what)(*arguments)
-            while idle and (task := shares.take(idle[0].name)) is not None:
+            while idle and (task := queue.take(idle[0].name)) is not None:
                 idle.pop(0).give(task)
-            if not shares.unfinished:
+            if not queue.unfinished:
                 return
 
 

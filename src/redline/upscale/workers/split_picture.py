@@ -1,5 +1,11 @@
-"""A large picture shared by several workers: cut into parts, and put together from what they made."""
+"""A large picture shared by several workers: cut into parts of whole rows of tiles, and put together again.
 
+Every row of the result is blended from the same tiles in the same order as when one worker does all of it, so the
+parts put together have the same bytes. For that a part also computes the tiles above it that reach into it. A part's
+finished rows go into a file of their own.
+"""
+
+import contextlib
 import shutil
 import tempfile
 import time
@@ -10,17 +16,62 @@ from pathlib import Path
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Cut, Side
+from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame
-from redline.upscale.parts import Part, even_ranges
-from redline.upscale.pictures import PictureSource, create_picture, open_picture
-from redline.upscale.pictures_run import Outcome, PictureSettings
-from redline.upscale.settings import UpscaleSettings
+from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
+from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 
 # Each part computes about one row of tiles more than it gives: with fewer rows than this it would be mostly that.
 _LEAST_ROWS = 2
 _BYTES_AT_ONCE = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Part(Task):
+    """Rows of tiles `first` … `last` − 1 of a picture; their pixels go into `rows`, one after the other."""
+
+    first: int
+    last: int
+    rows: Path
+
+    @property
+    def whole(self) -> Task:
+        return Task(self.source, self.target)
+
+
+class PartSink:
+    """Takes a part's rows as a picture's sink would, and writes them as they are."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        try:
+            self._file = part.rows.open("wb")
+        except OSError as error:
+            raise self._sentence(error) from error
+
+    def write_rows(self, rows: np.ndarray) -> None:
+        try:
+            self._file.write(np.ascontiguousarray(rows).data)
+        except OSError as error:
+            raise self._sentence(error) from error
+
+    def finish(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._sentence(error) from error
+
+    def abort(self) -> None:
+        """Its file goes with the folder that holds all parts."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _sentence(self, error: OSError) -> PictureError:
+        return PictureError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
 
 
 @dataclass(eq=False)
@@ -94,6 +145,21 @@ def split(task: Task, count: int, settings: UpscaleSettings, cut: Cut, scale: in
     ranges = enumerate(even_ranges(rows, count))
     parts = tuple(Part(task.source, task.target, *bounds, folder / f"{index}.rows") for index, bounds in ranges)
     return Split(task, folder, parts, unfinished=set(parts))
+
+
+def first_needed(side: Side, first: int, scale: int) -> int:
+    """The first row of tiles that still counts something where row `first` begins."""
+    weights = side.weights(scale)
+    for row in range(first):
+        if weights[row, (side.starts[first] - side.starts[row]) * scale :].any():
+            return row
+    return first
+
+
+def even_ranges(count: int, parts: int) -> list[tuple[int, int]]:
+    """0 … `count` − 1 in so many ranges that differ by one at most."""
+    bounds = [index * count // parts for index in range(parts + 1)]
+    return list(zip(bounds, bounds[1:], strict=False))
 
 
 def _read_rows(path: Path, width: int, source: PictureSource) -> Iterator[np.ndarray]:

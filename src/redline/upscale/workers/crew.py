@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from redline.machine import resolve_device
-from redline.upscale.messages import Failed
 from redline.upscale.pictures import is_partial
 from redline.upscale.tasks import Task
+from redline.upscale.workers.messages import Failed
 
 # How long a worker may take to clear up when it is asked to end.
 _GRACE_S = 10.0
@@ -144,7 +144,7 @@ def start_member(name: str, device: str, sharing: int, workers: int) -> Member:
     ours, theirs = socket.socketpair()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(cores // workers, 1)), **os.environ}
-    command = [sys.executable, "-m", "redline.upscale.worker", str(theirs.fileno()), device, str(sharing)]
+    command = [sys.executable, "-m", "redline.upscale.workers.worker", str(theirs.fileno()), device, str(sharing)]
     with theirs:
         process = subprocess.Popen(
             command,

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, cut_side
+from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.parts import even_ranges, first_needed
 from redline.upscale.pictures import is_partial
-from redline.upscale.pictures_run import Outcome, PictureRun, PictureSettings
-from redline.upscale.settings import UpscaleSettings
-from redline.upscale.splitting import Split, split
+from redline.upscale.pictures_run import PictureRun
+from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.workers.split_picture import Split, even_ranges, first_needed, split
 
 
 class Smeared(nn.Module):

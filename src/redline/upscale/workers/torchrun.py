@@ -22,8 +22,8 @@ import torch
 
 from redline.errors import RedlineError
 from redline.machine import resolve_device
-from redline.upscale.crew import Crew, Member, start_member
-from redline.upscale.worker import Gone, serve
+from redline.upscale.workers.crew import Crew, Member, start_member
+from redline.upscale.workers.worker import Gone, serve
 
 # Ranks may begin at very different times: a machine may have to read torch over its network.
 _PATIENCE_S = 300.0
@@ -67,11 +67,11 @@ class Rank:
     def device(self, asked: str) -> tuple[str, int]:
         """The device of this rank, and how many ranks share its memory."""
         device = resolve_device(asked)
-        if device == "cpu":
+        if device == "cpu" or asked not in ("auto", "cuda"):
             return device, self.local_count
-        if asked in ("auto", "cuda"):
-            device = f"cuda:{self.local % torch.cuda.device_count()}"
-        return device, 1
+        gpus = torch.cuda.device_count()
+        own = self.local % gpus
+        return f"cuda:{own}", len(range(own, self.local_count, gpus))
 
     def store(self) -> Any:
         """torchrun keeps one on its first machine; where the ranks were started otherwise, rank 0 does."""

@@ -8,16 +8,15 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from redline.upscale.parts import Part
-from redline.upscale.pictures_run import Outcome
-from redline.upscale.splitting import Split
+from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
+from redline.upscale.workers.split_picture import Part, Split
 
 # A file at which that many workers died is the reason, and not given to a third.
 _MOST_DEATHS = 2
 
 
-class Shares:
+class WorkQueue:
     """`split` cuts a picture into at most so many parts, or refuses; workers are known by their names."""
 
     def __init__(

@@ -18,10 +18,10 @@ from markupsafe import Markup
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.quantities import format_bytes, format_seconds
-from redline.upscale.compare_films import middle_of
-from redline.upscale.compare_views import Opener, Views, make_views, open_upright
+from redline.upscale.compare.films import middle_of
+from redline.upscale.compare.views import Opener, Views, make_views, open_upright
+from redline.upscale.listener import Outcome
 from redline.upscale.pictures.vips import explaining, load_vips
-from redline.upscale.pictures_run import Outcome
 from redline.upscale.tasks import Task
 from redline.upscale.video.probe import seconds_text
 
@@ -87,9 +87,9 @@ def render_comparison(outcomes: Sequence[Outcome], most_pictures: int = MOST_PIC
         made = list(pool.map(show, shown))
     left_out = [LeftOut(names[outcome.task], _text(outcome.error)) for outcome in outcomes if outcome.error]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("compare.html.jinja")).render(
-        css=Markup(_resource("compare.css")),
-        script=Markup(_resource("compare.js")),
+    return environment.from_string(_resource("page.html.jinja")).render(
+        css=Markup(_resource("page.css")),
+        script=Markup(_resource("page.js")),
         entries=[one for one in made if isinstance(one, Entry)],
         left_out=[one for one in made if isinstance(one, LeftOut)] + left_out,
         too_many=len(done) - len(shown),
@@ -136,4 +136,4 @@ def _text(text: str) -> str:
 
 
 def _resource(name: str) -> str:
-    return files("redline.upscale").joinpath(name).read_text(encoding="utf-8")
+    return files("redline.upscale.compare").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,439 @@
+"""Measures `redline upscale`: the model alone, photos from disk to disk, the settings of guide 4, and a huge picture.
+
+    python benchmarks/upscale.py model  --out FILE [--photos DIR]     one tile of 256 × 256 by four plans
+    python benchmarks/upscale.py photos --out FILE [--photos DIR]     photos of 1 MP to PNG, against the model alone
+    python benchmarks/upscale.py claims --out FILE [--photos DIR]     batches, streams, precision, memory by tile
+    python benchmarks/upscale.py huge   --out FILE [--width 30000 --height 20000]
+
+The network is DRCT-L ×4 with random weights unless --weights names others; --small takes a tiny one, to try the script.
+Rows are measurements as the ladder writes them, one by one; `claims.py` answers guide 4 with those of `claims`.
+Arms take turns. A time is what the host sees from the call until the device is done.
+"""
+
+import argparse
+import math
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from redline.errors import RedlineError
+from redline.gate import Gate, Score
+from redline.machine import Machine
+from redline.measurement import Measurement, append
+from redline.memory import MemoryMonitor, is_out_of_memory
+from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.plan import Plan
+from redline.upscale.enlarger import Enlarger
+from redline.upscale.layout import Cut, cut_side
+from redline.upscale.network import Network, load_network
+from redline.upscale.picture_tiles import tiles_of
+from redline.upscale.pictures import create_picture
+from redline.upscale.pictures_run import PictureRun
+from redline.upscale.plans import choose_plan
+from redline.upscale.session import Upscaling
+from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.tasks import Task
+from redline.version import VERSION
+
+GATE = Gate("psnr", 40.0)
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where rows go, and what all of them share."""
+
+    out: Path
+    machine: Machine
+    weights: Path
+    photos: Path | None
+    rounds: int
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.machine.device)
+
+    def write(self, workload: str, plan: str, seconds: Sequence[float] = (), **others: Any) -> None:
+        verdict = others.pop("verdict", "kept" if seconds else "unmeasured")
+        row = Measurement(
+            workload,
+            plan,
+            "bench",
+            verdict,
+            others.pop("reason", ""),
+            self.machine.as_dict(),
+            samples={"": tuple(seconds)} if seconds else {},
+            against_samples={"": tuple(old)} if (old := others.pop("old_seconds", ())) else {},
+            items={"": others.pop("each", 1.0)},
+            run=self.run,
+            command=shlex.join(["python", *sys.argv]),
+            redline=VERSION,
+            **others,
+        )
+        append(self.out, row)
+        figure = f"{statistics.median(seconds) * 1e3:.4g} ms" if seconds else row.reason
+        extra = " ".join(f"{key}={value}" for key, value in row.options.items())
+        print(f"{workload} | {plan} | {figure} | {row.peak_bytes / 2**30:.2f} GiB {extra}", flush=True)
+
+    def module(self) -> nn.Module:
+        return load_network(self.weights).module.to(self.device)
+
+    def tiles(self, tile: int, count: int) -> Tensor:
+        if self.photos is not None:
+            return tiles_of(self.photos, tile, count).to(self.device)
+        samples = np.stack([synthetic(index, tile, tile) for index in range(count)])
+        return torch.from_numpy(samples).to(self.device).permute(0, 3, 1, 2).float().contiguous() / 255
+
+    def done(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def reset_peak(self) -> int:
+        """What is allocated on the GPU now."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return torch.cuda.memory_allocated(self.device)
+
+    def peak_since(self, before: int) -> int:
+        return torch.cuda.max_memory_allocated(self.device) - before if self.device.type == "cuda" else 0
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        self.done()
+        started = time.perf_counter()
+        call()
+        self.done()
+        return time.perf_counter() - started
+
+    def by_turns(self, arms: dict[Any, Callable[[], object]]) -> dict[Any, list[float]]:
+        times: dict[Any, list[float]] = {name: [] for name in arms}
+        for _ in range(self.rounds):
+            for name, call in arms.items():
+                times[name].append(self.seconds(call))
+        return times
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model under a plan: what it takes with everything it keeps, and how far it is from fp32."""
+
+    call: Callable[[], Tensor]
+    peak_bytes: int
+    setup_s: float
+    score: Score
+
+
+def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, exact: Tensor) -> Arm:
+    before = bench.reset_peak()
+    started = time.perf_counter()
+    with torch.no_grad():
+        fast = plan.apply(module, samples=tiles, gates=(GATE,))
+        fast(tiles)
+        bench.done()
+        setup_s = time.perf_counter() - started
+        bench.reset_peak()
+        score = GATE.judge(exact, fast(tiles)[: len(exact)])
+    # What a graph or the converted weights hold was allocated since, and counts.
+    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, score)
+
+
+@torch.no_grad()
+def measure_model(bench: Bench, tile: int) -> None:
+    """Four plans by turns, with what each is worth beside its time."""
+    module, tiles = bench.module(), bench.tiles(tile, 1)
+    exact = module(tiles)
+    shipped = choose_plan(bench.machine)
+    plans = dict.fromkeys(["eager", "bf16", "compile", "bf16 + compile", str(shipped)])
+    workload, arms = f"{tile}x{tile} tile", {}
+    for plan in plans:
+        try:
+            arms[plan] = make_arm(bench, module, Plan.parse(plan), tiles, exact)
+        except RedlineError as error:
+            bench.write(workload, plan, verdict="unavailable", reason=str(error))
+    times = bench.by_turns({plan: arm.call for plan, arm in arms.items()})
+    for plan, arm in arms.items():
+        options = {"psnr_db": round(arm.score.value, 2), "output_mp_per_s": mp_per_s(exact, times[plan])}
+        bench.write(
+            workload,
+            plan,
+            times[plan],
+            scores=(arm.score,),
+            peak_bytes=arm.peak_bytes,
+            setup_s={"": arm.setup_s},
+            against="eager",
+            old_seconds=times["eager"],
+            unit="tile",
+            options=options,
+        )
+
+
+def mp_per_s(output: Tensor, seconds: Sequence[float]) -> float:
+    return round(output.shape[0] * output.shape[-1] * output.shape[-2] / MEGA / statistics.median(seconds), 3)
+
+
+def synthetic(index: int, width: int, height: int) -> np.ndarray:
+    """Something of every size, as photos have: coarse noise under finer and finer."""
+    rng = np.random.default_rng(index)
+    total = np.zeros((height, width, 3), np.float32)
+    for cells in (4, 16, 64, 256):
+        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
+        total += np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) * (4 / cells) ** 0.5
+    return (255 * (total - total.min()) / np.ptp(total)).astype(np.uint8)
+
+
+def make_photos(bench: Bench, folder: Path, count: int, megapixels: float) -> list[Path]:
+    """JPEG files of about so many pixels; where there are too few photos, each comes again a little closer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sources = (
+        sorted(p for p in bench.photos.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        if (bench.photos)
+        else []
+    )
+    made = []
+    for index in range(count):
+        if sources:
+            with Image.open(sources[index % len(sources)]) as opened:
+                photo = opened.convert("RGB")
+            keep = 0.95 ** (index // len(sources))
+            photo = photo.crop((0, 0, round(photo.width * keep), round(photo.height * keep)))
+        else:
+            photo = Image.fromarray(synthetic(index, *((1224, 816) if index % 3 else (816, 1224))))
+        ratio = math.sqrt(megapixels * MEGA / (photo.width * photo.height))
+        size = round(photo.width * ratio), round(photo.height * ratio)
+        made.append(folder / f"{index:04}.jpg")
+        photo.resize(size, Image.Resampling.LANCZOS).save(made[-1], quality=92)
+    return made
+
+
+def sizes_of(photos: Sequence[Path]) -> list[tuple[int, int]]:
+    sizes = []
+    for path in photos:
+        with Image.open(path) as photo:
+            sizes.append(photo.size)
+    return sizes
+
+
+def upscale_all(upscaling: Upscaling, photos: Sequence[Path], folder: Path) -> None:
+    outcomes = upscaling.run([Task(path, folder / f"{path.stem}.png") for path in photos])
+    if failed := [outcome.error for outcome in outcomes if outcome.error]:
+        raise RedlineError(failed[0])
+
+
+def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> None:
+    """All of them at once; the model alone on the same tiles before and after, as a share of which it is told."""
+    photos = make_photos(bench, work / "in", count, megapixels)
+    settings = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1)
+    upscaling = Upscaling(settings)
+    started = time.perf_counter()
+    # All sizes are shown to it, so that it takes the tile that suits them; then it has recorded its graphs.
+    cut, batch = upscaling.choose_tiles(tuple(sizes_of(photos)))
+    upscaling.enlarger = upscaling.make_enlarger(cut, batch)
+    upscale_all(upscaling, photos[:2], work / "first")
+    setup_s = time.perf_counter() - started
+    enlarger = upscaling.enlarger
+    assert enlarger is not None
+    tiles = bench.tiles(cut.tile, batch)
+
+    def model_alone() -> list[float]:
+        return [bench.seconds(lambda: enlarger(tiles)) for _ in range(bench.rounds)]
+
+    alone = model_alone()
+    bench.reset_peak()
+    seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / "out"))
+    peak = bench.peak_since(0)
+    alone += model_alone()
+    sizes, scale = sizes_of(photos), upscaling.network.scale
+    pixels = sum(width * height for width, height in sizes)
+    batches = sum(
+        len(cut_side(height, cut).starts) * math.ceil(len(cut_side(width, cut).starts) / batch)
+        for width, height in sizes
+    )
+    busy_s = batches * statistics.median(alone)
+    alone_px_per_s = batch * cut.tile**2 / statistics.median(alone)
+    options = {
+        "share_of_model_only": round(pixels / seconds / alone_px_per_s, 4),
+        "share_of_time_in_model": round(busy_s / seconds, 4),
+        "computed_over_picture": round(batches * batch * cut.tile**2 / pixels, 4),
+        "model_only_output_mp_per_s": round(alone_px_per_s * scale**2 / MEGA, 3),
+        "output_mp_per_s": round(pixels * scale**2 / MEGA / seconds, 3),
+        "tile": cut.tile,
+        "tile_batch": batch,
+        "photos": count,
+    }
+    plan = str(enlarger.plan)
+    bench.write(f"{count} photos", plan, [seconds], each=float(count), unit="photo", peak_bytes=peak,
+                setup_s={"": setup_s}, options=options)  # fmt: skip
+
+
+def measure_batches(bench: Bench, fp32: str, bf16: str) -> None:
+    """The model alone: batches of 256 × 256 by turns, and the memory of the guide's table."""
+    module, arms, each = bench.module(), {}, {}
+    wanted = [(256, 1, fp32), (256, 1, bf16), *((256, batch, bf16) for batch in (2, 4, 8))]
+    wanted += [(512, 1, fp32), (512, 1, bf16), (512, 2, bf16), (1024, 1, bf16)]
+    for tile, batch, plan in wanted:
+        workload = f"{tile}x{tile} batch {batch}"
+        tiles = bench.tiles(tile, batch)
+        try:
+            with torch.no_grad():
+                arm = make_arm(bench, module, Plan.parse(plan), tiles, module(tiles[:1]))
+        except Exception as error:
+            if not isinstance(error, RedlineError) and not is_out_of_memory(error):
+                raise
+            bench.write(workload, plan, verdict="unavailable", reason=str(error).splitlines()[0])
+            continue
+        if tile == 256:
+            arms[batch, plan], each[batch, plan] = arm.call, arm
+            continue
+        seconds = [bench.seconds(arm.call) / batch for _ in range(max(3, bench.rounds // 4))]
+        bench.write(workload, plan, seconds, scores=(arm.score,), peak_bytes=arm.peak_bytes, unit="tile")
+    times = bench.by_turns(arms)
+    for (batch, plan), arm in each.items():
+        one = fp32 if (batch, plan) == (1, bf16) else bf16
+        old = times.get((1, one), []) if (batch, plan) != (1, fp32) else []
+        bench.write(
+            f"256x256 batch {batch}",
+            plan,
+            [second / batch for second in times[batch, plan]],
+            scores=(arm.score,),
+            peak_bytes=arm.peak_bytes,
+            unit="tile",
+            against=one if old else "",
+            old_seconds=old,
+        )
+
+
+def measure_settings(bench: Bench, count: int, work: Path, precisions: tuple[str, str]) -> None:
+    """Photos from disk to disk by the guide's settings, each against another in the same minutes."""
+    photos = make_photos(bench, work / "in", count, 1.0)
+    fp32, bf16 = precisions
+    base = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1, precision=bf16)
+    by_streams = {f"streams {n}": replace(base, tile=256, tile_batch=4, streams=n) for n in (1, 2, 3, 4)}
+    by_table = {
+        "conservative": replace(base, precision=fp32, tile=256, tile_batch=1, streams=1),
+        "balanced": replace(base, tile=512, tile_batch=2, streams=2),
+        "aggressive": replace(base, tile=512, tile_batch=4, streams=4),
+        "maximum": replace(base, tile=1024, tile_batch=2, streams=2),
+    }
+    for group, first in ((by_streams, "streams 1"), (by_table, "conservative")):
+        runs = {name: Upscaling(settings) for name, settings in group.items()}
+        peaks: dict[str, int] = {}
+        times: dict[str, list[float]] = {name: [] for name in group}
+        for turn in range(1 + max(2, bench.rounds // 20)):
+            for name, upscaling in runs.items():
+                before = bench.reset_peak()
+                seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / name))  # noqa: B023
+                if turn:
+                    times[name].append(seconds / count)
+                else:  # everything that it keeps is made in the first turn
+                    peaks[name] = bench.peak_since(before)
+        for name, upscaling in runs.items():
+            plan, old = (str(one.enlarger.plan) for one in (upscaling, runs[first]) if one.enlarger is not None)
+            if plan != old:
+                bench.write(name, old, times[first], peak_bytes=peaks[first], unit="photo")
+            others: dict[str, Any] = {} if name == first else {"against": old, "old_seconds": times[first]}
+            bench.write(name, plan, times[name], peak_bytes=peaks[name], unit="photo", **others)
+
+
+class Doubling(nn.Module):
+    """As little as a network can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 12, 3, padding=1)
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return nn.functional.pixel_shuffle(self.convolution(tiles), 2)
+
+
+def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
+    """A picture that fits nowhere: made in bands, enlarged twice, written."""
+    source, target = work / "huge.tiff", work / "enlarged.tiff"
+    work.mkdir(parents=True, exist_ok=True)
+    band = synthetic(0, width, 256)
+    with create_picture(source, width, height, 3, 8, memory_limit_bytes=0) as sink:
+        for top in range(0, height, 256):
+            sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
+    network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
+    enlarger = Enlarger(network, Plan(), bench.device, Cut(512, 16, 16, 16), 4, streams=2)
+    run = PictureRun(enlarger, PictureSettings(pixel_limit=width * height))
+    with MemoryMonitor("cpu") as monitor:
+        before = monitor.current_bytes
+        started = time.perf_counter()
+        (outcome,) = run.run([Task(source, target)])
+        seconds = time.perf_counter() - started
+        peak = monitor.peak_bytes
+    if outcome.error:
+        raise RedlineError(outcome.error)
+    options = {
+        "resident_before_bytes": before,
+        "gpu_peak_bytes": bench.peak_since(0),
+        "input_mp": round(width * height / MEGA, 3),
+        "input_mp_per_s": round(width * height / MEGA / seconds, 3),
+        "target_bytes": target.stat().st_size,
+    }
+    bench.write(f"{width}x{height}", "eager", [seconds], peak_bytes=peak, unit="picture", options=options)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measures `redline upscale`.")
+    parser.add_argument("part", choices=("model", "photos", "claims", "huge"))
+    parser.add_argument("--out", type=Path, required=True, help="file to which rows are appended, as JSON lines")
+    parser.add_argument("--photos", type=Path, help="a folder of photos; synthetic ones without")
+    parser.add_argument("--weights", type=Path, help="DRCT-L ×4 with random weights by default")
+    parser.add_argument("--small", action="store_true", help="a tiny network, to try the script")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--count", type=int, help="how many photos; 200 for photos, 8 for claims")
+    parser.add_argument("--megapixels", type=float, default=1.0, help="of each photo")
+    parser.add_argument("--tile", type=int, default=256, help="of the model alone")
+    parser.add_argument("--width", type=int, default=30_000)
+    parser.add_argument("--height", type=int, default=20_000)
+    parser.add_argument("--work", type=Path, help="a folder for pictures, kept; a temporary one without")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="redline-bench-") as temporary:
+        work, weights = arguments.work or Path(temporary), arguments.weights
+        if weights is None:
+            torch.manual_seed(0)
+            config = (
+                DrctConfig.of(4, 1, width=12, growth=6, features=4, window=4)
+                if arguments.small
+                else (DrctConfig.of(4, 12))
+            )
+            weights = Path(temporary) / "random.safetensors"
+            save_drct(Drct(config), weights)
+        machine = Machine.detect(arguments.device)
+        bench = Bench(arguments.out, machine, weights, arguments.photos, arguments.rounds)
+        try:
+            if arguments.part == "model":
+                measure_model(bench, arguments.tile)
+            elif arguments.part == "photos":
+                measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
+            elif arguments.part == "claims":
+                precisions = ("fp32", "bf16") if machine.is_cuda else ("fp32", "auto")
+                plans = (str(choose_plan(machine, name)) for name in precisions)
+                measure_batches(bench, *plans)
+                measure_settings(bench, arguments.count or 8, work, precisions)
+            else:
+                measure_huge(bench, arguments.width, arguments.height, work)
+        except RedlineError as error:
+            print(f"upscale: {error}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
