@@ -1,16 +1,18 @@
 """Times several ways to compute the same thing on a CUDA device, turn by turn, and trusts none that is wrong.
 
 Each arm is captured as a CUDA graph, so that kernels are timed and not Python; one that cannot be captured runs as it
-is, and its row says so. The arms take turns, and before each turn the second-level cache is emptied. An arm whose
-results are off gets no time, and one that fails is a row that says why. Rows are JSON lines; rates are what the
-operation needs at the least over the time, whatever an arm really moved.
+is, and its row says so. The arms take turns, and before each turn the second-level cache is emptied: by reading, since
+what is written there would have to leave in an arm's time. An arm whose results are off gets no time, and one that
+fails is a row that says why. Rows are JSON lines; rates are what the operation needs at the least over the time,
+whatever an arm really moved.
 """
 
 import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,11 @@ Run = Callable[[], tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one size; `needed_bytes` and `needed_flop` are the least that it takes."""
+    """One operation at one size; `needed_bytes` and `needed_flop` are the least that it takes.
+
+    `restore` puts back, before every turn and outside its time, what an arm may have overwritten of the inputs;
+    `judged` makes of results what can be compared, where chance has a part in them.
+    """
 
     name: str
     sizes: dict[str, object]
@@ -33,15 +39,24 @@ class Case:
     largest_error: float
     needed_bytes: float = 0.0
     needed_flop: float = 0.0
+    restore: Callable[[], object] | None = None
+    judged: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
 
 
-def main(op: str, cases: Callable[[], Iterable[Case]]) -> int:
-    """The command line of a benchmark: times the cases one after the other, and writes after each."""
+def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Iterable[Case]] | None = None) -> int:
+    """The command line of a benchmark: times the cases one after the other, and writes after each.
+
+    `sweep` gives other cases, whose arms are tiles of the kernels, for `--sweep`.
+    """
     parser = argparse.ArgumentParser(description=f"Times {op} against its peers on a CUDA device.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--only", help="cases whose name holds this")
+    parser.add_argument("--only", help="cases whose title, as it is printed, holds this")
+    if sweep is not None:
+        parser.add_argument("--sweep", action="store_true", help="time tiles of the Triton kernels instead")
     arguments = parser.parse_args()
+    if sweep is not None and arguments.sweep:
+        cases = sweep
     if not torch.cuda.is_available():
         print(f"the benchmark of {op} needs a CUDA device.", file=sys.stderr)
         return 2
@@ -51,7 +66,7 @@ def main(op: str, cases: Callable[[], Iterable[Case]]) -> int:
     about["copy_tb_per_s"] = copy_rate()
     rows: list[dict[str, object]] = []
     for case in cases():
-        if arguments.only and arguments.only not in case.name:
+        if arguments.only and arguments.only not in title(case):
             continue
         torch.compiler.reset()  # else its limit of compilations of one function is soon met
         measured = measure(case, arguments.rounds)
@@ -91,15 +106,78 @@ def captured(run: Run) -> Callable[[], object]:
     return graph.replay
 
 
-def race(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def forward(function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Run:
+    """The function alone."""
+
+    def run() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return _tuple(function(*inputs))
+
+    return run
+
+
+def both(
+    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pulls: tuple[Tensor, ...]
+) -> Run:
+    """The function, and the gradients of the inputs that have one for these gradients of its outputs."""
+    trained = [tensor for tensor in inputs if tensor.requires_grad]
+
+    def run() -> tuple[Tensor, ...]:
+        outputs = _tuple(function(*inputs))
+        gradients = torch.autograd.grad(outputs, trained, pulls)
+        return (*(tensor.detach() for tensor in outputs), *gradients)
+
+    return run
+
+
+def kept(*tensors: Tensor) -> Callable[[], None]:
+    """What gives these tensors their present values again."""
+    values = [tensor.detach().clone() for tensor in tensors]
+
+    def restore() -> None:
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.detach().copy_(value)
+
+    return restore
+
+
+def with_values(owner: object, values: dict[str, object], run: Run) -> Run:
+    """The run while attributes of a module have other values, such as its tiles."""
+
+    @contextmanager
+    def changed() -> Iterator[None]:
+        before = {name: getattr(owner, name) for name in values}
+        for name, value in values.items():
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(owner, name, value)
+
+    def call() -> tuple[Tensor, ...]:
+        with changed():
+            return run()
+
+    return call
+
+
+def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+def race(
+    runs: dict[str, Callable[[], object]], rounds: int, restore: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
     """Milliseconds of each turn; all take part in every round."""
-    cache = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    cache = torch.zeros(2**26, device="cuda")
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
     for warm in (True, False):
         for _ in range(3 if warm else rounds):
             for name, run in runs.items():
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                cache.zero_()
+                restore()
+                cache.sum()
                 begin.record()
                 run()
                 end.record()
@@ -111,21 +189,25 @@ def race(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[f
 
 def measure(case: Case, rounds: int) -> list[dict[str, object]]:
     """A row for each arm; what cannot be built or trusted says why instead of a time."""
-    expected = case.expected()
+    judged = case.judged or (lambda results: results)
+    restore = case.restore or (lambda: None)
+    expected = judged(case.expected())
     rows: dict[str, dict[str, object]] = {}
     runs: dict[str, Callable[[], object]] = {}
     for name, build in case.arms.items():
         rows[name] = {"case": case.name, **case.sizes, "arm": name}
         try:
             run = build()
+            restore()
             run()
+            restore()
             torch.cuda.synchronize()
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             found = run()
             torch.cuda.synchronize()
             rows[name]["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-            error = rows[name]["relative_error"] = worst_error(found, expected)
+            error = rows[name]["relative_error"] = worst_error(judged(found), expected)
             del found
             if not error <= case.largest_error:
                 raise ArithmeticError(f"off by {error:.3g}")
@@ -138,8 +220,9 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
         except Exception as failure:  # noqa: BLE001
             rows[name]["failure"] = f"{type(failure).__name__}: {failure}"[:500]
             torch.cuda.synchronize()
+        restore()
     del expected
-    for name, samples in race(runs, rounds).items():
+    for name, samples in race(runs, rounds, restore).items():
         deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)
         rows[name] |= {"median_ms": median, "p20_ms": deciles[1], "p80_ms": deciles[7], "samples": len(samples)}
         if case.needed_bytes:
@@ -149,9 +232,12 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
     return list(rows.values())
 
 
+def title(case: Case) -> str:
+    return f"{case.name}: {', '.join(f'{name} {value}' for name, value in case.sizes.items())}"
+
+
 def show(case: Case, rows: list[dict[str, object]]) -> None:
-    sizes = ", ".join(f"{name} {value}" for name, value in case.sizes.items())
-    print(f"\n{case.name}: {sizes}")
+    print(f"\n{title(case)}")
     for row in sorted(rows, key=lambda row: float(str(row.get("median_ms", "inf")))):
         if "failure" in row:
             print(f"  {row['arm']}: {row['failure']}")

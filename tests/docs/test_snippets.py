@@ -14,7 +14,7 @@ from redline.rungs import RUNGS
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md")
+RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md", "ops.md")
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -1,4 +1,4 @@
-"""What tests of operators share: memory that was not clean before, exact references, and a compiler without a GPU."""
+"""What tests of operators share: memory that was not clean before, exact references, and compilers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -116,3 +116,60 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
         assert compiled.asm["cubin"]
 
     return check
+
+
+@pytest.fixture
+def compiled_agrees() -> Callable[..., None]:
+    """Compiles a function without graph breaks, by inductor on a GPU, and compares it with itself, gradients too."""
+
+    def check(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        backend = "inductor" if inputs[0].is_cuda else "aot_eager"
+        compiled = torch.compile(function, fullgraph=True, backend=backend)
+        found, expected = _with_gradients(compiled, list(inputs), []), _with_gradients(function, list(inputs), [])
+        for name, one in expected.items():
+            # What a compiler fuses is not rounded in between.
+            limit = 2 * ROUNDINGS[one.dtype] * torch.finfo(one.dtype).eps
+            assert (found[name].double() - one.double()).norm() <= limit * one.double().norm(), name
+
+    return check
+
+
+@pytest.fixture
+def repeats() -> Callable[..., None]:
+    """The same inputs must give the same outputs and gradients, bit for bit, also when replayed as a CUDA graph."""
+
+    def check(function: Callable[..., Any], inputs: list[Tensor]) -> None:
+        first = _with_gradients(function, inputs, [])
+        for _ in range(3):
+            _assert_same_bits(_with_gradients(function, inputs, []), first)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            _pulled(function, inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = _pulled(function, inputs)
+        with torch.no_grad():
+            for one in inputs:
+                if one.is_floating_point():
+                    one.normal_()
+        graph.replay()
+        expected = _pulled(function, inputs)
+        _assert_same_bits(dict(enumerate(replayed)), dict(enumerate(expected)))
+
+    return check
+
+
+def _pulled(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """Outputs and gradients, by weights that need neither the host nor chance."""
+    outputs = function(*inputs)
+    outputs = [one for one in ([outputs] if isinstance(outputs, Tensor) else outputs) if one is not None]
+    trained = [one for one in inputs if one.requires_grad]
+    pulls = [torch.linspace(-1, 1, one.numel(), device=one.device).view(one.shape).to(one.dtype) for one in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, trained, pulls)]
+
+
+def _assert_same_bits(found: dict[Any, Tensor], expected: dict[Any, Tensor]) -> None:
+    for name, one in expected.items():
+        assert torch.equal(found[name], one), name

@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs: the Triton kernels where they can, else the reference, never in silence."""
+"""Which implementation of an operator runs: the Triton kernels where they can, else plain PyTorch, never in silence."""
 
 import warnings
 from collections.abc import Callable
@@ -12,16 +12,25 @@ IMPLEMENTATIONS = ("auto", "reference", "triton")
 _TRITON_INSTALLED = find_spec("triton") is not None
 
 
-def choose(op: str, asked: str, device: torch.device, why_not: Callable[[], str]) -> str:
-    """`reference` or `triton`; a wish that cannot be met is refused, and a GPU that takes the slow path says so.
+def choose(
+    op: str,
+    asked: str,
+    device: torch.device,
+    why_not: Callable[[], str],
+    implementations: tuple[str, ...] = IMPLEMENTATIONS,
+    otherwise: str = "reference",
+) -> str:
+    """The implementation to run; a wish that cannot be met is refused, and a GPU that takes the slow path says so.
 
     `why_not` says why the kernels cannot take the input, or nothing; it is asked only where Triton is installed, so
-    that it may import them.
+    that it may import them. `otherwise` is what `auto` takes where they cannot.
     """
-    if asked not in IMPLEMENTATIONS:
-        raise ModelError(f"{op} has no implementation {asked!r}: it has {', '.join(IMPLEMENTATIONS)}.")
-    if asked == "reference" or (asked == "auto" and device.type != "cuda"):
-        return "reference"
+    if asked not in implementations:
+        raise ModelError(f"{op} has no implementation {asked!r}: it has {', '.join(implementations)}.")
+    if asked not in ("auto", "triton"):
+        return asked
+    if asked == "auto" and device.type != "cuda":
+        return otherwise
     reason = why_not() if _TRITON_INSTALLED else "it is not installed: pip install triton"
     if not reason:
         return "triton"
@@ -29,4 +38,4 @@ def choose(op: str, asked: str, device: torch.device, why_not: Callable[[], str]
         raise MachineError(f"{op} by Triton cannot run: {reason}.")
     if not torch.compiler.is_compiling():
         warnings.warn(f"{op} runs as plain PyTorch, which is slower, because Triton cannot: {reason}.", stacklevel=3)
-    return "reference"
+    return otherwise

@@ -1,4 +1,4 @@
-"""What every Triton kernel's host side needs: whether it can run here, and a launch on the right device."""
+"""What every Triton kernel's host side needs: whether it can run here, how wide the device is, and a launch on it."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED: bool = knobs.runtime.interpret
 
 _COMPUTE_CAPABILITY = 8
+_INTERPRETED_PROCESSORS = 2
 
 
 def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
@@ -37,3 +38,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None
     assert isinstance(tensor, Tensor)
     with torch.cuda.device_of(tensor):
         kernel[grid](*arguments, **constants)
+
+
+def processors(tensor: Tensor) -> int:
+    """How many programs the device of this tensor runs side by side at the least."""
+    if not tensor.is_cuda:
+        return _INTERPRETED_PROCESSORS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def padded(size: int, least: int = 16) -> int:
+    """The power of two that a block of this many numbers takes."""
+    return max(least, 1 << (size - 1).bit_length())

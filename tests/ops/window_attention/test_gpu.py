@@ -50,9 +50,15 @@ def test_the_same_input_gives_the_same_bits() -> None:
 def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(triton, "window_attention", lambda *_: called.append("triton"))
-    for dtype in (*DTYPES, torch.float64):
+    for dtype in DTYPES:
         window_attention(torch.randn(1, 8, 8, 18, device="cuda", dtype=dtype), torch.randn(49, 2).to("cuda", dtype), 4)
     assert len(called) == len(DTYPES)
+
+
+def test_what_the_kernels_cannot_take_is_said() -> None:
+    qkv, table = torch.randn(1, 8, 8, 18, device="cuda").double(), torch.randn(49, 2, device="cuda").double()
+    with pytest.warns(UserWarning, match="slower, because Triton cannot: it takes .* not float64"):
+        window_attention(qkv, table, 4)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "sdpa", "triton"])

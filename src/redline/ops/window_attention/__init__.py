@@ -1,18 +1,15 @@
 """Window attention with relative bias and shift; `reference.py` is its specification, the others are faster."""
 
-import warnings
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
+from redline.ops.dispatch import choose
 from redline.ops.window_attention import reference, sdpa
 
 __all__ = ["IMPLEMENTATIONS", "fastest", "window_attention"]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "triton")
-_TRITON_INSTALLED = find_spec("triton") is not None
 
 
 def window_attention(
@@ -20,44 +17,32 @@ def window_attention(
 ) -> Tensor:
     """Attention inside each window; gives (B, H, W, C). `auto` takes the fastest that can run."""
     _check(qkv_BHW3C, table_RH, window, shift)
-    if implementation == "auto":
-        implementation = fastest(qkv_BHW3C, table_RH, window)
-    elif implementation == "triton":
-        reason = _why_not_triton(qkv_BHW3C, table_RH, window)
-        if reason:
-            raise MachineError(f"window attention by Triton cannot run: {reason}.")
-    if implementation == "triton":
+    chosen = _choose(implementation, qkv_BHW3C, table_RH, window)
+    if chosen == "triton":
         # Imported late: Triton takes a while, and only GPUs need it.
         from redline.ops.window_attention import triton
 
         return triton.window_attention(qkv_BHW3C, table_RH, window, shift)
-    if implementation == "sdpa":
+    if chosen == "sdpa":
         return sdpa.window_attention(qkv_BHW3C, table_RH, window, shift)
-    if implementation == "reference":
-        return reference.window_attention(qkv_BHW3C, table_RH, window, shift)
-    known = ", ".join(IMPLEMENTATIONS)
-    raise ModelError(f"window attention has no implementation {implementation!r}: it has {known}.")
+    return reference.window_attention(qkv_BHW3C, table_RH, window, shift)
 
 
 def fastest(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
     """What `auto` takes for these."""
-    if qkv_BHW3C.is_cuda:
-        if not _why_not_triton(qkv_BHW3C, table_RH, window):
-            return "triton"
-        if not _TRITON_INSTALLED and not torch.compiler.is_compiling():
-            warnings.warn("window attention runs slower without Triton: pip install triton", stacklevel=3)
+    return _choose("auto", qkv_BHW3C, table_RH, window)
+
+
+def _choose(asked: str, qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
+    def why_not() -> str:
+        from redline.ops.window_attention import triton
+
+        return triton.why_not(qkv_BHW3C, table_RH, window)
+
     # torch's fused attention on CPUs gives masks no gradient, and what it does instead is slower than the reference.
-    elif table_RH.requires_grad and torch.is_grad_enabled():
-        return "reference"
-    return "sdpa"
-
-
-def _why_not_triton(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
-    if not _TRITON_INSTALLED:
-        return "it is not installed: pip install triton"
-    from redline.ops.window_attention import triton
-
-    return triton.why_not(qkv_BHW3C, table_RH, window)
+    trains_table = table_RH.requires_grad and torch.is_grad_enabled()
+    otherwise = "reference" if trains_table and not qkv_BHW3C.is_cuda else "sdpa"
+    return choose("window attention", asked, qkv_BHW3C.device, why_not, IMPLEMENTATIONS, otherwise)
 
 
 def _check(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from triton import knobs
 
+from redline.ops import kernel
 from redline.ops.window_attention.triton_kernels import (
     bias_gradient_kernel,
     forward_kernel,
@@ -20,12 +20,10 @@ from redline.ops.window_attention.triton_kernels import (
     query_gradient_kernel,
 )
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-INTERPRETED: bool = knobs.runtime.interpret
+INTERPRETED = kernel.INTERPRETED
 
 _WINDOWS = (4, 8, 16, 32)
 _LARGEST_HEAD = 128
-_COMPUTE_CAPABILITY = 8
 # Wider copies into shared memory would pass by the first-level cache, in which the bias of a head has room.
 _BIAS_READ_BYTES = 8
 # Programs that the sum of the bias' gradient is shared among: enough for any GPU, few enough to add up afterwards.
@@ -73,24 +71,14 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
 
 def why_not(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
     """Why the kernels cannot take this, or nothing."""
+    reason = kernel.why_not(qkv_BHW3C)
+    if reason:
+        return reason
     head_size = qkv_BHW3C.shape[-1] // 3 // table_RH.shape[1]
-    if not (qkv_BHW3C.is_cuda or INTERPRETED):
-        return f"it needs a CUDA device, and the input is on {qkv_BHW3C.device.type}"
-    if qkv_BHW3C.dtype not in DTYPES:
-        return f"it computes in fp16, bf16 or fp32, not in {qkv_BHW3C.dtype}"
-    if INTERPRETED and qkv_BHW3C.dtype == torch.bfloat16:
-        return "Triton's interpreter cannot compute in bf16"
     if window not in _WINDOWS:
         return f"it knows windows of 4, 8, 16 and 32 tokens a side, not {window}"
     if head_size > _LARGEST_HEAD:
         return f"it knows heads of up to {_LARGEST_HEAD} channels, not {head_size}"
-    if not qkv_BHW3C.numel():
-        return "the batch is empty"
-    # A compiler that traces this call has asked the same already, and cannot ask here.
-    if qkv_BHW3C.is_cuda and not torch.compiler.is_compiling():
-        major, minor = torch.cuda.get_device_capability(qkv_BHW3C.device)
-        if major < _COMPUTE_CAPABILITY:
-            return f"it needs compute capability {_COMPUTE_CAPABILITY}.0, and this device has {major}.{minor}"
     return ""
 
 
@@ -100,7 +88,7 @@ def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tenso
     constants, tiles = _constants(qkv, table, window, shift, FORWARD_TILES)
     out, lse = _forward_fake(qkv, table, window, shift)
     blocks = lse.numel() // tiles.queries
-    _launch(forward_kernel, blocks, (qkv, _spread(table, window), out, lse, *qkv.shape[1:3]), constants)
+    kernel.launch(forward_kernel, (blocks,), qkv, _spread(table, window), out, lse, *qkv.shape[1:3], **constants)
     return out, lse
 
 
@@ -123,8 +111,9 @@ def _backward(
     bias, size = _spread(table, window), qkv.shape[1:3]
     qkv_gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
     read, written = (lse, gradient), (delta, qkv_gradient)
-    _launch(query_gradient_kernel, lse.numel() // tiles.queries, (qkv, bias, out, *read, *written, *size), constants)
-    _launch(key_gradient_kernel, lse.numel() // tiles.keys, (qkv, bias, *read, *written, *size), constants)
+    queries, keys = lse.numel() // tiles.queries, lse.numel() // tiles.keys
+    kernel.launch(query_gradient_kernel, (queries,), qkv, bias, out, *read, *written, *size, **constants)
+    kernel.launch(key_gradient_kernel, (keys,), qkv, bias, *read, *written, *size, **constants)
     return qkv_gradient, delta
 
 
@@ -146,7 +135,7 @@ def _table_gradient(
     shares = max(1, min(windows, _BIAS_PROGRAMS // blocks))
     partial = torch.empty((shares, heads, tokens, tokens), dtype=torch.float32, device=qkv.device)
     arguments = (qkv, _spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
-    _launch(bias_gradient_kernel, shares * blocks, arguments, constants)
+    kernel.launch(bias_gradient_kernel, (shares * blocks,), *arguments, **constants)
     return _gather(partial.sum(0), window).to(table.dtype)
 
 
@@ -171,12 +160,6 @@ def _differentiate(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor 
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
-
-
-def _launch(kernel: Any, programs: int, arguments: tuple[Tensor | int, ...], constants: dict[str, object]) -> None:
-    # Triton launches on the current device, whichever the tensors are on.
-    with torch.cuda.device_of(arguments[0]):
-        kernel[(programs,)](*arguments, **constants)
 
 
 def _constants(

@@ -1,0 +1,127 @@
+"""LayerNorm, dropout and ReLU by Triton kernels, as operators that torch.compile sees as one node each.
+
+Backward needs the input, the seed and nothing else. Gradients of weight and bias are sums of one row of partial sums
+from each program, taken in a fixed order, so that the same input gives the same gradients, bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.ops import kernel
+from redline.ops.layer_norm_dropout_relu.reference import threshold
+from redline.ops.layer_norm_dropout_relu.triton_kernels import backward_kernel, forward_kernel
+
+INTERPRETED = kernel.INTERPRETED
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows and warps of a program; backward, also programs a processor, and steps of the loop in flight."""
+
+    rows: int
+    warps: int
+    programs: int = 0
+    stages: int = 1
+
+
+# By the widest padded row that each is for.
+FORWARD_TILES = {
+    64: Tiles(32, 4),
+    128: Tiles(16, 4),
+    256: Tiles(8, 4),
+    512: Tiles(4, 4),
+    1024: Tiles(2, 4),
+    2048: Tiles(1, 4),
+    4096: Tiles(1, 8),
+    8192: Tiles(1, 16),
+    65536: Tiles(1, 32),
+}
+BACKWARD_TILES = {
+    64: Tiles(16, 4, 6, 3),
+    128: Tiles(8, 4, 6, 3),
+    256: Tiles(4, 4, 6, 3),
+    512: Tiles(2, 4, 6, 3),
+    1024: Tiles(1, 4, 6, 3),
+    2048: Tiles(1, 8, 3, 3),
+    4096: Tiles(1, 16, 1, 3),
+    8192: Tiles(1, 32, 1, 2),
+    65536: Tiles(1, 32, 1, 1),
+}
+_WIDEST = max(FORWARD_TILES)
+
+
+def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
+    """The same as the reference, down to which elements are dropped."""
+    return _forward(x, weight, bias, seed, p, eps)
+
+
+def why_not(x: Tensor) -> str:
+    """Why the kernels cannot take this, or nothing."""
+    if x.shape[-1] > _WIDEST:
+        return f"it takes rows of up to {_WIDEST} numbers, not {x.shape[-1]}"
+    return kernel.why_not(x)
+
+
+@torch.library.custom_op("redline::layer_norm_dropout_relu", mutates_args=())
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
+    out, rows = _like(x), x.numel() // x.shape[-1]
+    constants, tiles = _constants(FORWARD_TILES, x.shape[-1], p)
+    tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, out)
+    grid = (-(-rows // tiles.rows),)
+    kernel.launch(forward_kernel, grid, *tensors, rows, eps, threshold(p), 1 / (1 - p), **constants)
+    return out
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
+    return _like(x)
+
+
+@torch.library.custom_op("redline::layer_norm_dropout_relu_backward", mutates_args=())
+def _backward(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, pull: Tensor, p: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_pull, rows = _like(x), x.numel() // x.shape[-1]
+    constants, tiles = _constants(BACKWARD_TILES, x.shape[-1], p)
+    programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
+    partial = torch.empty((2, programs, x.shape[-1]), dtype=torch.float32, device=x.device)
+    tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, pull.contiguous(), x_pull, partial)
+    numbers = (rows, eps, threshold(p), 1 / (1 - p))
+    kernel.launch(backward_kernel, (programs,), *tensors, *numbers, STAGES=tiles.stages, **constants)
+    weight_pull, bias_pull = partial.sum(1)
+    return x_pull, weight_pull.to(weight.dtype, copy=True), bias_pull.to(bias.dtype, copy=True)
+
+
+@_backward.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, pull: Tensor, p: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(x), _like(weight), _like(bias)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float, float], output: Tensor) -> None:
+    *tensors, ctx.p, ctx.eps = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+    x, weight, bias, seed = ctx.saved_tensors
+    return *_backward(x, weight, bias, seed, pull, ctx.p, ctx.eps), None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _constants(choices: dict[int, Tiles], width: int, p: float) -> tuple[dict[str, object], Tiles]:
+    block = kernel.padded(width)
+    tiles = next(tiles for widest, tiles in sorted(choices.items()) if block <= widest)
+    constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "DROP": p > 0, "num_warps": tiles.warps}
+    return constants, tiles
+
+
+def _like(x: Tensor) -> Tensor:
+    """Room for as many numbers, row after row, however x lies."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

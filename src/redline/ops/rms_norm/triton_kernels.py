@@ -1,0 +1,63 @@
+"""RMSNorm on the GPU: a row stays in registers from its one reading to its writing.
+
+Forward, a program takes ROWS rows. Backward, programs are few and walk over many rows each, so that what each has
+summed up for the weight's gradient is small; the statistics are computed anew, which costs less than storing them.
+A "pull" is the gradient of what it names.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _inverse_rms(value, eps, WIDTH: tl.constexpr):
+    return tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_kernel(
+    x, residual, weight, total, out, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    place = row[:, None].to(tl.int64) * WIDTH + column
+    inside = (row < rows)[:, None] & (column < WIDTH)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        added = value + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+        stored = added.to(total.dtype.element_ty)
+        tl.store(total + place, stored, mask=inside)
+        value = stored.to(tl.float32)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    normed = value * _inverse_rms(value, eps, WIDTH)
+    tl.store(out + place, (normed * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def backward_kernel(
+    x, weight, out_pull, total_pull, x_pull, partial, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`partial` gets a row of sums from each program; ADD: x is the stored sum, which has a pull of its own."""
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    weight_pull = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        place = row[:, None].to(tl.int64) * WIDTH + column
+        inside = (row < rows)[:, None] & (column < WIDTH)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        pull = tl.load(out_pull + place, mask=inside, other=0.0).to(tl.float32)
+        scaled = pull * scale
+        along = tl.sum(scaled * value, axis=1)[:, None] / WIDTH
+        inverse = _inverse_rms(value, eps, WIDTH)
+        normed = value * inverse
+        result = (scaled - normed * (along * inverse)) * inverse
+        if ADD:
+            result += tl.load(total_pull + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(x_pull + place, result.to(x_pull.dtype.element_ty), mask=inside)
+        weight_pull += pull * normed
+    place = partial + program * WIDTH + tl.arange(0, BLOCK)
+    tl.store(place, tl.sum(weight_pull, axis=0), mask=tl.arange(0, BLOCK) < WIDTH)

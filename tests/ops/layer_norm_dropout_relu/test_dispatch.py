@@ -1,0 +1,44 @@
+"""Which implementation of LayerNorm, dropout and ReLU runs, and what is refused."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops import dispatch
+from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu, reference
+
+X, WEIGHT, BIAS = torch.randn(3, 4), torch.ones(4), torch.zeros(4)
+
+
+def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(reference, "layer_norm_dropout_relu", lambda *_: called.append("reference"))
+    layer_norm_dropout_relu(X, WEIGHT, BIAS)
+    layer_norm_dropout_relu(X, WEIGHT, BIAS, implementation="reference")
+    assert called == ["reference", "reference"]
+
+
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
+    with pytest.raises(MachineError, match="it is not installed: pip install triton"):
+        layer_norm_dropout_relu(X, WEIGHT, BIAS, implementation="triton")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"not \(3, 4\), \(4,\) and \(3,\)"):
+        layer_norm_dropout_relu(X, WEIGHT, torch.zeros(3))
+    with pytest.raises(ModelError, match=r"not \(3, 4\), \(3,\) and \(3,\)"):
+        layer_norm_dropout_relu(X, torch.ones(3), torch.zeros(3))
+    with pytest.raises(ModelError, match="floating-point numbers"):
+        layer_norm_dropout_relu(X.long(), WEIGHT, BIAS)
+    with pytest.raises(ModelError, match="input is on cpu, but not its weight and bias"):
+        layer_norm_dropout_relu(X, WEIGHT, BIAS.to("meta"))
+    for p in (-0.1, 1.0, float("nan")):
+        with pytest.raises(ModelError, match="from 0 to less than 1"):
+            layer_norm_dropout_relu(X, WEIGHT, BIAS, p)
+    for seed in (-1, 2**63):
+        with pytest.raises(ModelError, match="a whole number from 0 to"):
+            layer_norm_dropout_relu(X, WEIGHT, BIAS, 0.1, seed=seed)
+    for seed in (torch.tensor([1, 2]), torch.tensor(1.0), torch.tensor(1, device="meta")):
+        with pytest.raises(ModelError, match="one int64 number on cpu"):
+            layer_norm_dropout_relu(X, WEIGHT, BIAS, 0.1, seed=seed)

@@ -1,0 +1,99 @@
+"""The Triton kernels of RMSNorm: on a GPU as they are, elsewhere interpreted, as `../test_interpreted.py` runs them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redline.errors import MachineError
+from redline.ops.rms_norm import add_rms_norm, reference, rms_norm
+
+triton = pytest.importorskip("redline.ops.rms_norm.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+EPS = 1e-5
+
+
+def norm(*inputs: torch.Tensor) -> torch.Tensor:
+    return triton.rms_norm(*inputs, EPS)
+
+
+def add(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return triton.add_rms_norm(*inputs, EPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 37), (301, 64), (45, 768), (2, 4096), (3, 5000)])
+def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs = torch.randn(shape) * 3, torch.randn(shape[-1])
+    agrees(norm, lambda *exact: reference.rms_norm(*exact, EPS), inputs, dtype, DEVICE)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 37), (130, 100), (3, 2050)])
+def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, ...]) -> None:
+    inputs = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
+    agrees(add, lambda *exact: reference.add_rms_norm(*exact, EPS), inputs, torch.float32, DEVICE)
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    x, residual = (torch.randn(9, 70, device=DEVICE).half() for _ in range(2))
+    weight = torch.randn(70, device=DEVICE)
+    normed, total = add_rms_norm(x, residual, weight, EPS, "triton")
+    assert torch.equal(total, x + residual)
+    exact = reference.rms_norm(total.double(), weight.double(), EPS)
+    assert normed.dtype == torch.float16
+    assert ((normed.double() - exact).abs() <= 0.501 * torch.finfo(torch.float16).eps * exact.abs() + 1e-7).all()
+
+
+def test_either_output_alone_gives_gradients() -> None:
+    x, residual = (torch.randn(4, 20, device=DEVICE, requires_grad=True) for _ in range(2))
+    weight, pull = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)
+    for index, inputs in ((0, (x, residual, weight)), (1, (x, residual))):
+        found = torch.autograd.grad(add(x, residual, weight)[index], inputs, pull)
+        expected = torch.autograd.grad(reference.add_rms_norm(x, residual, weight, EPS)[index], inputs, pull)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
+    x = torch.randn(30, 6, 4, device=DEVICE).half().permute(2, 1, 0).requires_grad_()
+    weight = torch.randn(60, device=DEVICE)[::2].requires_grad_()
+    out = norm(x, weight)
+    pulls = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has no strides at all
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    expected = reference.rms_norm(*exact, EPS)
+    assert out.dtype == torch.float16 and [pull.dtype for pull in pulls] == [torch.float16, torch.float32]
+    for one, other in zip((out, *pulls), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
+        assert (one.double() - other).norm() <= 2e-3 * other.norm()
+
+
+def test_are_operators_as_torch_wants_them() -> None:
+    x, residual = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
+    weight = torch.randn(6, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(triton._forward, (x, weight, EPS))
+    torch.library.opcheck(triton._add_forward, (x, residual, weight, EPS))
+
+
+def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normed, total = add_rms_norm(x + 1, residual, weight, EPS, "triton")
+        return rms_norm(normed.sin(), weight, EPS, "triton"), total * 2
+
+    inputs = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((5, 24), (5, 24), (24,))]
+    compiled_agrees(block, inputs)
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (torch.zeros(1, 4, dtype=torch.float64), "float32, not float64"),
+        (torch.zeros(0, 4), "the input is empty"),
+        (torch.zeros(1, 65537), "rows of up to 65536 numbers, not 65537"),
+    ],
+)
+def test_says_what_it_cannot_take(x: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(MachineError, match=f"{sentence}.$"):
+        rms_norm(x.to(DEVICE), torch.ones(x.shape[-1], device=DEVICE), implementation="triton")

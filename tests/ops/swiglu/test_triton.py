@@ -1,0 +1,78 @@
+"""The Triton kernels of SwiGLU: on a GPU as they are, elsewhere interpreted, as `../test_interpreted.py` runs them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redline.errors import MachineError
+from redline.ops.swiglu import reference, swiglu
+
+triton = pytest.importorskip("redline.ops.swiglu.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(1,), (3, 5, 37), (7, 1100), (2, 4500)])
+def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    agrees(triton.swiglu, reference.swiglu, (torch.randn(shape) * 3, torch.randn(shape)), dtype, DEVICE)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 26), (2, 9000)])
+def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) -> None:
+    def of_halves(swiglu: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        return lambda x: swiglu(*x.chunk(2, -1))
+
+    agrees(of_halves(triton.swiglu), of_halves(reference.swiglu), (torch.randn(shape),), torch.float32, DEVICE)
+
+
+def test_halves_are_read_where_they_lie() -> None:
+    gate, up = torch.randn(3, 4, 26, device=DEVICE).chunk(2, -1)
+    for half in (gate, up):
+        assert triton._rows(half).untyped_storage().data_ptr() == gate.untyped_storage().data_ptr()
+
+
+def test_takes_any_strides() -> None:
+    gate = torch.randn(4, 6, 10, device=DEVICE).transpose(0, 2).requires_grad_()
+    up = torch.randn(10, 1, 4, device=DEVICE).expand(10, 6, 4).requires_grad_()
+    out = swiglu(gate, up, "triton")
+    expected = reference.swiglu(gate, up)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(out.sum(), (gate, up)), torch.autograd.grad(expected.sum(), (gate, up))
+    )
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_gates_far_from_zero_stay_finite() -> None:
+    gate = torch.tensor([-1e4, -100.0, 100.0, 1e4], device=DEVICE, requires_grad=True)
+    out = swiglu(gate, torch.ones_like(gate), "triton")
+    (slope,) = torch.autograd.grad(out.sum(), gate)
+    torch.testing.assert_close(out.cpu(), torch.tensor([0.0, 0.0, 100.0, 1e4]))
+    torch.testing.assert_close(slope.cpu(), torch.tensor([0.0, 0.0, 1.0, 1.0]))
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    gate, up = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(triton._forward, (gate, up))
+
+
+def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return swiglu(*(x + 1).chunk(2, -1), "triton").sin()
+
+    compiled_agrees(block, [torch.randn(3, 5, 14, device=DEVICE, requires_grad=True)])
+
+
+@pytest.mark.parametrize(
+    ("gate", "sentence"),
+    [(torch.zeros(4, dtype=torch.float64), "float32, not float64"), (torch.zeros(0, 4), "the input is empty")],
+)
+def test_says_what_it_cannot_take(gate: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(MachineError, match=f"{sentence}.$"):
+        swiglu(gate.to(DEVICE), gate.to(DEVICE), "triton")
