@@ -1,0 +1,96 @@
+"""Times a linear layer with cross-entropy against eager PyTorch, torch.compile and Liger, in bf16.
+
+    python benchmarks/kernels/linear_cross_entropy.py --out FILE [--sweep]
+
+The head of a Llama 3 8B, and that of a 124M model's training step. Peaks are beside the inputs. `--sweep` times sizes
+of chunks, and the precision in which the weight's gradient is summed.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from arms import Case, Run, both, forward, main, with_values
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
+
+SIZES = ((8192, 4096, 128_256), (65_536, 768, 50_304), (8192, 2048, 50_257))
+# Of bf16 gradients against fp32 ones: the logits are rounded, and so are their gradients.
+LARGEST_ERROR = 0.02
+
+
+def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(hidden, weight).float(), target)
+
+
+def liger() -> Callable[..., Tensor]:
+    from liger_kernel.transformers import functional  # pyright: ignore[reportMissingImports]
+
+    return functional.liger_fused_linear_cross_entropy
+
+
+FUNCTIONS: dict[str, Callable[[], Callable[..., Tensor]]] = {
+    "eager": lambda: eager,
+    "torch.compile": lambda: torch.compile(eager, fullgraph=True, dynamic=False),
+    "liger": liger,
+    "redline": lambda: partial(linear_cross_entropy, implementation="triton"),
+}
+
+
+def case(rows: int, features: int, classes: int, backward: bool) -> Case:
+    hidden = torch.randn(rows, features, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    weight = (torch.randn(classes, features, device="cuda") * features**-0.5).bfloat16().requires_grad_()
+    target = torch.randint(classes, (rows,), device="cuda")
+    pull = torch.ones((), device="cuda")
+
+    def run(function: Callable[..., Tensor], *given: Tensor) -> Run:
+        inputs = (*(given or (hidden, weight)), target)
+        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+
+    def expected() -> tuple[Tensor, ...]:
+        exact = (tensor.detach().float().requires_grad_() for tensor in (hidden, weight))
+        return run(reference.linear_cross_entropy, *exact)()
+
+    return Case(
+        name=f"linear_cross_entropy {'forward+backward' if backward else 'forward'}",
+        sizes={"rows": rows, "features": features, "classes": classes, "dtype": "bf16"},
+        arms={name: lambda make=make: run(make()) for name, make in FUNCTIONS.items()},
+        expected=expected,
+        largest_error=LARGEST_ERROR,
+        needed_flop=(3 if backward else 1) * 2 * rows * features * classes,
+    )
+
+
+def cases() -> Iterable[Case]:
+    for size in SIZES:
+        for backward in (True, False):
+            yield case(*size, backward)
+
+
+def sweep() -> Iterable[Case]:
+    from redline.ops.linear_cross_entropy import chunks
+
+    for size in SIZES[:2]:
+        plain = case(*size, True)
+        build = plain.arms["redline"]
+        arms: dict[str, Callable[[], Run]] = {}
+        for log_bytes in (28, 29, 30, 31):
+            for dtype in (torch.float32, torch.bfloat16):
+                values: dict[str, object] = {"CHUNK_BYTES": 2**log_bytes, "SUM_DTYPE": dtype}
+                name = f"{2 ** (log_bytes - 20)} MiB, sums in {str(dtype).removeprefix('torch.')}"
+                arms[name] = lambda values=values, build=build: with_values(chunks, values, build())
+        yield Case(
+            name=f"sweep of {plain.name}",
+            sizes=plain.sizes,
+            arms=arms,
+            expected=plain.expected,
+            largest_error=LARGEST_ERROR,
+            needed_flop=plain.needed_flop,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main("linear_cross_entropy", cases, sweep))

@@ -1,0 +1,117 @@
+"""Linear cross-entropy a chunk of rows at a time: the logits of a chunk become their own gradient, and are dropped.
+
+Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and two Triton kernels
+between them. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once
+more, and the sum of many would lose the small ones.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.ops.cross_entropy.triton import write_gradient, write_loss
+
+# What the logits of one chunk may take: large products are what cuBLAS is best at, and the weight's gradient is read
+# and written once a chunk.
+CHUNK_BYTES = 2**30
+# What the weight's gradient is summed in; the benchmark's sweep tries others.
+SUM_DTYPE = torch.float32
+# Rows of a chunk, and numbers between the starts of two rows of logits, are multiples of this: tiles are full, and
+# reads are wide whatever the number of classes.
+_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the loss is, beside its inputs."""
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which gradients are made."""
+
+    hidden: bool
+    weight: bool
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """Each row's loss, and the gradients that were wanted, others empty; those of weight and bias are fp32."""
+
+    loss_N: Tensor
+    hidden_ND: Tensor
+    weight_VD: Tensor
+    bias_V: Tensor
+
+
+def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
+    """Even shares of the rows, as few as the memory allows."""
+    most = max(_ALIGNMENT, CHUNK_BYTES // (_up(classes) * element_bytes) // _ALIGNMENT * _ALIGNMENT)
+    return _up(-(-rows // -(-rows // most)))
+
+
+def compute(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    target_N: Tensor,
+    pull_N: Tensor | None,
+    options: Options,
+    wanted: Wanted,
+) -> Result:
+    """Losses, and gradients for a pull of `pull_N` on each row's loss; without a pull, losses alone."""
+    (rows, features), classes = hidden_ND.shape, len(weight_VD)
+    device, dtype = hidden_ND.device, hidden_ND.dtype
+    result = Result(
+        torch.empty((rows,), dtype=torch.float32, device=device),
+        torch.empty((rows if wanted.hidden else 0, features), dtype=dtype, device=device),
+        torch.empty((classes if wanted.weight else 0, features), dtype=SUM_DTYPE, device=device),
+        torch.zeros((classes if wanted.bias else 0,), dtype=torch.float32, device=device),
+    )
+    settings = (options.ignore_index, options.label_smoothing, options.z_loss)
+    step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
+    logits = torch.empty((min(step, rows), _up(classes)), dtype=dtype, device=device)[:, :classes]
+    lse_N = torch.empty_like(result.loss_N)
+    for first in range(0, rows, step):
+        chunk = slice(first, first + step)
+        part = logits[: rows - first]
+        if bias_V is None:
+            torch.mm(hidden_ND[chunk], weight_VD.t(), out=part)
+        else:
+            torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=part)
+        write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
+        if pull_N is None:
+            continue
+        write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
+        if wanted.hidden:
+            torch.mm(part, weight_VD, out=result.hidden_ND[chunk])
+        if wanted.weight:
+            _add_product(result.weight_VD, part.t(), hidden_ND[chunk], first == 0)
+        if wanted.bias:
+            result.bias_V.add_(part.sum(0, dtype=torch.float32))
+    return result
+
+
+def _add_product(total: Tensor, one: Tensor, other: Tensor, is_first: bool) -> None:
+    """Adds one · other to the total, or puts it there, without rounding the product in between."""
+    if one.dtype != total.dtype and one.is_cuda:
+        if is_first:
+            torch.mm(one, other, out_dtype=total.dtype, out=total)
+        else:
+            torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
+        return
+    one, other = one.to(total.dtype), other.to(total.dtype)
+    if is_first:
+        torch.mm(one, other, out=total)
+    else:
+        total.addmm_(one, other)
+
+
+def _up(count: int) -> int:
+    return -(-count // _ALIGNMENT) * _ALIGNMENT

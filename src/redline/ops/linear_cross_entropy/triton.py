@@ -1,0 +1,204 @@
+"""Linear cross-entropy as operators that torch.compile sees as one node each.
+
+For a mean or a sum, the pull on every row is the same number, known only in backward. Forward therefore makes the
+gradients for a pull of 1, while the logits are there, and backward multiplies them by the true one, read on the
+device: the number of rows that count never comes to the host, and in fp16 nothing is made small before it is summed.
+Losses of rows by themselves have a pull each, which the weight's gradient needs before it sums over rows: there
+backward makes the logits anew.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.ops.cross_entropy.reference import counted
+from redline.ops.kernel import INTERPRETED, launch
+from redline.ops.linear_cross_entropy.chunks import Options, Wanted, compute
+from redline.ops.linear_cross_entropy.triton_kernels import scale_kernel
+
+__all__ = ["INTERPRETED", "linear_cross_entropy"]
+
+_SCALE_BLOCK = 2048
+
+
+def linear_cross_entropy(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    bias_V: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+) -> Tensor:
+    """The same as the reference."""
+    inputs = (hidden_ND, weight_VD, bias_V, target_N, ignore_index, label_smoothing, z_loss)
+    if reduction == "none":
+        return _rows(*inputs)
+    trained = [
+        tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
+        for tensor in (hidden_ND, weight_VD, bias_V)
+    ]
+    return _reduced(*inputs, reduction == "mean", *trained)[0]
+
+
+@torch.library.custom_op("redline::linear_cross_entropy", mutates_args=())
+def _reduced(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    is_mean: bool,
+    train_hidden: bool,
+    train_weight: bool,
+    train_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The loss, what a pull on it is on each row, and gradients for a pull of 1 on each row."""
+    options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(train_hidden, train_weight, train_bias)
+    pull = torch.ones((len(hidden),), dtype=torch.float32, device=hidden.device)
+    inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
+    result = compute(*inputs, pull if train_hidden or train_weight or train_bias else None, options, wanted)
+    share = (1.0 / counted(target, ignore_index)) if is_mean else pull[0].clone()
+    return result.loss_N.sum() * share, share, result.hidden_ND, result.weight_VD, result.bias_V
+
+
+@_reduced.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    is_mean: bool,
+    train_hidden: bool,
+    train_weight: bool,
+    train_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    (rows, features), classes = hidden.shape, weight.shape[0]
+    loss = torch.empty((), dtype=torch.float32, device=hidden.device)
+    of_hidden = torch.empty((rows if train_hidden else 0, features), dtype=hidden.dtype, device=hidden.device)
+    of_weight = torch.empty((classes if train_weight else 0, features), dtype=torch.float32, device=hidden.device)
+    of_bias = torch.empty((classes if train_bias else 0,), dtype=torch.float32, device=hidden.device)
+    return loss, torch.empty_like(loss), of_hidden, of_weight, of_bias
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.dtype = inputs[0].dtype
+    ctx.trained = inputs[8:]
+    ctx.set_materialize_grads(False)
+
+
+def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    share, *gradients = ctx.saved_tensors
+    found: list[Tensor | None] = [None] * 3
+    if pull is not None:
+        factor = pull * share
+        for index, trained in enumerate(ctx.trained):
+            if trained and ctx.needs_input_grad[index]:
+                found[index] = _scaled(gradients[index], factor, ctx.dtype)
+    return *found, *[None] * 8
+
+
+_reduced.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+
+
+@torch.library.custom_op("redline::linear_cross_entropy_scaled", mutates_args=())
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """gradient · factor in fp32, rounded once; without a copy in fp32 on the way."""
+    out = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+    count = gradient.numel()
+    blocks = -(-count // _SCALE_BLOCK)
+    launch(scale_kernel, (blocks,), gradient, factor.float(), out, count, BLOCK=_SCALE_BLOCK, num_warps=4)
+    return out
+
+
+@_scaled.register_fake
+def _(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+
+
+@torch.library.custom_op("redline::linear_cross_entropy_rows", mutates_args=())
+def _rows(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    options, nothing = Options(ignore_index, smoothing, z_loss), Wanted(False, False, False)
+    inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
+    return compute(*inputs, None, options, nothing).loss_N
+
+
+@_rows.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    return torch.empty((hidden.shape[0],), dtype=torch.float32, device=hidden.device)
+
+
+@torch.library.custom_op("redline::linear_cross_entropy_rows_backward", mutates_args=())
+def _rows_backward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    pull: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    train: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(*train)
+    inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
+    result = compute(*inputs, pull.contiguous(), options, wanted)
+    return result.hidden_ND, result.weight_VD, result.bias_V
+
+
+@_rows_backward.register_fake
+def _(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    pull: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    train: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    (rows, features), classes = hidden.shape, weight.shape[0]
+    of_hidden = torch.empty((rows if train[0] else 0, features), dtype=hidden.dtype, device=hidden.device)
+    of_weight = torch.empty((classes if train[1] else 0, features), dtype=torch.float32, device=hidden.device)
+    return of_hidden, of_weight, torch.empty((classes if train[2] else 0,), dtype=torch.float32, device=hidden.device)
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.options = inputs[4:]
+
+
+def _make_anew(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    hidden, weight, bias, target = ctx.saved_tensors
+    train = list(ctx.needs_input_grad[:3])
+    gradients = _rows_backward(hidden, weight, bias, target, pull, *ctx.options, train)
+    found = [one.to(hidden.dtype) if wanted else None for one, wanted in zip(gradients, train, strict=True)]
+    return *found, *[None] * 4
+
+
+_rows.register_autograd(_make_anew, setup_context=_keep_inputs)

@@ -1,0 +1,116 @@
+"""Products of a few rows by Triton kernels, as an operator that torch.compile sees as one node.
+
+`product` is what the operator and its int8 relatives share: it chooses the tiles, shares the depth out where there are
+fewer programs than multiprocessors, and adds the shares up in order, so that the same input gives the same bits.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.ops.kernel import INTERPRETED, launch
+from redline.ops.small_matmul.tiles import Cut, Tiles, cut_depth, shape_of, tiles_for
+from redline.ops.small_matmul.triton_kernels import block_kernel, finish_kernel, vector_kernel
+
+__all__ = ["INTERPRETED", "product", "small_matmul"]
+
+_FINISH_BLOCK = 256
+
+
+def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """The same as the reference; sums are fp32 whatever the dtype."""
+    return _forward(x_MK, w_NK, bias_N)
+
+
+def product(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    x_scale: Tensor | None = None,
+    w_scale: Tensor | None = None,
+) -> Tensor:
+    """(x · wᵀ) · x_scale · w_scale + bias; `x_scale` holds one number, or one for each row."""
+    x, w = _with_contiguous_rows(x), _with_contiguous_rows(w)
+    (rows, depth), columns = x.shape, w.shape[0]
+    is_integer = x.dtype == torch.int8
+    is_vector = rows == 1 and not is_integer
+    tiles = tiles_for(shape_of(rows, columns, depth, x.element_size(), w.element_size()))
+    blocks = -(-columns // tiles.columns)
+    cut = cut_depth(blocks * -(-rows // tiles.rows), depth, tiles.depth, w.element_size())
+    out = torch.empty((rows, columns), dtype=out_dtype, device=x.device)
+    sums = torch.int32 if is_integer else torch.float32
+    partial = torch.empty((cut.shares, rows, columns), dtype=sums, device=x.device) if cut.shares > 1 else out
+    ends = (x_scale, w_scale, bias)
+    constants: dict[str, object] = {
+        name: tensor is not None for name, tensor in zip(("HAS_X_SCALE", "HAS_W_SCALE", "HAS_BIAS"), ends, strict=True)
+    }
+    scale_stride = 0 if x_scale is None or x_scale.numel() == 1 else 1
+    pointers = (x, w, *(out if tensor is None else tensor.contiguous() for tensor in ends), out, partial)
+    _launch_product(pointers, scale_stride, cut, tiles, is_vector, constants)
+    if cut.shares > 1:
+        grid = (-(-rows * columns // _FINISH_BLOCK),)
+        arguments = (partial, *pointers[2:5], out, rows, columns, scale_stride)
+        launch(finish_kernel, grid, *arguments, **constants, SHARES=cut.shares, BLOCK=_FINISH_BLOCK, num_warps=2)
+    return out
+
+
+def _launch_product(
+    pointers: tuple[Tensor, ...],
+    scale_stride: int,
+    cut: Cut,
+    tiles: Tiles,
+    is_vector: bool,
+    constants: dict[str, object],
+) -> None:
+    x, w = pointers[:2]
+    (rows, depth), columns = x.shape, w.shape[0]
+    blocks = -(-columns // tiles.columns)
+    constants = constants | {
+        "IS_SHARED": cut.shares > 1,
+        "BLOCK_N": tiles.columns,
+        "BLOCK_K": tiles.depth,
+        "num_warps": tiles.warps,
+        "num_stages": tiles.stages,
+    }
+    if is_vector:
+        sizes = (columns, depth, w.stride(0), cut.share, scale_stride)
+        launch(vector_kernel, (blocks, cut.shares), *pointers, *sizes, **constants)
+        return
+    constants |= {
+        "BLOCK_M": tiles.rows,
+        "IS_INTEGER": x.dtype == torch.int8,
+        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
+        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
+    }
+    sizes = (rows, columns, depth, x.stride(0), w.stride(0), cut.share, scale_stride)
+    launch(block_kernel, (blocks, cut.shares, -(-rows // tiles.rows)), *pointers, *sizes, **constants)
+
+
+def _with_contiguous_rows(matrix: Tensor) -> Tensor:
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+
+
+@torch.library.custom_op("redline::small_matmul", mutates_args=())
+def _forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return product(x, w, bias, x.dtype)
+
+
+@_forward.register_fake
+def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+    """By PyTorch: decoding needs no gradients, and who wants them gets the right ones."""
+    x, w = ctx.saved_tensors
+    of_x, of_w, of_bias = ctx.needs_input_grad
+    return pull @ w if of_x else None, pull.t() @ x if of_w else None, pull.sum(0) if of_bias else None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)

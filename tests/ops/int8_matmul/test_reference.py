@@ -1,0 +1,105 @@
+"""The specification of products with int8 weights, torch's own beside it, and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import MachineError, ModelError
+from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_matmul
+
+
+def whole(*shape: int) -> Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scales_of_rows", [(), (1,), (5,)])
+def test_agrees_with_sums_in_whole_numbers(out_dtype: torch.dtype, scales_of_rows: tuple[int, ...]) -> None:
+    x, w, bias = whole(5, 70), whole(9, 70), torch.randn(9)
+    x_scale, w_scale = torch.rand(scales_of_rows) / 100, torch.rand(9) / 100
+    sums = (x.long()[:, None] * w.long()).sum(2)
+    expected = (sums * x_scale.expand(5)[:, None] * w_scale + bias).to(out_dtype)
+    limit = 2 * torch.finfo(out_dtype).eps
+    for implementation in ("auto", "reference", "int_mm"):
+        found = int8_matmul(x, w, x_scale, w_scale, bias, out_dtype=out_dtype, implementation=implementation)
+        torch.testing.assert_close(found, expected, atol=limit, rtol=limit)
+
+
+def test_the_weight_alone_in_int8_agrees_with_a_product_of_floats() -> None:
+    x, w, w_scale, bias = torch.randn(5, 70), whole(9, 70), torch.rand(9), torch.randn(9)
+    expected = x.double() @ (w.double() * w_scale[:, None]).t() + bias
+    torch.testing.assert_close(weight_only_matmul(x, w, w_scale, bias).double(), expected, atol=1e-2, rtol=1e-5)
+    exact = weight_only_matmul(x.double(), w, w_scale, bias.double())
+    torch.testing.assert_close(exact, expected)
+    assert weight_only_matmul(x.bfloat16(), w, w_scale).dtype == torch.bfloat16
+
+
+X, W, SCALE = whole(3, 8), whole(4, 8), torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "sentence"),
+    [
+        ((X[0], W, SCALE[0], SCALE), {}, r"not \(8,\) and \(4, 8\)"),
+        ((X[:, :7], W, SCALE[0], SCALE), {}, r"not \(3, 7\) and \(4, 8\)"),
+        ((X.float(), W, SCALE[0], SCALE), {}, "int8 rows and int8 weights, not torch.float32"),
+        ((X, W.int(), SCALE[0], SCALE), {}, "not torch.int8 and torch.int32"),
+        ((X, W, SCALE[:2], SCALE), {}, r"the scale of 3 int8 rows .* not \(2,\)"),
+        ((X, W, SCALE[0].double(), SCALE), {}, "torch.float64"),
+        ((X, W, SCALE[0], SCALE[:3]), {}, "4 outputs need as many fp32 scales"),
+        ((X, W, SCALE[0], SCALE.half()), {}, "torch.float16"),
+        ((X, W, SCALE[0], SCALE, SCALE[:3]), {}, "4 outputs need as many biases"),
+        ((X, W.to("meta"), SCALE[0], SCALE), {}, "the weight is on meta"),
+        ((X, W, SCALE[0], SCALE), {"out_dtype": torch.int32}, "gives fp16, bf16 or fp32, not torch.int32"),
+        (
+            (X, W, SCALE[0], SCALE),
+            {"implementation": "cuda"},
+            "no implementation 'cuda': it has auto, reference, int_mm, triton",
+        ),
+        ((whole(1, 2**17), whole(1, 2**17), SCALE[0], SCALE[:1]), {}, "do not fit int32"),
+        ((X, W, SCALE[0], SCALE.clone().requires_grad_()), {}, "have no gradient"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        int8_matmul(*given, **options)
+
+
+def test_what_does_not_fit_the_weight_alone_is_refused() -> None:
+    with pytest.raises(ModelError, match="floating-point rows and int8 weights, not torch.int8"):
+        weight_only_matmul(X, W, SCALE)
+    with pytest.raises(ModelError, match="have no gradient"):
+        weight_only_matmul(X.float().requires_grad_(), W, SCALE)
+    with torch.no_grad():
+        weight_only_matmul(X.float().requires_grad_(), W, SCALE)
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    kernel = pytest.importorskip("redline.ops.kernel")
+    if kernel.INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device"):
+        int8_matmul(X, W, SCALE[0], SCALE, implementation="triton")
+    with pytest.raises(MachineError, match="needs a CUDA device"):
+        weight_only_matmul(X.float(), W, SCALE, implementation="triton")
+
+
+def test_torch_is_not_asked_for_what_it_refuses() -> None:
+    assert not int_mm.why_not(X, W)
+
+    class OnCuda:
+        is_cuda = True
+
+        def __init__(self, *shape: int) -> None:
+            self.shape = shape
+
+    assert "more than 16 rows, not 16" in int_mm.why_not(OnCuda(16, 64), OnCuda(64, 64))
+    assert "multiples of 8, not 63 and 64" in int_mm.why_not(OnCuda(17, 63), OnCuda(64, 63))
+    assert "multiples of 8, not 64 and 65" in int_mm.why_not(OnCuda(17, 64), OnCuda(65, 64))
+    assert not int_mm.why_not(OnCuda(17, 64), OnCuda(64, 64))
+
+
+def test_the_reference_rounds_once() -> None:
+    x, w = whole(4, 50), whole(6, 50)
+    exact = reference.int8_matmul(x, w, SCALE[:1] / 3, torch.ones(6) / 7, out_dtype=torch.float64)
+    assert torch.equal(reference.int8_matmul(x, w, SCALE[:1] / 3, torch.ones(6) / 7), exact.to(torch.bfloat16))

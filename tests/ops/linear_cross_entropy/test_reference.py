@@ -1,0 +1,91 @@
+"""The specification of linear cross-entropy, against PyTorch's own two steps, and what is refused."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline.errors import MachineError, ModelError
+from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
+
+
+def inputs(rows: int, features: int, classes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    floats = [torch.randn(shape, dtype=dtype) for shape in ((rows, features), (classes, features), (classes,))]
+    hidden, weight, bias = (tensor.requires_grad_() for tensor in floats)
+    return [hidden, weight, torch.randint(classes, (rows,)), bias]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_agrees_with_torch(reduction: str, with_bias: bool) -> None:
+    hidden, weight, target, bias = inputs(7, 5, 23)
+    target[2] = -100
+    bias, parameters = (bias, (hidden, weight, bias)) if with_bias else (None, (hidden, weight))
+    found = linear_cross_entropy(hidden, weight, target, bias, label_smoothing=0.1, reduction=reduction)
+    logits = F.linear(hidden, weight, bias)
+    expected = F.cross_entropy(logits, target, label_smoothing=0.1, reduction=reduction)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(expected.sum(), parameters)
+    )
+
+
+def test_gradients_are_those_of_its_values() -> None:
+    hidden, weight, target, bias = inputs(4, 3, 6)
+    whole = partial(reference.linear_cross_entropy, target_N=target, z_loss=0.1)
+    assert torch.autograd.gradcheck(
+        lambda hidden, weight, bias: whole(hidden, weight, bias_V=bias), (hidden, weight, bias)
+    )
+
+
+def test_autocast_is_that_of_a_linear_layer() -> None:
+    hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(hidden, weight, target, bias)
+        logits = F.linear(hidden, weight, bias)
+    assert logits.dtype == torch.bfloat16 and found.dtype == torch.float32
+    torch.testing.assert_close(found, F.cross_entropy(logits.float(), target))
+    assert torch.autograd.grad(found, weight)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"hidden_ND": torch.zeros(3, 4)}, r"not \(3, 4\) and \(7, 5\)"),
+        ({"hidden_ND": torch.zeros(3)}, r"takes \(rows, features\)"),
+        ({"weight_VD": torch.zeros(0, 5)}, r"and \(0, 5\)"),
+        ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight is torch.float64, but the hidden rows"),
+        ({"weight_VD": torch.zeros(7, 5, device="meta")}, "the weight is on meta"),
+        ({"bias_V": torch.zeros(6)}, "7 classes need as many biases"),
+        ({"target_N": torch.zeros(2, dtype=torch.int64)}, "of 3 rows needs as many"),
+        ({"target_N": torch.full((3,), 7)}, "target 7 is neither one of 7 classes"),
+        ({"reduction": "max"}, "no reduction 'max'"),
+        ({"implementation": "cuda"}, "no implementation 'cuda'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str) -> None:
+    target = torch.zeros(3, dtype=torch.int64)
+    given = {"hidden_ND": torch.zeros(3, 5), "weight_VD": torch.zeros(7, 5), "target_N": target} | changed
+    with pytest.raises(ModelError, match=sentence):
+        linear_cross_entropy(**given)
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    kernel = pytest.importorskip("redline.ops.kernel")
+    if kernel.INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device"):
+        linear_cross_entropy(*inputs(3, 4, 5, torch.float32), implementation="triton")
+
+
+def test_the_reference_compiles_whole_under_autocast() -> None:
+    hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
+
+    def head(hidden: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear_cross_entropy(hidden, weight, target, bias)
+
+    whole = torch.compile(head, fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(hidden), head(hidden))

@@ -1,0 +1,163 @@
+"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`tests/ops/test_interpreted.py` runs this file so).
+
+Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
+
+triton = pytest.importorskip("redline.ops.linear_cross_entropy.triton")
+chunks = pytest.importorskip("redline.ops.linear_cross_entropy.chunks")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = [
+    pytest.mark.skipif(
+        not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    ),
+    # numpy, which interprets, warns of infinities and NaN that the kernels make on purpose.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
+]
+DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+# Logits are rounded to the dtype between the two steps, and again as gradients.
+ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few rows are several chunks, the last one not full."""
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks, "_ALIGNMENT", 4)
+
+
+def inputs(rows: int, features: int, classes: int) -> list[Tensor]:
+    hidden, weight = torch.randn(rows, features), torch.randn(classes, features) * 0.5
+    return [hidden, weight, torch.randint(classes, (rows,)), torch.randn(classes)]
+
+
+def both(**options: object) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    return partial(triton.linear_cross_entropy, **options), partial(reference.linear_cross_entropy, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "features", "classes"), [(1, 8, 7), (10, 12, 65), (13, 5, 33)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_agrees(agrees: Agrees, rows: int, features: int, classes: int, reduction: str, dtype: torch.dtype) -> None:
+    given = inputs(rows, features, classes)[:3]
+    agrees(*both(reduction=reduction), given, dtype, DEVICE, ROUNDINGS.get(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_agrees_with_all_options(agrees: Agrees, reduction: str, dtype: torch.dtype) -> None:
+    given = inputs(11, 6, 37)
+    given[2][3:6] = -1
+    options = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
+    agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("trained", [(0,), (1,), (3,), (0, 3), (1, 3)])
+def test_only_what_is_trained_gets_a_gradient(trained: tuple[int, ...], reduction: str) -> None:
+    given = [tensor.to(DEVICE) for tensor in inputs(9, 6, 21)]
+    for index in trained:
+        given[index].requires_grad_()
+    one, other = (function(*given).square().sum() for function in both(reduction=reduction))
+    parameters = [given[index] for index in trained]
+    torch.testing.assert_close(
+        torch.autograd.grad(one, parameters), torch.autograd.grad(other, parameters), atol=1e-5, rtol=1e-4
+    )
+    (one,) = torch.autograd.grad(linear_cross_entropy(*given, implementation="triton"), parameters[:1])
+    assert one.isfinite().all()
+
+
+def test_no_gradient_is_made_for_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unwanted(*_: object) -> None:
+        raise AssertionError("a gradient was made")
+
+    monkeypatch.setattr(chunks, "write_gradient", unwanted)
+    given = [tensor.to(DEVICE) for tensor in inputs(9, 6, 21)]
+    one, other = (function(*given) for function in both())
+    torch.testing.assert_close(one, other)
+    given[1].requires_grad_()
+    with torch.no_grad():
+        assert not triton.linear_cross_entropy(*given).requires_grad
+    with pytest.raises(AssertionError, match="was made"):
+        triton.linear_cross_entropy(*given)
+
+
+def test_weights_can_be_those_of_the_embedding() -> None:
+    weight = torch.randn(19, 6, device=DEVICE, requires_grad=True)
+    tokens, target = torch.randint(19, (9,), device=DEVICE), torch.randint(19, (9,), device=DEVICE)
+    one, other = (torch.autograd.grad(function(weight[tokens], weight, target), weight) for function in both())
+    torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_backward_can_be_asked_twice() -> None:
+    """Which it could not, were the gradients scaled in place."""
+    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
+    loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), target)
+    (first,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE), retain_graph=True)
+    (second,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE))
+    torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
+def test_ignored_rows_alone_give_zero() -> None:
+    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
+    loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), torch.full_like(target, -100))
+    assert loss.item() == 0.0 and not torch.autograd.grad(loss, weight)[0].any()
+
+
+def test_many_chunks_cost_the_weight_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision rounds the gradient of each chunk's logits, but never their sum: 16 chunks or 1 are as exact."""
+    dtype = DTYPES[-1]
+    given = inputs(64, 8, 24)
+    hidden, weight, target = (tensor.to(DEVICE) for tensor in given[:3])
+    hidden, weight = hidden.to(dtype), weight.to(dtype).requires_grad_()
+    exact = weight.detach().double().requires_grad_()
+    loss = reference.linear_cross_entropy(hidden.double(), exact, target)
+    (expected,) = torch.autograd.grad(loss, exact)
+    errors = []
+    for limit, sums in ((1, torch.float32), (2**30, torch.float32), (1, dtype)):
+        monkeypatch.setattr(chunks, "CHUNK_BYTES", limit)
+        monkeypatch.setattr(chunks, "SUM_DTYPE", sums)
+        (found,) = torch.autograd.grad(triton.linear_cross_entropy(hidden, weight, target), weight)
+        errors.append(((found.double() - expected).norm() / expected.norm()).item())
+    assert errors[0] <= 1.05 * errors[1] and errors[1] <= 2 * torch.finfo(dtype).eps, errors
+    assert errors[2] > 1.2 * errors[0], "sums in half precision would do"
+
+
+def test_chunks_are_even_and_keep_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "_ALIGNMENT", 128)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**30)
+    assert chunks.rows_of_a_chunk(8192, 128_256, 2) == 4096
+    assert chunks.rows_of_a_chunk(8193, 128_256, 2) == 2816
+    assert chunks.rows_of_a_chunk(5, 128_256, 2) == 128
+    assert chunks.rows_of_a_chunk(10**6, 2**30, 4) == 128
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    hidden, weight, target, bias = (tensor.to(DEVICE) for tensor in inputs(5, 4, 9))
+    hidden, bias = hidden.requires_grad_(), bias.requires_grad_()
+    torch.library.opcheck(triton._reduced, (hidden, weight, bias, target, -100, 0.1, 0.01, True, True, False, True))
+    torch.library.opcheck(triton._rows, (hidden, weight, bias, target, -100, 0.1, 0.01))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiles_whole(reduction: str) -> None:
+    hidden, weight, target, bias = (tensor.to(DEVICE) for tensor in inputs(9, 4, 13))
+    parameters = (hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_())
+
+    def head(hidden: Tensor) -> Tensor:
+        options = {"z_loss": 0.01, "reduction": reduction, "implementation": "triton"}
+        return linear_cross_entropy(hidden * 2, weight, target, bias, **options).square().sum()
+
+    compiled, eager = torch.compile(head, fullgraph=True, backend="aot_eager")(hidden), head(hidden)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(torch.autograd.grad(compiled, parameters), torch.autograd.grad(eager, parameters))

@@ -1,0 +1,72 @@
+"""Which implementation of small matmul runs, what is refused, and that the specification is the right product."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import MachineError, ModelError
+from redline.ops.small_matmul import reference, small_matmul, tiles
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_is_the_product_of_its_definition(dtype: torch.dtype) -> None:
+    x, w, bias = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in ((3, 7), (5, 7), (5,)))
+    expected = (x[:, None] * w).sum(2) + bias
+    torch.testing.assert_close(small_matmul(x, w, bias), expected)
+    torch.testing.assert_close(small_matmul(x, w), expected - bias)
+
+
+def test_gradients_are_those_of_its_values() -> None:
+    x, w, bias = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 7), (5, 7), (5,)))
+    assert torch.autograd.gradcheck(reference.small_matmul, (x, w, bias))
+
+
+X, W = torch.zeros(3, 8), torch.zeros(4, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((X[0], W), r"not \(8,\) and \(4, 8\)"),
+        ((X, W[:, 1:]), r"not \(3, 8\) and \(4, 7\)"),
+        ((X, W, torch.zeros(3)), "4 outputs need as many biases"),
+        ((X, W.double()), "the weight is torch.float64, but the rows are torch.float32"),
+        ((X, W, torch.zeros(4).half()), "the bias is torch.float16"),
+        ((X, W.to("meta")), "the weight is on meta, but the rows are on cpu"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        small_matmul(*given)
+
+
+def test_triton_says_why_it_cannot_run() -> None:
+    kernel = pytest.importorskip("redline.ops.kernel")
+    with pytest.raises(MachineError, match="up to 16 rows, not 17"):
+        small_matmul(torch.zeros(17, 8), W, implementation="triton")
+    if kernel.INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device"):
+        small_matmul(X, W, implementation="triton")
+
+
+def test_kernels_are_kept_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.LARGEST_ROWS, (2, 2), 16)
+    shape = tiles.shape_of(7, 2048, 4096, 2, 2)
+    assert shape == (16, 2048, 4096, 2, 2)
+    assert tiles.is_kept(shape) and not tiles.is_kept(tiles.shape_of(17, 2048, 4096, 2, 2))
+    best = tiles.Tiles(16, 32, 64, 2, 3)
+    monkeypatch.setattr(tiles, "MEASURED", {shape: best})
+    assert tiles.is_kept(shape) and tiles.tiles_for(shape) == best
+    monkeypatch.setattr(tiles, "MEASURED", {shape: None})
+    assert not tiles.is_kept(shape) and tiles.tiles_for(shape) == tiles.BLOCK_TILES[2, 2][16]
+    assert tiles.tiles_for(tiles.shape_of(1, 2048, 4096, 2, 2)) == tiles.VECTOR_TILES[2]
+    assert tiles.tiles_for(tiles.shape_of(1, 2048, 4096, 1, 1)) == tiles.BLOCK_TILES[1, 1][16]
+
+
+def test_every_depth_is_covered_by_its_shares() -> None:
+    for programs in (1, 5, 60, 200):
+        for depth in (1, 511, 512, 2048, 8192, 10_001):
+            cut = tiles.cut_depth(programs, depth, 256, 2)
+            assert (cut.shares - 1) * cut.share < depth <= cut.shares * cut.share and not cut.share % 256
+            assert cut.shares == 1 or cut.shares * programs <= tiles.PROGRAMS
