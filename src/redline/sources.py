@@ -11,9 +11,14 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from redline.workload import TRAINING
+
 
 def digest_sources(address: str) -> dict[str, str]:
     """A digest by file, named from the folder that imports start in; empty for a bundled workload."""
+    if address.startswith(TRAINING):
+        settings = Path(address.removeprefix(TRAINING))
+        return {settings.name: _digest(settings.read_bytes())} if settings.is_file() else {}
     base, waiting = _find(address.rpartition(":")[0])
     # Of what is installed, the workload's own package alone is its own.
     own = base / waiting[0].relative_to(base).parts[0] if waiting and _is_installed(base) else base
@@ -23,7 +28,7 @@ def digest_sources(address: str) -> dict[str, str]:
         name = file.relative_to(base).as_posix()
         if name not in found and file.is_relative_to(own):
             source = file.read_bytes()
-            found[name] = hashlib.sha256(source).hexdigest()[:12]
+            found[name] = _digest(source)
             waiting += _imported(source, file, base)
     return dict(sorted(found.items()))
 
@@ -34,6 +39,10 @@ def describe_change(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     clauses += [f"{name} is new" for name in now if name not in then]
     clauses += [f"{name} has changed" for name in now if name in then and then[name] != now[name]]
     return " and ".join(clauses)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _find(place: str) -> tuple[Path, list[Path]]:

@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 from redline.errors import WorkloadError
 from redline.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 
+# An address that begins so names the settings file of a training.
+TRAINING = "train:"
 Inputs = Any  # a tensor, a tuple (positional) or a dict (by name)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LossFunction = Callable[[Any, Inputs], Tensor]
@@ -138,11 +140,16 @@ def find_function(address: str) -> Callable[..., Any]:
 
     if address in BUNDLED:
         return BUNDLED[address]
+    if address.startswith(TRAINING):
+        # Looked up late and by name: training stands above the ladder, and only such an address needs it.
+        workloads = importlib.import_module("redline.training.text.workload")
+        return workloads.training_workload(address.removeprefix(TRAINING))
     place, colon, name = address.rpartition(":")
     if not colon or not place or not name:
         bundled = ", ".join(BUNDLED)
         raise WorkloadError(
-            f"no workload {address!r}: write module:function, file.py:function, or one of the bundled ones ({bundled})."
+            f"no workload {address!r}: write module:function, file.py:function, train:CONFIG.toml, or one of the "
+            f"bundled ones ({bundled})."
         )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     function = getattr(module, name, None)

@@ -27,12 +27,14 @@ def test_samples_have_their_size_and_repeat_by_seed(task: Recall) -> None:
 
 
 def test_a_pair_is_there_before_its_key_is_asked_for() -> None:
-    sample = Mqar(symbols=20, pairs=4).sample(seeded(), 50, 40)
+    sample = Mqar(symbols=20, pairs=4, questions=9).sample(seeded(), 50, 40)
     for tokens, targets in zip(sample.tokens_BS.tolist(), sample.targets_BS.tolist(), strict=True):
         pairs = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
-        assert len(pairs) == 4 and all(key < 10 <= value for key, value in pairs.items())
-        assert targets[:8] == [IGNORED] * 8
-        assert [pairs[key] for key in tokens[8:]] == targets[8:]
+        assert len(pairs) == 4 and all(1 <= key < 10 <= value for key, value in pairs.items())
+        asked = [place for place in range(40) if targets[place] != IGNORED]
+        assert len(asked) == 9 and min(asked) >= 8
+        assert all(targets[place] == pairs[tokens[place]] for place in asked)
+        assert all(tokens[place] == 0 for place in range(8, 40) if place not in asked)
 
 
 def test_needles_lie_anywhere_and_are_all_asked_for() -> None:
@@ -71,8 +73,8 @@ def test_accuracy_counts_what_is_asked_and_nothing_else() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ModelError, match="6 pairs and a question need more than 12 tokens, not 12"):
-        Mqar().sample(seeded(), 1, 12)
+    with pytest.raises(ModelError, match="6 pairs and 24 questions need 36 tokens, not 35"):
+        Mqar().sample(seeded(), 1, 35)
     with pytest.raises(ModelError, match="3 needles and their questions need 15 tokens"):
         Needle().sample(seeded(), 1, 14)
     with pytest.raises(ModelError, match="a needle and its question need"):

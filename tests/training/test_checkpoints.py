@@ -1,5 +1,6 @@
-"""A checkpoint brings everything back, belongs to one training, and is never half written."""
+"""A checkpoint brings everything back, belongs to one training, is checked when read, and is never half written."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,27 @@ from torch import nn
 
 from redline.errors import RedlineError
 from redline.training import checkpoints
-from redline.training.checkpoints import Position, State
+from redline.training.arithmetic import Arithmetic
+from redline.training.checkpoints import Checkpoints, Position, State, read_checkpoint
 from redline.training.ema import Ema
 
 
-def state(identity: dict[str, object] | None = None) -> State:
-    model = nn.Linear(5, 3)
-    return State(
-        model, Ema(model, 0.9), torch.optim.AdamW(model.parameters(), 1e-2), identity or {"width": 5, "sizes": (1, 2)}
-    )
+class Counting(Arithmetic):
+    """Has a state of its own."""
+
+    value = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+def state(identity: dict[str, object] | None = None, width: int = 5) -> State:
+    model = nn.Linear(width, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    return State(model, Ema(model, 0.9), optimizer, Counting(), identity or {"width": 5, "sizes": (1, 2)})
 
 
 def learn(some: State) -> None:
@@ -27,13 +40,14 @@ def learn(some: State) -> None:
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
-    first, path = state(), tmp_path / "deep" / "checkpoint.pt"
+    first, kept = state(), Checkpoints(tmp_path / "deep" / "er")
     learn(first)
-    first.save(path, Position(11, 2.5))
+    first.arithmetic.value = 7
+    kept.save(first, Position(11, 2.5, 3))
     after = torch.rand(4)
     torch.manual_seed(99)
     second = state()
-    assert second.load(path) == Position(11, 2.5)
+    assert kept.load(second) == Position(11, 2.5, 3) and second.arithmetic.value == 7
     assert torch.equal(torch.rand(4), after)
     for one, other in ((first.model, second.model), (first.ema.model, second.ema.model)):
         assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
@@ -42,41 +56,91 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     torch.manual_seed(5)
     learn(second)
     assert torch.equal(first.model.weight, second.model.weight)
-    assert [file.name for file in path.parent.iterdir()] == ["checkpoint.pt"]
+    assert [file.name for file in kept.folder.iterdir()] == ["step-000000011.pt"]
+
+
+def test_who_steps_the_moments_is_chosen_anew(tmp_path: Path) -> None:
+    first, second = state(), state()
+    first.optimizer.param_groups[0]["fused"] = True
+    learn(first)
+    Checkpoints(tmp_path).save(first, Position(1))
+    Checkpoints(tmp_path).load(second)
+    assert second.optimizer.param_groups[0]["fused"] is None
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, keep=3)
+    (tmp_path / ".step-killed").write_bytes(b"half of it")
+    for step in (2, 9, 10, 100, 1000):
+        kept.save(state(), Position(step))
+    assert [file.name for file in sorted(tmp_path.iterdir())] == [f"step-{n:09}.pt" for n in (10, 100, 1000)]
+    assert kept.load(state()).step == 1000
 
 
 def test_another_training_is_refused_by_what_differs(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.pt"
-    state().save(path, Position())
+    kept = Checkpoints(tmp_path)
+    kept.save(state(), Position())
     with pytest.raises(RedlineError, match="its width is 5, not 6"):
-        state({"width": 6, "sizes": (1, 2)}).load(path)
+        kept.load(state({"width": 6, "sizes": (1, 2)}))
+    with pytest.raises(RedlineError, match="of another model or optimizer"):
+        kept.load(state(width=6))
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off"])
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(content)
-    with pytest.raises(RedlineError, match="not a readable checkpoint"):
-        state().load(path)
-    with pytest.raises(RedlineError, match="no checkpoint"):
-        state().load(tmp_path / "none.pt")
-    torch.save({"something": 1}, path)
-    with pytest.raises(RedlineError, match="not a checkpoint of this version"):
-        state().load(path)
+def test_every_kind_of_damage_is_seen(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    path = kept.save(state(), Position(4))
+    whole = path.read_bytes()
+    for spoilt in (b"", whole[:30], whole[:-1], whole[:1000], whole + b"x", b"PK" + whole):
+        path.write_bytes(spoilt)
+        with pytest.raises(RedlineError, match="not a checkpoint of this version|damaged"):
+            read_checkpoint(path)
+    for place in (0, 9, 41, 600, len(whole) // 2, len(whole) - 3):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(RedlineError, match="not a checkpoint of this version|damaged"):
+            kept.load(state())
+    with pytest.raises(RedlineError, match="no checkpoint in"):
+        Checkpoints(tmp_path / "none").load(state())
+
+
+def test_a_damaged_one_is_passed_over_aloud(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    kept.save(state(), Position(4))
+    newest = kept.save(state(), Position(5))
+    newest.write_bytes(newest.read_bytes()[:-10])
+    with pytest.warns(UserWarning, match="step-000000005.* is damaged.* The one before it is taken"):
+        assert kept.load(state()).step == 4
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_write_that_breaks_off_leaves_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    path = tmp_path / "checkpoint.pt"
-    state().save(path, Position(3, 1.0))
+    kept = Checkpoints(tmp_path, keep=1)
+    kept.save(state(), Position(3, 1.0))
 
     def break_off(_content: object, file: object) -> None:
         file.write(b"half of it")
         raise error
 
     monkeypatch.setattr(checkpoints.torch, "save", break_off)
-    with pytest.raises(RedlineError if isinstance(error, OSError) else KeyboardInterrupt):
-        state().save(path, Position(4, 2.0))
-    assert state().load(path).step == 3 and [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+    with pytest.raises(RedlineError if isinstance(error, OSError) else KeyboardInterrupt) as said:
+        kept.save(state(), Position(4, 2.0))
+    if isinstance(error, OSError):
+        assert "No space left on device; 'step-000000003.pt' is untouched." in str(said.value)
+    assert kept.load(state()).step == 3 and [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
+
+
+def test_a_device_that_takes_no_more_bytes(tmp_path: Path) -> None:
+    """The real thing: the kernel refuses to let the file grow."""
+    kept, before = Checkpoints(tmp_path, keep=1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept.save(state(), Position(1))
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
+        with pytest.raises(RedlineError, match="cannot write the checkpoint .*; 'step-000000001.pt' is untouched"):
+            kept.save(state(), Position(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (only,) = tmp_path.iterdir()
+    assert kept.load(state()).step == 1 and only.name == "step-000000001.pt"

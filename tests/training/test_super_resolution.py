@@ -147,7 +147,7 @@ def test_a_weight_beyond_fp16_is_refused() -> None:
     assert rounded(model, torch.float32).conv_last.weight[0, 0, 0, 0] == 1e6
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("drct-*.toml")), ids=lambda path: path.stem)
 def test_the_bundled_settings_are_of_a_small_model(path: Path) -> None:
     settings = DrctTraining.read(path, photos="photos")
     with torch.device("meta"):
@@ -157,7 +157,7 @@ def test_the_bundled_settings_are_of_a_small_model(path: Path) -> None:
 
 
 def test_there_are_bundled_settings() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.toml")} == {"drct-small-x2", "drct-small-x4"}
+    assert {path.stem for path in CONFIGS.glob("drct-*.toml")} == {"drct-small-x2", "drct-small-x4"}
 
 
 @pytest.mark.slow

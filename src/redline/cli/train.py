@@ -1,15 +1,19 @@
-"""`redline train`: training, from a settings file to weights and the page about them."""
+"""`redline train`: training, from a settings file to weights and a page about them.
+
+`redline train CONFIG.toml` trains a language model; other kinds of model have a word of their own before the file.
+"""
 
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
+from typer.core import TyperGroup
 
 from redline.cli.console import print_json, progress, results
 from redline.errors import RedlineError
@@ -24,7 +28,18 @@ CONFIGS = Path(__file__).parents[1] / "training" / "configs"
 # Where nobody watches a line change, a new one this often is enough.
 _LINE_EVERY_S = 15.0
 
+
+class _TextUnlessNamed(TyperGroup):
+    """A first word that is no command is the settings file of `text`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["text", *args]
+        return super().parse_args(ctx, args)
+
+
 train = typer.Typer(
+    cls=_TextUnlessNamed,
     help="Train a model, from a settings file to weights and a page about them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -39,15 +54,68 @@ def _train() -> None:
     """Train a model, from a settings file to weights and a page about them."""
 
 
+@train.command("text")
+def train_text(
+    config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: decoder-124m, decoder-tiny.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for model, page, checkpoints and journal.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="File or folder to train on, instead of the settings'; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the settings say.")] = None,
+    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a language model on text; Ctrl-C saves where it stands. The word "text" may be left out.
+
+    Example: redline train text decoder-tiny --source corpus --out tiny, or in short: redline train mine.toml
+    """
+    from redline.training.text.run import prepare_training, run_text
+
+    path = find_config(config)
+    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    where = torch.device(resolve_device(device))
+    folder = out or Path("redline-out") / "train" / path.stem
+    with progress.status("reading text …") as status:
+        task = prepare_training(path, folder, where, resume, status.update, _say, source, steps, minutes)
+        status.update("the first steps …")
+        outcome, result = run_text(task, folder, where, resume, _Line(status), _say)
+    if result is None:
+        _stopped(outcome, f"redline train {config} --out {folder} --resume")
+    elif as_json:
+        position = outcome.position
+        about = {"steps": position.step, "elapsed_s": position.elapsed_s, "skipped": position.skipped}
+        print_json({**asdict(result), **about, "peak_bytes": outcome.peak_bytes})
+    else:
+        figures = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.figures.items())
+        took = format_seconds(outcome.position.elapsed_s)
+        results.print(
+            f"[bold]{result.model}[/]: {result.parameters:,} parameters, {outcome.position.step:,} steps in {took}"
+            f"{figures}; about it: {result.page}",
+            highlight=False,
+        )
+
+
+def _say(sentence: str) -> None:
+    progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
+
+
+def _stopped(outcome: Outcome, again: str) -> None:
+    step = outcome.position.step
+    progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False)
+    raise typer.Exit(130)
+
+
 @train.command("drct")
 def train_drct(
     config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: drct-small-x4, drct-small-x2.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for weights, checkpoint and journal.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for weights, checkpoints and journal.")] = None,
     photos: Annotated[str | None, typer.Option(help="Folder to train on, instead of the file's.")] = None,
     validation: Annotated[
         list[str] | None, typer.Option(help="Folder of a test set, instead of the file's; repeatable.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
     steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
     time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
@@ -67,14 +135,11 @@ def train_drct(
         for sentence in task.crops.pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
         said = f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.0f} megapixels, on {where}"
-        progress.print(f"[dim]{said}, {task.precision}[/]", highlight=False)
+        _say(f"{said}, {task.precision}")
         status.update("the first steps …")
         outcome = run_training(task, settings.loop, folder, where, resume, _Line(status))
         if outcome.interrupted:
-            again = f"redline train drct {config} --out {folder} --resume"
-            step = outcome.position.step
-            progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False)
-            raise typer.Exit(130)
+            _stopped(outcome, f"redline train drct {config} --out {folder} --resume")
         status.update("scoring …")
         result = write_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
@@ -98,16 +163,18 @@ class _Line:
         self.status, self._last_s, self._figures = status, -_LINE_EVERY_S, {}
 
     def __call__(self, seen: Progress) -> None:
-        line = (
-            f"step {seen.step:,} · loss {seen.loss:.5f} · {seen.items_per_s:,.4g} {seen.unit}s/s · "
-            f"{format_seconds(seen.left_s)} left · {format_bytes(seen.peak_bytes)}"
-        )
-        scores = " · ".join(f"{name} {value:.4g}" for name, value in seen.figures.items())
-        self.status.update(escape(f"{line} · {scores}" if scores else line))
+        rate = f"{seen.items_per_s:,.0f}" if seen.items_per_s >= 1000 else f"{seen.items_per_s:.4g}"
+        parts = [f"step {seen.step:,}", f"loss {seen.loss:.5f}", f"{rate} {seen.unit}s/s"]
+        parts += [f"{seen.utilization:.1%} MFU"] if seen.utilization is not None else []
+        parts += [f"{format_seconds(seen.left_s)} left", format_bytes(seen.peak_bytes)]
+        parts += [f"{seen.skipped} skipped"] if seen.skipped else []
+        parts += [f"{name} {value:.4g}" for name, value in seen.figures.items()]
+        line = escape(" · ".join(parts))
+        self.status.update(line)
         news = seen.figures != self._figures
         due = not progress.is_terminal and time.monotonic() - self._last_s >= _LINE_EVERY_S
         if news or due:
-            progress.print(f"[dim]{escape(f'{line} · {scores}' if scores else line)}[/]", highlight=False)
+            progress.print(f"[dim]{line}[/]", highlight=False)
             self._last_s, self._figures = time.monotonic(), seen.figures
 
 

@@ -1,4 +1,4 @@
-"""Multi-query associative recall: pairs of symbols come first, and then their keys again and again, in any order.
+"""Multi-query associative recall: pairs of symbols come first, and then their keys again, here and there among fillers.
 
 After each key the model must say the value that it was paired with. Every sample has pairs of its own, so nothing but
 memory helps.
@@ -14,22 +14,34 @@ from redline.recall.task import IGNORED, Sample
 
 @dataclass(frozen=True)
 class Mqar:
-    """The lower half of the symbols are keys, the upper half values."""
+    """Symbol 0 fills; of the others, the lower half are keys and the upper half values."""
 
     symbols: int = 64
     pairs: int = 6
+    questions: int = 24
+
+    def __post_init__(self) -> None:
+        if min(self.pairs, self.questions) < 1 or self.pairs > self.symbols // 2 - 1:
+            raise ModelError(
+                f"{self.symbols} symbols have {max(self.symbols // 2 - 1, 0)} keys: not enough for {self.pairs} pairs "
+                f"and {self.questions} questions."
+            )
 
     @property
     def vocabulary(self) -> int:
         return self.symbols
 
     def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
-        if length <= 2 * self.pairs:
-            raise ModelError(f"{self.pairs} pairs and a question need more than {2 * self.pairs} tokens, not {length}.")
-        half, questions = self.symbols // 2, length - 2 * self.pairs
-        keys = torch.rand(batch, half, generator=generator).topk(self.pairs, dim=1).indices
+        told, half = 2 * self.pairs, self.symbols // 2
+        if length < told + self.questions:
+            sizes = f"{self.pairs} pairs and {self.questions} questions"
+            raise ModelError(f"{sizes} need {told + self.questions} tokens, not {length}.")
+        keys = 1 + torch.rand(batch, half - 1, generator=generator).topk(self.pairs, dim=1).indices
         values = torch.randint(half, self.symbols, (batch, self.pairs), generator=generator)
-        asked = torch.randint(self.pairs, (batch, questions), generator=generator)
-        tokens = torch.cat((torch.stack((keys, values), 2).flatten(1), keys.gather(1, asked)), 1)
-        nothing = torch.full((batch, 2 * self.pairs), IGNORED)
-        return Sample(tokens, torch.cat((nothing, values.gather(1, asked)), 1))
+        asked = torch.randint(self.pairs, (batch, self.questions), generator=generator)
+        places = told + torch.rand(batch, length - told, generator=generator).topk(self.questions, dim=1).indices
+        tokens, targets = torch.zeros(batch, length, dtype=torch.int64), torch.full((batch, length), IGNORED)
+        tokens[:, :told] = torch.stack((keys, values), 2).flatten(1)
+        tokens.scatter_(1, places, keys.gather(1, asked))
+        targets.scatter_(1, places, values.gather(1, asked))
+        return Sample(tokens, targets)

@@ -1,35 +1,43 @@
-"""Where a training stands, on disk: all that the next step depends on, in one file that is never half written.
+"""Where a training stands, on disk: all that the next step depends on, in files that are whole or not there.
 
-Weights, their average, the optimizer's moments, the random generators and the step. The step is also the place in the
-data: a batch is a function of the seed and the step alone, so nothing else about the data needs keeping.
+Weights, their average, the optimizer's moments, the arithmetic's own state (a loss scale), the random generators and
+the step. The step is also the place in the data: a batch is a function of the seed and the step alone.
+
+A checkpoint is written beside and renamed once it is safely on disk, with a checksum in front; older ones are let go of
+only then. Resuming takes the newest one whose checksum is right.
 """
 
+import hashlib
 import json
 import os
 import pickle
 import tempfile
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
+from redline.training.arithmetic import Arithmetic
 from redline.training.ema import Ema
 
-NAME = "checkpoint.pt"
-_SCHEMA = 1
+FOLDER = "checkpoints"
+_MAGIC = b"RLCKPT02"
+_DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training has come: steps done, and seconds spent on them, whether in one go or resumed."""
+    """How far a training has come: steps done (some of them skipped), and seconds spent, in one go or resumed."""
 
     step: int = 0
     elapsed_s: float = 0.0
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,64 +45,155 @@ class State:
     """What is saved and restored together; `identity` is what two trainings must share to be the same one."""
 
     model: nn.Module
-    ema: Ema
+    ema: Ema | None
     optimizer: Optimizer
+    arithmetic: Arithmetic
     identity: Mapping[str, Any]
 
-    def save(self, path: Path, position: Position) -> None:
-        """Writes beside and renames: a reader sees the last checkpoint or this one."""
-        content = {
-            "schema": _SCHEMA,
+    def content(self, position: Position) -> dict[str, Any]:
+        return {
             "identity": json.dumps(self.identity, sort_keys=True),
             "step": position.step,
             "elapsed_s": position.elapsed_s,
+            "skipped": position.skipped,
             "model": self.model.state_dict(),
-            "ema": self.ema.model.state_dict(),
+            "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
+            "arithmetic": self.arithmetic.state_dict(),
             "random": _random_states(),
         }
-        temporary = ""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            with os.fdopen(handle, "wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True) if temporary else None
-            if isinstance(error, (OSError, RuntimeError)):
-                raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {error}.") from error
-            raise
 
-    def load(self, path: Path) -> Position:
+    def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
-        content = _read(path)
-        found = json.loads(content["identity"])
-        asked = json.loads(json.dumps(self.identity))
+        found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
         for name in sorted({*found, *asked}):
             if found.get(name) != asked.get(name):
                 raise RedlineError(
-                    f"{str(path)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
+                    f"{str(origin)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
                 )
-        self.model.load_state_dict(content["model"])
-        self.ema.model.load_state_dict(content["ema"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        try:
+            self.model.load_state_dict(content["model"])
+            if self.ema:
+                self.ema.model.load_state_dict(content["ema"])
+            _load_optimizer(self.optimizer, content["optimizer"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
+        self.arithmetic.load_state_dict(content["arithmetic"])
         _set_random_states(content["random"])
-        return Position(content["step"], content["elapsed_s"])
+        return Position(content["step"], content["elapsed_s"], content["skipped"])
 
 
-def _read(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Checkpoints:
+    """The checkpoints of one training, the newest `keep` of them."""
+
+    folder: Path
+    keep: int = 2
+
+    def files(self) -> list[Path]:
+        """The newest last."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def save(self, state: State, position: Position) -> Path:
+        path = self.folder / f"step-{position.step:09}.pt"
+        temporary = ""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
+            with os.fdopen(handle, "wb") as file:
+                _write(file, state.content(position))
+            os.replace(temporary, path)
+            _sync_folder(self.folder)
+        except BaseException as error:
+            Path(temporary).unlink(missing_ok=True) if temporary else None
+            if isinstance(error, (OSError, RuntimeError)):
+                last = self.files()
+                kept = f"{last[-1].name!r} is untouched" if last else "there is none yet"
+                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+                raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}; {kept}.") from error
+            raise
+        for old in self.files()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        for left in self.folder.glob(".step-*"):
+            left.unlink(missing_ok=True)  # by a process that was killed while writing
+        return path
+
+    def load(self, state: State) -> Position:
+        """Goes back to the newest checkpoint that is whole."""
+        path, content = self.read()
+        return state.restore(content, path)
+
+    def read(self) -> tuple[Path, dict[str, Any]]:
+        """The newest checkpoint that is whole; a damaged one is passed over aloud."""
+        files = self.files()
+        if not files:
+            raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
+        for path in reversed(files):
+            try:
+                return path, read_checkpoint(path)
+            except RedlineError as error:
+                if path == files[0]:
+                    raise
+                warnings.warn(f"{error} The one before it is taken.", stacklevel=2)
+        raise AssertionError
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, once its checksum was found right."""
+    broken = f"{str(path)!r} is not a readable checkpoint."
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise RedlineError(f"there is no checkpoint {str(path)!r} to resume from.") from error
+        with open(path, "rb") as file:
+            magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
+            begin = file.tell()
+            if magic != _MAGIC:
+                raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
+            if hashlib.file_digest(file, "sha256").digest() != digest:
+                raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its checksum is another one.")
+            file.seek(begin)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise RedlineError(f"{str(path)!r} is not a readable checkpoint.") from error
-    if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-        raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
-    return content
+        raise RedlineError(broken) from error
+
+
+class _Hashing:
+    """Writes through to a file, and knows the checksum of what went by."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write(file: BinaryIO, content: dict[str, Any]) -> None:
+    file.write(_MAGIC + bytes(_DIGEST_BYTES))
+    hashing: Any = _Hashing(file)
+    torch.save(content, hashing)
+    file.seek(len(_MAGIC))
+    file.write(hashing.hash.digest())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """So that the new name, too, outlives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """The moments come from the checkpoint; who steps them is chosen for this machine."""
+    own = [{flag: group[flag] for flag in ("fused", "foreach") if flag in group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(saved)
+    for group, flags in zip(optimizer.param_groups, own, strict=True):
+        group.update(flags)
 
 
 def _random_states() -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ class Journal:
         """Keeps what was written before up to `last_step`: what came after it will be done again."""
         self.path = path
         self.entries = [entry for entry in read_journal(path) if entry["step"] <= last_step] if path.exists() else []
-        write_text(path, "".join(_line(entry) for entry in self.entries))
+        with self._writing():
+            write_text(path, "".join(_line(entry) for entry in self.entries))
 
     def write(self, entry: dict[str, Any]) -> None:
         self.entries.append(entry)
+        with self._writing(), open(self.path, "a", encoding="utf-8") as file:
+            file.write(_line(entry))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(_line(entry))
+            yield
         except OSError as error:
             raise RedlineError(f"cannot write {str(self.path)!r}: {error.strerror or error}.") from error
 

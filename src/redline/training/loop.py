@@ -1,8 +1,8 @@
 """The loop that trains every kind of model: steps, schedule, average, checkpoints, figures, and a way to stop.
 
-Nothing in a step waits for the device: losses add up there and are read every `log_every` steps. A loss or gradient
-that is not finite shows in their sum, and is always looked at before a checkpoint is written, so the last one on disk
-is a good one.
+Nothing in a step waits for the device where the optimizer can skip a step by itself: losses add up there and are read
+every `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; too many of them
+in a row end the training, with a good checkpoint on disk.
 """
 
 import math
@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.memory import is_out_of_memory
 from redline.resident import peak_resident_bytes
-from redline.training.checkpoints import NAME, Position, State
+from redline.training.checkpoints import FOLDER, Checkpoints, Position, State
 from redline.training.ema import Ema
 from redline.training.interrupts import stop_requests
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import Journal
-from redline.training.optimizers import build_optimizer
+from redline.training.optimizers import set_rate, step_unless
 from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
@@ -30,22 +31,25 @@ from redline.training.task import Task
 
 @dataclass(frozen=True)
 class Progress:
-    """What there is to say about a running training."""
+    """What there is to say about a running training; `utilization` is the share of the machine's measured ceiling."""
 
     step: int
     elapsed_s: float
     left_s: float
     loss: float
+    gradient_norm: float
     learning_rate: float
     items_per_s: float
     unit: str
     peak_bytes: int
+    utilization: float | None = None
+    skipped: int = 0
     figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended, with the averaged weights."""
+    """How a training ended, with the averaged weights where an average was kept."""
 
     model: nn.Module
     position: Position
@@ -62,19 +66,24 @@ def train(
     resume: bool = False,
     tell: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
+    ceiling_flops_per_s: float | None = None,
 ) -> Outcome:
     """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`."""
-    if not resume and (out / NAME).exists():
-        raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
+    if device.type == "cuda":
+        # What came before it, such as looking for a batch, is not the training's.
+        torch.cuda.reset_peak_memory_stats(device)
+    checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
     if not resume:
+        if checkpoints.files():
+            raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
         torch.manual_seed(settings.seed)
-    ema, optimizer = Ema(task.model, settings.ema_decay), build_optimizer(task.model, settings, device)
-    state = State(task.model, ema, optimizer, task.identity)
-    before = state.load(out / NAME) if resume else Position()
-    loop = _Loop(task, settings, state, out, device, tell, clock, before)
+    ema = Ema(task.model, settings.ema_decay) if settings.ema_decay else None
+    state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
+    before = checkpoints.load(state) if resume else Position()
+    loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s)
     with stop_requests() as stop:
         interrupted = loop.run(lambda: stop.requested)
-    return Outcome(state.ema.model, loop.position, loop.figures, loop.peak_bytes, interrupted)
+    return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted)
 
 
 class _Loop:
@@ -83,19 +92,23 @@ class _Loop:
         task: Task,
         settings: LoopSettings,
         state: State,
-        out: Path,
+        checkpoints: Checkpoints,
         device: torch.device,
         tell: Callable[[Progress], None],
         clock: Callable[[], float],
         before: Position,
+        ceiling_flops_per_s: float | None,
     ) -> None:
         self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.tell, self.clock = tell, clock
-        self.path, self.schedule = out / NAME, Schedule.of(settings)
-        self.journal = Journal(out / JOURNAL, before.step)
-        self.step, self._base_s, self._began_s = before.step, before.elapsed_s, clock()
+        self.tell, self.clock, self.ceiling_flops_per_s = tell, clock, ceiling_flops_per_s
+        self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
+        self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
+        self.step, self.skipped = before.step, before.skipped
+        self._base_s, self._began_s = before.elapsed_s, clock()
         self.figures: dict[str, float] = self._last_figures()
-        self._sums = torch.zeros(2, device=device)
+        # On the device: sums of losses and norms and the count of good steps; skipped ones in a row, and at most.
+        self._sums = torch.zeros(3, device=device)
+        self._row = torch.zeros(2, device=device)
         self._logged = self._saved = before.step
         self._logged_s = self._saved_s = before.elapsed_s
 
@@ -105,7 +118,11 @@ class _Loop:
 
     @property
     def position(self) -> Position:
-        return Position(self.step, self.elapsed_s)
+        return Position(self.step, self.elapsed_s, self.skipped)
+
+    @property
+    def result(self) -> nn.Module:
+        return self.state.ema.model if self.state.ema else self.state.model
 
     @property
     def peak_bytes(self) -> int:
@@ -126,61 +143,81 @@ class _Loop:
         return self.schedule.progress(self.step, self.elapsed_s) < 1
 
     def _one_step(self) -> None:
-        model, optimizer = self.state.model, self.state.optimizer
-        rate = self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
+        set_rate(optimizer, self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s))
+        total = torch.zeros((), device=self.device)
         try:
-            loss = self.task.loss(self.step)
-            loss.backward()
-        except torch.OutOfMemoryError as error:
-            raise RedlineError("the device has too little memory for this batch: take a smaller one.") from error
-        norm = nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip_norm)
-        optimizer.step()
+            with self.task.around():
+                for part in range(self.task.parts):
+                    loss = self.task.loss(self.step, part)
+                    arithmetic.backward(loss)
+                    total += loss.detach().float()
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise RedlineError("the device has too little memory for this batch: take a smaller one.") from error
+            raise
+        overflowed = arithmetic.unscale(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip_norm).to(self.device, torch.float32)
+        bad = ~(total + norm).isfinite() | overflowed
+        step_unless(bad, optimizer)
         optimizer.zero_grad(set_to_none=True)
+        arithmetic.publish()
         self.step += 1
-        self.state.ema.update(model, self.step)
-        self._sums += torch.stack((loss.detach().float(), _on(norm, self.device)))
+        if self.state.ema:
+            self.state.ema.update(model, self.step)
+        self._count(total, norm, bad)
+
+    def _count(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:
+        good = (~bad).float()
+        self._sums += torch.stack((loss, norm, torch.ones_like(loss))).where(~bad, 0.0)
+        in_a_row = (self._row[0] + 1) * (1 - good)
+        self._row = torch.stack((in_a_row, torch.maximum(self._row[1], in_a_row)))
 
     def _log(self) -> None:
-        """Reads the sums, which waits for the device; refuses to go on with what is not finite."""
+        """Reads the sums, which waits for the device."""
         steps = self.step - self._logged
         if not steps:
             return
-        loss, norm = (value / steps for value in self._sums.tolist())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        loss, norm, good, _, worst = torch.cat((self._sums, self._row)).tolist()
+        self.skipped += steps - round(good)
+        loss, norm = (value / good if good else math.nan for value in (loss, norm))
+        if worst >= self.settings.skip_limit:
             kept = f"the checkpoint of step {self._saved} is untouched" if self._saved else "no checkpoint was written"
             raise RedlineError(
-                f"the loss or its gradient stopped being finite between steps {self._logged} and {self.step}; {kept}. "
+                f"{round(worst)} steps in a row up to step {self.step} had a loss or gradient that is not finite; "
+                f"{kept}. "
                 'A lower learning_rate or clip_norm helps, or precision = "fp32".'
             )
         now_s = self.elapsed_s
         steps_per_s = steps / max(now_s - self._logged_s, 1e-9)
         self._sums.zero_()
+        self._row[1] = self._row[0]
         self._logged, self._logged_s = self.step, now_s
+        items_per_s = steps_per_s * self.task.items_per_step
+        rate, ceiling = float(self.state.optimizer.param_groups[0]["lr"]), self.ceiling_flops_per_s
         progress = Progress(
             self.step,
             now_s,
             self.schedule.left_s(self.step, now_s, steps_per_s),
             loss,
-            self.state.optimizer.param_groups[0]["lr"],
-            steps_per_s * self.task.items_per_step,
+            norm,
+            rate,
+            items_per_s,
             self.task.unit,
             self.peak_bytes,
+            items_per_s * self.task.flops_per_item / ceiling if ceiling and self.task.flops_per_item else None,
+            self.skipped,
             self.figures,
         )
-        self._write(
-            loss=loss,
-            gradient_norm=norm,
-            learning_rate=progress.learning_rate,
-            items_per_s=progress.items_per_s,
-            peak_bytes=progress.peak_bytes,
-        )
+        names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
+        self._write(**{name: getattr(progress, name) for name in names})
         self.tell(progress)
 
     def _validate(self) -> None:
         self._log()
-        figures = self.task.validate(self.state.ema.model)
+        was_training = self.result.training
+        figures = self.task.validate(self.result.eval())
+        self.result.train(was_training)
         if figures:
             self.figures = figures
             self._write(validation=True, **figures)
@@ -189,8 +226,8 @@ class _Loop:
 
     def _save(self) -> None:
         self._log()
-        if self.step != self._saved or not self.path.exists():
-            self.state.save(self.path, self.position)
+        if self.step != self._saved or not self.checkpoints.files():
+            self.checkpoints.save(self.state, self.position)
         self._saved, self._saved_s = self.step, self.elapsed_s
 
     def _write(self, **values: Any) -> None:
@@ -200,7 +237,3 @@ class _Loop:
         judged = [entry for entry in self.journal.entries if entry.get("validation")]
         last = judged[-1] if judged else {}
         return {name: value for name, value in last.items() if name not in ("step", "elapsed_s", "validation")}
-
-
-def _on(norm: Tensor, device: torch.device) -> Tensor:
-    return norm.detach().to(device, torch.float32)

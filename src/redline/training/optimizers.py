@@ -1,24 +1,168 @@
-"""The optimizers that a training can ask for, built the same way for every kind of model."""
+"""The optimizers that a training can ask for, built the same way for every kind of model.
+
+AdamW runs on the best implementation that this machine has (apex, fused, foreach, plain). AdamW with 8-bit moments and
+Adafactor save memory; Muon makes the update of every hidden matrix orthogonal, beside AdamW for all that is none.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import chain
+from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch import Tensor, nn
+from torch.optim import Adafactor, Adam, AdamW, Optimizer
 
+from redline.errors import RedlineError
+from redline.quiet import quiet
+from redline.rungs.fused_optimizer import implementation, rebuild, why_unsupported
 from redline.training.settings import LoopSettings
 
+_Weights = Sequence[nn.Parameter]
+_Choose = Callable[[Optimizer], Optimizer]
+_IMPLEMENTATIONS = ("apex", "fused", "foreach", "plain")
 
-def build_optimizer(model: nn.Module, settings: LoopSettings, device: torch.device) -> Optimizer:
-    """Weight decay is for matrices and kernels; biases and norms have nothing to shrink."""
+
+def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
+    """Over the weights of `model`, in groups that share their weight decay, on the best implementation there is."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return build_over(weights, hidden_matrices(model), settings)
+
+
+def build_over(
+    weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings, best: bool = True
+) -> Optimizer:
+    """The same for weights whose model is out of sight; without `best`, as torch builds it."""
+    return _KINDS[settings.optimizer](weights, hidden, settings, _best if best else lambda optimizer: optimizer)
+
+
+def describe(optimizer: Optimizer) -> str:
+    """What steps the weights, in a few words."""
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    said = []
+    for part in parts:
+        count = sum(len(group["params"]) for group in part.param_groups)
+        how = f", {implementation(part)}" if isinstance(part, (Adam, AdamW)) or _is_apex(part) else ""
+        said.append(f"{type(part).__name__} of {count} tensors{how}")
+    return " and ".join(said)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # a compiled step would be compiled again for every new number
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
+    """Fused optimizers leave the weights alone where the device says so, and nobody waits; for others it is read."""
+    if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
+        vars(optimizer)["found_inf"] = bad.float()
+        optimizer.step()
+    elif not bad.item():
+        optimizer.step()
+
+
+class Together(Optimizer):
+    """Several optimizers that step as one."""
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        # Nothing of its own to set up: groups and state are its parts'.
+        self.parts = list(parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return list(chain.from_iterable(part.param_groups for part in self.parts))
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+
+
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """The matrices between embedding and output layer, which turn features into features."""
+    outer = {
+        id(weight)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "head"
+        for weight in module.parameters()
+    }
+    return [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in outer]
+
+
+def _groups(weights: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
+    """Weight decay is for matrices and kernels; biases and norms have nothing to shrink."""
     groups = [
-        {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": decay},
         {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
     ]
-    kind = {"adamw": AdamW, "adam": Adam}[settings.optimizer]
-    betas = (settings.betas[0], settings.betas[1])
-    return kind(
-        [group for group in groups if group["params"]],
-        lr=settings.learning_rate,
-        betas=betas,
-        fused=True if device.type == "cuda" else None,
+    return [group for group in groups if group["params"]]
+
+
+def _options(settings: LoopSettings) -> dict[str, Any]:
+    return {"lr": settings.learning_rate, "betas": (settings.betas[0], settings.betas[1])}
+
+
+def _best(optimizer: Optimizer) -> Optimizer:
+    """On the first implementation that can really step a weight here."""
+    return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
+
+
+def _adam(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+    return choose(Adam(_groups(weights, settings.weight_decay), **_options(settings)))
+
+
+def _adamw(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+    return choose(AdamW(_groups(weights, settings.weight_decay), **_options(settings)))
+
+
+def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+    try:
+        with quiet():
+            from torchao.optim import AdamW8bit
+
+            import_module("torch._inductor.compile_fx")  # it compiles its step, and the imports warn about themselves
+    except ImportError as error:
+        raise RedlineError("8-bit AdamW is torchao's, which is not installed: pip install torchao.") from error
+    return AdamW8bit(_groups(weights, settings.weight_decay), **_options(settings))
+
+
+def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+    return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate)
+
+
+def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+    if not hidden:
+        raise RedlineError("muon is for hidden matrices, and this model has none: take adamw.")
+    # Updates of AdamW's size, so that one learning rate serves both.
+    first = torch.optim.Muon(
+        hidden, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
+    known = set(map(id, hidden))
+    others = [weight for weight in weights if id(weight) not in known]
+    return Together([first, _adamw(others, (), settings, choose)]) if others else first
+
+
+def _is_apex(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.partition(".")[0] == "apex"
+
+
+_KINDS: dict[str, Callable[[_Weights, _Weights, LoopSettings, _Choose], Optimizer]] = {
+    "adam": _adam,
+    "adamw": _adamw,
+    "adamw8bit": _adamw_8bit,
+    "adafactor": _adafactor,
+    "muon": _muon,
+}

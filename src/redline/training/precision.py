@@ -10,8 +10,8 @@ from redline.machine import Machine
 
 def resolve_precision(precision: str, device: torch.device) -> str:
     """What was asked for, where the device has it in hardware; fp32 with a warning elsewhere."""
-    if precision == "bf16" and "bf16" not in Machine.detect(str(device)).hardware_dtypes:
-        warnings.warn(f"{device} has no bf16 in hardware: this training computes in fp32.", stacklevel=2)
+    if precision != "fp32" and precision not in Machine.detect(str(device)).hardware_dtypes:
+        warnings.warn(f"{device} has no {precision} in hardware: this training computes in fp32.", stacklevel=2)
         return "fp32"
     return precision
 

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from redline.errors import RedlineError
 
@@ -19,8 +19,12 @@ class LoopSettings:
     """How long, how fast and how carefully to learn; the same for every kind of model.
 
     With `minutes`, the schedule follows the clock and ends in time; with `steps`, it follows the steps. Both together
-    are refused, and so is neither.
+    are refused, and so is neither. A step whose loss or gradient is not finite is skipped; `skip_limit` of them in a
+    row end the training.
     """
+
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "adam")
+    precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp32")
 
     steps: int | None = None
     minutes: float | None = None
@@ -33,28 +37,30 @@ class LoopSettings:
     clip_norm: float = 1.0
     ema_decay: float = 0.999
     precision: str = "bf16"
-    compile: bool = False
     seed: int = 0
     log_every: int = 50
     validate_every: int = 2000
     checkpoint_minutes: float = 2.0
+    keep_checkpoints: int = 2
+    skip_limit: int = 10
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise RedlineError("a training takes either steps or minutes: write one of them under [training].")
-        for name in ("steps", "minutes", "learning_rate", "clip_norm", "log_every", "validate_every"):
+        positive = ("steps", "minutes", "learning_rate", "clip_norm", "log_every", "validate_every")
+        for name in (*positive, "keep_checkpoints", "skip_limit"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RedlineError(f"{name} must be above zero, not {value}.")
-        for name in ("weight_decay", "warmup_steps", "final_share", "checkpoint_minutes"):
+        for name in ("weight_decay", "warmup_steps", "final_share", "checkpoint_minutes", "seed"):
             if getattr(self, name) < 0:
                 raise RedlineError(f"{name} must not be negative, as {getattr(self, name)} is.")
         if not 0 <= self.ema_decay < 1:
             raise RedlineError(f"ema_decay must be 0 or more and less than 1, not {self.ema_decay}.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise RedlineError(f"betas are two numbers from 0 to less than 1, not {self.betas}.")
-        choices("optimizer", self.optimizer, ("adamw", "adam"))
-        choices("precision", self.precision, ("bf16", "fp32"))
+        choices("optimizer", self.optimizer, self.optimizers)
+        choices("precision", self.precision, self.precisions)
 
 
 def choices(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -99,7 +105,8 @@ def fill(kind: type[T], table: Mapping[str, Any], section: str) -> T:
 
 def _as(hint: Any, value: Any, name: str) -> Any:
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        kinds = [part for part in typing.get_args(hint) if part is not type(None)]
+        hint = next((part for part in kinds if type(value) is part), kinds[0])
     if typing.get_origin(hint) is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_as(typing.get_args(hint)[0], item, name) for item in items)

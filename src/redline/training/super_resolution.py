@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig
 from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.training.interpolating_start import start_as_interpolation
+from redline.training.optimizers import build_optimizer
 from redline.training.photo_crops import PhotoCrops
 from redline.training.photo_pairs import PhotoSettings, hash_of
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+from redline.training.task import FREE_TO_CHANGE, Task
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,19 @@ class DrctSettings:
 
 
 @dataclass(frozen=True)
+class DrctLoopSettings(LoopSettings):
+    """`compile` compiles the groups, which are alike."""
+
+    compile: bool = False
+
+
+@dataclass(frozen=True)
 class DrctTraining:
     """A whole settings file: [model], [data] and [training]."""
 
     model: DrctSettings
     data: PhotoSettings
-    loop: LoopSettings
+    loop: DrctLoopSettings
 
     @classmethod
     def read(cls, path: str | Path, **instead: Any) -> "DrctTraining":
@@ -60,7 +70,9 @@ class DrctTraining:
         data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
         loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
         return cls(
-            fill(DrctSettings, model, "model"), fill(PhotoSettings, data, "data"), fill(LoopSettings, loop, "training")
+            fill(DrctSettings, model, "model"),
+            fill(PhotoSettings, data, "data"),
+            fill(DrctLoopSettings, loop, "training"),
         )
 
     def __post_init__(self) -> None:
@@ -68,8 +80,8 @@ class DrctTraining:
             raise RedlineError(f"crop_px must be a multiple of the model's window, {self.model.window}.")
 
 
-class DrctTask:
-    """A `Task` for the loop."""
+class DrctTask(Task):
+    """What the loop needs to train a DRCT."""
 
     unit = "picture"
 
@@ -94,13 +106,15 @@ class DrctTask:
     @property
     def identity(self) -> Mapping[str, Any]:
         """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
-        free = {"steps", "minutes", "compile", "log_every", "validate_every", "checkpoint_minutes"}
-        free |= {"photos", "validation", "weights"}
+        free = {*FREE_TO_CHANGE, "compile", "photos", "validation", "weights"}
         settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
         kept = {name: value for name, value in settings.items() if name not in free}
         return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels}
 
-    def loss(self, step: int) -> Tensor:
+    def optimizer(self) -> Optimizer:
+        return build_optimizer(self.model, self.settings.loop)
+
+    def loss(self, step: int, part: int = 0) -> Tensor:
         small, large = self.crops.batch(step)
         with computing_in(self.precision, self.device):
             output = self.model(small)

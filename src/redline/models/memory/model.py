@@ -62,7 +62,7 @@ class TitanModel(nn.Module):
     def __init__(self, config: TitanConfig) -> None:
         super().__init__()
         self.config = config
-        self.recompute = ""
+        self.recompute, self.score_weight = "", 0.0
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
@@ -159,14 +159,17 @@ class TitanModel(nn.Module):
         tokens_BS: Tensor,
         targets_BS: Tensor,
         documents_BS: Tensor | None = None,
-        score_weight: float = 0.0,
         z_loss: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy over targets that are not −100, plus what it costs to want tokens kept."""
-        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True)
+        """Cross-entropy over targets that are not −100, plus `score_weight` times the share of tokens wanted kept.
+
+        Where that share costs something, chance decides by the scores which tokens are kept.
+        """
+        by_chance = self.score_weight > 0
+        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True, by_chance=by_chance)
         loss = self.head.loss(hidden, targets_BS, z_loss=z_loss)
-        if score_weight and scores:
-            loss = loss + score_weight * torch.stack([score.sigmoid().mean() for score in scores]).mean()
+        if self.score_weight and scores:
+            loss = loss + self.score_weight * torch.stack([score.sigmoid().mean() for score in scores]).mean()
         return loss
 
     def new_state(self, batch: int = 1) -> MemoryState:
@@ -219,12 +222,14 @@ class TitanModel(nn.Module):
             assert isinstance(block, Block)
             yield block
 
-    def _hidden(self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool) -> tuple[Tensor, list[Tensor]]:
+    def _hidden(
+        self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool, by_chance: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
         if self.config.memory_slots and not keep_all:
             if documents_BS is not None:
                 raise ModelError("a bank of slots reads one document at a time: keep_all=True reads many in a row.")
             return self._advance(tokens_BS, self.new_state(len(tokens_BS)))[0], []
-        passage = Passage.whole(tokens_BS, documents_BS, self.config)
+        passage = Passage.whole(tokens_BS, documents_BS, self.config, by_chance)
         hidden, _, scores = self._run(tokens_BS, passage, None)
         return hidden, scores
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
+from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.updates import UPDATES, UpdateState
 from redline.nn.choosing import Choosing
 
@@ -35,8 +36,7 @@ class NeuralMemory(Choosing):
         self.heads, self.key_dim, self.value_dim = config.neural_heads, config.key_dim, config.value_dim
         channels = self.heads * (2 * self.key_dim + self.value_dim)
         self.query_key_value = nn.Linear(config.width, channels, bias=False)
-        self.convolution = nn.Parameter(torch.empty(config.convolution, channels))
-        nn.init.uniform_(self.convolution, -(config.convolution**-0.5), config.convolution**-0.5)
+        self.convolution = new_taps(config.convolution, channels)
         self.update = UPDATES[config.memory_update](config.width, self.heads, config.memory_chunk)
         self.gate = nn.Linear(config.width, self.heads * self.value_dim, bias=False)
         self.norm = nn.RMSNorm(self.value_dim, eps=config.norm_eps)
@@ -62,26 +62,3 @@ class NeuralMemory(Choosing):
         read, memory = self.update(x_BSD, query, key, value, state.memory, documents_BS, self.implementation)
         gated = self.norm(read) * self.gate(x_BSD).unflatten(-1, (self.heads, -1)).sigmoid()
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None
-
-
-def short_convolution(
-    x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Each channel's weighted sum over the last tokens, its own the last; gives what the next tokens need as well."""
-    length, count = x_BSC.shape[1], len(taps_TC)
-    padded = torch.cat((recent_BTC.to(x_BSC.dtype), x_BSC), 1)
-    total = x_BSC * taps_TC[-1]
-    if documents_BS is not None:
-        first = documents_BS[:, :1].expand(-1, count - 1)
-        documents_BS = torch.cat((first, documents_BS), 1)
-    for back in range(1, count):
-        begin = count - 1 - back
-        term = padded[:, begin : begin + length] * taps_TC[-1 - back]
-        if documents_BS is not None:
-            same = documents_BS[:, begin : begin + length] == documents_BS[:, count - 1 :]
-            term = term * same.unsqueeze(-1)
-        total = total + term
-    recent = padded[:, length:]
-    if documents_BS is not None:
-        recent = recent * (documents_BS[:, length:] == documents_BS[:, -1:]).unsqueeze(-1)
-    return total, recent

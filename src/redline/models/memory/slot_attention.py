@@ -2,7 +2,8 @@
 
 Text is cut into segments. A token sees its own segment up to itself, and the `window_segments` before it; a segment
 that falls out of the window is offered to the bank, and whatever the bank keeps of it is seen instead. So every token
-of a segment sees the same bank, and no token is seen twice. Positions count from the document's start.
+of a segment sees the same bank, and no token is seen twice. Positions count from the document's start. Keys and values
+pass a short convolution, so that a slot holds what a token says together with those just before it.
 
 Two ways to the same result. Without a state, whole sequences go through at once, many documents in a row, and every
 token that left the window is kept (what training needs: a bank that throws away while it learns gets stuck). With a
@@ -21,14 +22,24 @@ from torch import Tensor, nn
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
 from redline.models.memory.rotation import Rotation
+from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
 from redline.models.memory.windowed import logits, mix, windowed_attention
+
+# Before anything is learned, nearly everything is kept.
+_FIRST_SCORE = 2.0
+# So that what chance drops is gone but for the gradient.
+_SHARPNESS = 4.0
 
 
 @dataclass(frozen=True)
 class WindowState:
-    """The last tokens as a ring: position p is in row p % L; keys are rotated by their position."""
+    """The last tokens as a ring: position p is in row p % L; keys are rotated by their position.
 
+    `recent` are the inputs of the convolution that the next tokens still need.
+    """
+
+    recent_BTC: Tensor
     key_BLHD: Tensor
     value_BLHD: Tensor
     score_BL: Tensor
@@ -42,8 +53,11 @@ class SlotAttention(nn.Module):
         heads, head_dim = config.key_value_heads, config.head_dim
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key_value = nn.Linear(config.width, 2 * heads * head_dim, bias=False)
+        self.convolution = new_taps(config.convolution, 2 * heads * head_dim)
         # How much a token is worth keeping; a bank of no slots asks nobody.
         self.score = nn.Linear(config.width, 1) if config.memory_slots else None
+        if self.score is not None:
+            nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = nn.Linear(config.width, config.width, bias=False)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
@@ -51,10 +65,11 @@ class SlotAttention(nn.Module):
         heads, head_dim, number = config.key_value_heads, config.head_dim, torch.promote_types(dtype, torch.float32)
         key, value = (torch.zeros(batch, config.span, heads, head_dim, device=device, dtype=dtype) for _ in range(2))
         score = torch.zeros(batch, config.span, device=device, dtype=number)
+        recent = torch.zeros(batch, len(self.convolution) - 1, 2 * heads * head_dim, device=device, dtype=dtype)
         bank = None
         if config.memory_slots:
             bank = SlotBank.empty(batch, config.memory_slots, heads, head_dim, device, dtype)
-        return WindowState(key, value, score, bank)
+        return WindowState(recent, key, value, score, bank)
 
     def forward(
         self, x_BSD: Tensor, passage: Passage, state: WindowState | None = None
@@ -74,7 +89,8 @@ class SlotAttention(nn.Module):
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0], state, None
 
     def _whole(self, x_BSD: Tensor, passage: Passage) -> tuple[Tensor, Tensor | None]:
-        query, key, value, score = self._project(x_BSD)
+        recent = self.key_value.weight.new_zeros(len(x_BSD), len(self.convolution) - 1, self.convolution.shape[1])
+        query, key, value, score, _ = self._project(x_BSD, recent, passage.documents_BS)
         out = windowed_attention(
             *passage.rotation.turn(query, key),
             value,
@@ -82,17 +98,18 @@ class SlotAttention(nn.Module):
             passage.documents_BS,
             self.config.segment,
             self.config.window_segments,
-            far=None if score is None else (query, key, F.logsigmoid(score)),
+            far=None if score is None else (query, key, _kept(score, passage.by_chance)),
         )
         return self.out(out.flatten(2)), score
 
     def _advance(self, x_BTD: Tensor, passage: Passage, state: WindowState) -> tuple[Tensor, WindowState]:
         span, segment, positions_BT = self.config.span, self.config.segment, passage.positions_BS
-        query, key, value, score = self._project(x_BTD)
+        query, key, value, score, recent = self._project(x_BTD, state.recent_BTC, None)
         turned_query, turned_key = passage.rotation.turn(query, key)
         rows_BT = positions_BT % span
         state = replace(
             state,
+            recent_BTC=recent,
             key_BLHD=_placed(state.key_BLHD, rows_BT, turned_key),
             value_BLHD=_placed(state.value_BLHD, rows_BT, value),
             score_BL=state.score_BL if score is None else _placed(state.score_BL, rows_BT, score),
@@ -131,14 +148,29 @@ class SlotAttention(nn.Module):
         )
         return replace(state, bank=written.where(due_B, bank))
 
-    def _project(self, x_BSD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _project(
+        self, x_BSD: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
         config = self.config
         query = self.query(x_BSD).unflatten(-1, (config.heads, config.head_dim))
-        key, value = self.key_value(x_BSD).unflatten(-1, (2, config.key_value_heads, config.head_dim)).unbind(-3)
+        mixed, recent_BTC = short_convolution(self.key_value(x_BSD), self.convolution, recent_BTC, documents_BS)
+        key, value = mixed.unflatten(-1, (2, config.key_value_heads, config.head_dim)).unbind(-3)
         score = None
         if self.score is not None:
             score = self.score(x_BSD).squeeze(-1).to(torch.promote_types(x_BSD.dtype, torch.float32))
-        return query, key, value, score
+        return query, key, value, score, recent_BTC
+
+
+def _kept(score_BS: Tensor, by_chance: bool) -> Tensor:
+    """How far each token is kept, as a logarithm.
+
+    By chance a token is kept or not, with the probability that its score says. Without that a model learns to shout
+    over low scores, and a bank that goes by scores throws away what it needs.
+    """
+    if not by_chance:
+        return F.logsigmoid(score_BS)
+    chance = torch.rand_like(score_BS).clamp(1e-6, 1 - 1e-6)
+    return F.logsigmoid(_SHARPNESS * (score_BS + chance.logit()))
 
 
 def _placed(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:

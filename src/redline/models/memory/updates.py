@@ -43,8 +43,10 @@ class GatedDelta(nn.Module):
         documents_BS: Tensor | None,
         implementation: str,
     ) -> tuple[Tensor, Tensor]:
-        speed_BSH = F.softplus(self.decay(x_BSD).to(self.log_rate.dtype) + self.decay_bias)
-        g_BSH, beta_BSH = -self.log_rate.exp() * speed_BSH, self.strength(x_BSD).sigmoid()
+        # In a whole-precision dtype: what a token forgets is small, and adds up over thousands of them.
+        exact = torch.promote_types(x_BSD.dtype, torch.float32)
+        speed_BSH = F.softplus(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact))
+        g_BSH, beta_BSH = -self.log_rate.to(exact).exp() * speed_BSH, self.strength(x_BSD).sigmoid()
         return gated_delta_rule(
             query_BSHK, key_BSHK, value_BSHV, g_BSH, beta_BSH, state, documents_BS, self.chunk, implementation
         )

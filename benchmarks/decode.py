@@ -1,0 +1,227 @@
+"""Times decoding of one Llama-shaped model by Redline's engine and by transformers, turn by turn, on a CUDA device.
+
+All arms have the same random weights (1.24B parameters, bf16) and prompts. A token's time is what the text takes after
+its first token, over the tokens that follow: waiting for prefill is a row's other figure. Before an arm is timed its
+logits are held against the plain model's, and one that is off gets no time. Rows are JSON lines.
+
+    python benchmarks/decode.py --out decode.jsonl --batch 1 --batch 32
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.files import write_text
+from redline.generation import InferenceEngine
+from redline.models.decoder import Decoder, DecoderConfig
+from redline.models.decoder.checkpoint import pieces
+from redline.models.decoder.hugging_face import write_config
+from redline.nn.attention import GroupedQueryAttention
+from redline.nn.linear import Linear
+
+LARGE = DecoderConfig(
+    128_256, 2048, 16, 32, 8192, key_value_heads=8, context=2048, rope_base=500_000.0, tied_embeddings=True
+)
+TINY = DecoderConfig(512, 64, 2, 4, 128, key_value_heads=2, context=512, tied_embeddings=True)
+LARGEST_ERROR = {"int8": 0.1, "fp8": 0.2, "": 0.03}
+
+
+@dataclass
+class Arm:
+    """`run` generates and gives the seconds to the first token and of the rest; `logits` are after the prompt."""
+
+    run: Callable[[], tuple[float, float]]
+    logits: Callable[[], Tensor]
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    model: Decoder
+    prompts: list[list[int]]
+    tokens: int
+    device: str
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def ours(task: Task, plan: str, graph: bool, linear: str | None = None, fused_step: bool = True) -> Arm:
+    engine = InferenceEngine(task.model, plan, graph=graph and task.device == "cuda")
+    for module in engine.model.applied.modules():
+        if isinstance(module, Linear) and linear is not None:
+            module.implementation = linear
+        if isinstance(module, GroupedQueryAttention):
+            module.fused_step = fused_step
+
+    def run() -> tuple[float, float]:
+        with engine.stream(task.prompts, max_tokens=task.tokens) as stream:
+            for _ in stream:
+                pass
+        return stream.prefill_s, sum(stream.step_s)
+
+    @torch.no_grad()
+    def logits() -> Tensor:
+        """The last token by a step, so that what is decoded with is what is judged."""
+        tokens = torch.tensor(task.prompts, device=task.device)
+        cache = engine.model.new_cache(len(tokens), 256 * -(-(tokens.shape[1] + task.tokens) // 256))
+        counts = torch.full((len(tokens),), tokens.shape[1] - 1, device=task.device)
+        engine.model.prefill(tokens[:, :-1], counts, cache)
+        return engine.model.step(tokens[:, -1].contiguous(), cache).float()
+
+    def about() -> dict[str, Any]:
+        return {"plan": str(engine.plan), "proofs": engine.model.proofs(), "setup_s": engine.setup_s}
+
+    return Arm(run, logits, {"later": about})
+
+
+def transformers_arm(task: Task, static: bool) -> Arm:
+    import transformers
+
+    settings = write_config(task.model.config, "bfloat16")
+    for earlier in ("rope_scaling", "rope_theta"):
+        settings.pop(earlier)
+    with torch.device(task.device):
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    model = model.to(dtype=task.model.norm.weight.dtype).eval()
+    parameters = dict(task.model.named_parameters(remove_duplicate=False))
+    theirs = dict(model.named_parameters(remove_duplicate=False))
+    with torch.no_grad():
+        for piece in pieces(task.model.config):
+            theirs[piece.name].copy_(piece.of(parameters))
+    model.generation_config.eos_token_id = None
+    tokens = torch.tensor(task.prompts, device=task.device)
+    options: dict[str, Any] = {"do_sample": False, "attention_mask": torch.ones_like(tokens), "pad_token_id": 0}
+    if static:
+        options["cache_implementation"] = "static"
+
+    def seconds(work: Callable[[], Any]) -> float:
+        task.wait()
+        begun = time.perf_counter()
+        work()
+        task.wait()
+        return time.perf_counter() - begun
+
+    def run() -> tuple[float, float]:
+        """Its prefill is timed apart: a text of one token would give a static cache another size."""
+        count = task.tokens
+        first = seconds(logits)
+        rest = lambda: model.generate(tokens, max_new_tokens=count, min_new_tokens=count, **options)  # noqa: E731
+        return first, seconds(rest) - first
+
+    @torch.no_grad()
+    def logits() -> Tensor:
+        return model(tokens, logits_to_keep=1).logits[:, -1].float()
+
+    return Arm(run, logits, {"transformers": version("transformers")})
+
+
+def arms(task: Task) -> dict[str, Callable[[], Arm]]:
+    found: dict[str, Callable[[], Arm]] = {
+        "redline eager": lambda: ours(task, "", graph=False),
+        "redline graph": lambda: ours(task, "", graph=True),
+        "redline fused_ops + graph": lambda: ours(task, "fused_ops", graph=True),
+        "redline fused_ops + small_matmul everywhere + graph": lambda: ours(task, "fused_ops", True, "triton"),
+        "redline fused_ops, torch's products + graph": lambda: ours(task, "fused_ops", True, "reference"),
+        "redline fused_ops, torch's attention + graph": lambda: ours(task, "fused_ops", True, fused_step=False),
+        "redline compile + graph": lambda: ours(task, "compile", graph=True),
+        "redline fused_ops + compile + graph": lambda: ours(task, "fused_ops + compile", graph=True),
+        "redline compile(max-autotune) + graph": lambda: ours(task, "compile(mode=max-autotune)", graph=True),
+        "redline int8 + compile + graph": lambda: ours(task, "fused_ops + int8 + compile", graph=True),
+        "redline fp8 + compile + graph": lambda: ours(task, "fused_ops + fp8(mode=weight_only) + compile", graph=True),
+    }
+    if find_spec("transformers") is not None:
+        found["transformers, dynamic cache"] = lambda: transformers_arm(task, static=False)
+        found["transformers, static cache + compile"] = lambda: transformers_arm(task, static=True)
+    return found
+
+
+def measure(task: Task, rounds: int, only: str | None) -> list[dict[str, Any]]:
+    expected = ours(task, "", graph=False).logits()
+    rows: dict[str, dict[str, Any]] = {}
+    ready: dict[str, Arm] = {}
+    for name, build in arms(task).items():
+        if only and only not in name:
+            continue
+        row = rows[name] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
+        begun = time.perf_counter()
+        try:
+            arm = build()
+            error = ((arm.logits() - expected).norm() / expected.norm()).item()
+            row["relative_error"] = error
+            limit = next(limit for word, limit in LARGEST_ERROR.items() if word in name)
+            if not error <= limit:
+                raise ArithmeticError(f"off by {error:.3g}")
+            arm.run()
+            row["first_call_s"] = time.perf_counter() - begun
+            later = arm.about.pop("later", None)
+            row |= arm.about | (later() if later is not None else {})
+            ready[name] = arm
+        except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+            row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
+        print(f"{name}: {row.get('failure', 'ready')}", file=sys.stderr, flush=True)
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, arm in ready.items():
+            samples[name].append(arm.run())
+    weights = sum(p.nbytes for p in task.model.parameters())
+    for name, seen in samples.items():
+        steps_ms = [1000 * rest / (task.tokens - 1) for _, rest in seen]
+        median = statistics.median(steps_ms)
+        rows[name] |= {
+            "ms_per_token": median,
+            "ms_per_token_samples": steps_ms,
+            "prefill_ms": 1000 * statistics.median(first for first, _ in seen),
+            "tokens_per_s": 1000 * len(task.prompts) / median,
+            "bf16_weights_tb_per_s": weights / median / 1e9,
+        }
+    return list(rows.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Times decoding against transformers.")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
+    parser.add_argument("--batch", type=int, action="append", help="rows at a time; repeatable, 1 by default")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens in")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens out")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", help="arms whose name holds this")
+    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    arguments = parser.parse_args()
+    device = "cpu" if arguments.tiny else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
+        print("the benchmark of decoding needs a CUDA device (or --tiny).", file=sys.stderr)
+        return 2
+    torch.manual_seed(0)
+    config = TINY if arguments.tiny else LARGE
+    with torch.device(device):
+        model = Decoder(config).to(torch.float32 if arguments.tiny else torch.bfloat16).eval()
+    gpu = "none" if arguments.tiny else torch.cuda.get_device_name()
+    about = {"gpu": gpu, "torch": torch.__version__, "parameters": config.parameters, "prompt": arguments.prompt}
+    rows: list[dict[str, Any]] = []
+    for batch in arguments.batch or [1]:
+        prompts = torch.randint(config.vocabulary, (batch, arguments.prompt)).tolist()
+        torch.compiler.reset()
+        measured = measure(Task(model, prompts, arguments.tokens, device), arguments.rounds, arguments.only)
+        rows += [about | row for row in measured]
+        write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in sorted(measured, key=lambda row: row.get("ms_per_token", float("inf"))):
+            said = row.get("failure") or f"{row['ms_per_token']:.3f} ms a token, prefill {row['prefill_ms']:.1f} ms"
+            print(f"batch {batch}, {row['arm']}: {said}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

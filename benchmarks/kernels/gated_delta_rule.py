@@ -1,0 +1,129 @@
+"""Times the gated delta rule against its plain form, and softmax attention of the same size beside it, in bf16.
+
+    python benchmarks/kernels/gated_delta_rule.py --out FILE [--only forward] [--sweep]
+
+Width 768 in 12 heads, four texts of 2K to 32K tokens; other heads at 8K. The rule costs the same for every token and
+causal attention more and more, so the rows say from which length on the rule is ahead. What torch.compile makes of the
+plain form holds one copy of a step for every chunk: it is tried at the shortest length alone. Liger has no such kernel.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from arms import Case, Run, both, forward, main, with_values
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from redline.ops.gated_delta_rule import gated_delta_rule, reference
+
+BATCH, HEADS, SIZE = 4, 12, 64
+LENGTHS = (2048, 4096, 8192, 16384, 32768)
+OTHER_HEADS = ((6, 128), (8, 96))
+# Of bf16 results against fp32: every number was rounded several times, and the gradient of g is a difference of sums.
+LARGEST_ERROR = 0.04
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+
+
+def output(function: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor) -> Tensor:
+    return function(*inputs)[0]
+
+
+def case(tokens: int, heads: int, size: int, backward: bool) -> Case:
+    def drawn() -> Tensor:
+        return torch.randn((BATCH, tokens, heads, size), device="cuda")
+
+    q, k = (F.normalize(drawn(), dim=-1).bfloat16() for _ in range(2))
+    g, beta = (
+        -torch.rand((BATCH, tokens, heads), device="cuda") * 0.1,
+        torch.rand((BATCH, tokens, heads), device="cuda"),
+    )
+    inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), g, beta))
+    pull = drawn().bfloat16()
+
+    def run(function: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, ...] = inputs) -> Run:
+        of_output = partial(output, function)
+        return both(of_output, given, (pull.to(given[0].dtype),)) if backward else forward(of_output, given)
+
+    def expected() -> tuple[Tensor, ...]:
+        return run(reference.chunked, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
+
+    arms: dict[str, Callable[[], Run]] = {
+        "eager": lambda: run(reference.chunked),
+        "redline": lambda: run(partial(gated_delta_rule, implementation="triton")),
+    }
+    if tokens == LENGTHS[0]:
+        arms["torch.compile"] = lambda: run(torch.compile(reference.chunked, fullgraph=True, dynamic=False))
+    # Read q, k and v, write the output; backward reads them and its gradient, and writes three.
+    tensors = 4 + 7 * backward
+    return Case(
+        name=f"gated_delta_rule {'forward+backward' if backward else 'forward'}",
+        sizes={"batch": BATCH, "tokens": tokens, "heads": heads, "head_size": size, "dtype": "bf16"},
+        arms=arms,
+        expected=expected,
+        largest_error=LARGEST_ERROR,
+        needed_bytes=tensors * q.nbytes,
+    )
+
+
+def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
+    """What a layer of softmax attention takes in its place."""
+    shape = (BATCH, tokens, heads, size)
+    inputs = tuple(torch.randn(shape, device="cuda").bfloat16().requires_grad_() for _ in range(3))
+    pull = torch.randn(shape, device="cuda").bfloat16()
+
+    def run(backend: SDPBackend) -> Run:
+        def attend(*given: Tensor) -> Tensor:
+            with sdpa_kernel(backend):
+                q, k, v = (tensor.transpose(1, 2) for tensor in given)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+
+    return Case(
+        name=f"attention {'forward+backward' if backward else 'forward'}",
+        sizes={"batch": BATCH, "tokens": tokens, "heads": heads, "head_size": size, "dtype": "bf16"},
+        arms={name: lambda backend=backend: run(backend) for name, backend in BACKENDS.items()},
+        expected=run(SDPBackend.EFFICIENT_ATTENTION),
+        largest_error=LARGEST_ERROR,
+        needed_flop=(3.5 if backward else 1) * 2 * BATCH * heads * tokens**2 * size,
+    )
+
+
+def cases() -> Iterable[Case]:
+    for backward in (True, False):
+        for tokens in LENGTHS:
+            yield case(tokens, HEADS, SIZE, backward)
+            yield attention(tokens, HEADS, SIZE, backward)
+        for heads, size in OTHER_HEADS:
+            yield case(8192, heads, size, backward)
+            yield attention(8192, heads, size, backward)
+
+
+def sweep() -> Iterable[Case]:
+    """Tiles of all kernels at a length where all chunks at once fill the device, and of heads of 64 and of 128."""
+    from redline.ops.gated_delta_rule import triton
+
+    for heads, size in ((HEADS, SIZE), OTHER_HEADS[0]):
+        plain = case(8192, heads, size, backward=True)
+        build, shipped = plain.arms["redline"], triton.TILES[2, size]
+        choices = [replace(shipped, warps=warps) for warps in (4, 8)]
+        choices += [replace(shipped, block=block) for block in (32, 128)]
+        choices += [
+            replace(shipped, values=values, state_warps=warps, stages=stages)
+            for values in (16, 32, 64)
+            for warps in (2, 4, 8)
+            for stages in (1, 2, 3)
+        ]
+        arms: dict[str, Callable[[], Run]] = {"as shipped": build}
+        for tiles in choices:
+            table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}}
+            arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
+        yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
+
+
+if __name__ == "__main__":
+    sys.exit(main("gated_delta_rule", cases, sweep))

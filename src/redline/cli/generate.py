@@ -1,0 +1,112 @@
+"""`redline generate`: text from a language model, as it comes."""
+
+import sys
+from contextlib import suppress
+from statistics import quantiles
+from typing import Annotated
+
+import torch
+import typer
+
+from redline.cli.console import print_json, progress
+from redline.cli.plans import PLAN_HELP, read_plan
+from redline.errors import RedlineError
+from redline.generation import InferenceEngine, Sampling, TokenStream
+from redline.generation.folder import ModelFolder
+from redline.generation.precision import PRECISIONS, choose_holding
+from redline.generation.text_stream import TextStream
+from redline.machine import Machine, resolve_device
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder with config.json, safetensors and tokenizer.json.")],
+    prompt: Annotated[str, typer.Argument(help="The text to go on from; - reads it from stdin.")],
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at the most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Choose among this many tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Choose among the likeliest that have this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Choose among tokens this share as likely as the likeliest.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes what came before less likely.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
+    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the text and its speed as JSON.")] = False,
+) -> None:
+    """Generate text with a language model, streamed as it comes.
+
+    Example: redline generate Llama-3.2-1B "The sea is"
+    Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    text = _read_prompt(prompt)
+    folder = ModelFolder.open(model)
+    where = resolve_device(device)
+    holding = choose_holding(Machine.detect(where), precision, None if plan is None else read_plan(plan))
+    tokens = folder.tokenizer.encode(text).ids
+    if not tokens:
+        raise RedlineError("the prompt is empty.")
+    with progress.status("reading the model …"):
+        loaded = folder.load(holding.dtype, torch.device(where))
+        engine = InferenceEngine(loaded, holding.plan, share=True)
+        stream = engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=folder.stop_tokens)
+    pieces = TextStream(folder.tokenizer, tokens)
+    said: list[str] = []
+
+    def say(piece: str) -> None:
+        said.append(piece)
+        if not as_json and piece:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    interrupted = False
+    with stream:
+        try:
+            for (token,) in stream:
+                if token is not None:
+                    say(pieces.push(token))
+        except KeyboardInterrupt:
+            interrupted = True
+    say(pieces.finish())
+    if as_json:
+        about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
+        print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
+    else:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _read_prompt(prompt: str) -> str:
+    if prompt != "-":
+        return prompt
+    with suppress(AttributeError):
+        sys.stdin.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RedlineError("the prompt on stdin is not UTF-8 text.") from error
+
+
+def _figures(stream: TokenStream, prompt_tokens: int) -> dict[str, object]:
+    """Speed as it was seen from outside: the first token counts as prefill, the others by their distance."""
+    completion = stream.completions[0]
+    steps_ms = [1000 * seconds for seconds in stream.step_s]
+    found: dict[str, object] = {
+        "prompt_tokens": prompt_tokens,
+        "tokens": len(completion.tokens),
+        "ended_by": completion.reason or "interrupt",
+        "prefill_ms": 1000 * stream.prefill_s,
+        "tokens_per_s": None,
+        "token_ms_p50": None,
+        "token_ms_p95": None,
+    }
+    if steps_ms:
+        twentieths = quantiles(steps_ms, n=20, method="inclusive") if len(steps_ms) > 1 else steps_ms * 19
+        found |= {
+            "tokens_per_s": 1000 * len(steps_ms) / sum(steps_ms),
+            "token_ms_p50": twentieths[9],
+            "token_ms_p95": twentieths[18],
+        }
+    return found

@@ -1,0 +1,71 @@
+"""A model's folder in the Hugging Face layout: the model, its tokenizer, and the tokens that end a text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from redline.errors import ModelError
+from redline.models.decoder import load_decoder
+from redline.models.decoder.checkpoint import read_json
+from redline.models.decoder.hugging_face import FAMILIES
+from redline.models.memory.checkpoint import MODEL_TYPE, load_memory_model
+
+Loader = Callable[[Path, torch.dtype, torch.device], nn.Module]
+
+# By `model_type` in config.json.
+LOADERS: dict[str, Loader] = {**dict.fromkeys(FAMILIES, load_decoder), MODEL_TYPE: load_memory_model}
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What is known before the weights are read."""
+
+    path: Path
+    model_type: str
+    tokenizer: Any
+    stop_tokens: tuple[int, ...]
+
+    @classmethod
+    def open(cls, path: str | Path) -> "ModelFolder":
+        path = Path(path)
+        if not path.is_dir():
+            raise ModelError(
+                f"there is no folder {str(path)!r}: give one with config.json, weights and tokenizer.json."
+            )
+        config = read_json(path / "config.json")
+        model_type = str(config.get("model_type"))
+        if model_type not in LOADERS:
+            known = ", ".join(LOADERS)
+            raise ModelError(f"{str(path)!r} is of the architecture {model_type!r}, which is not known: {known} are.")
+        return cls(path, model_type, read_tokenizer(path), find_stop_tokens(path, config))
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        return LOADERS[self.model_type](self.path, dtype, device)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{str(folder)!r} has no tokenizer.json, so text cannot be turned into tokens.")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # it raises a bare Exception for whatever it cannot read
+        raise ModelError(f"{str(path)!r} is not a readable tokenizer: {str(error).rstrip('.')}.") from error
+
+
+def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """`generation_config.json` counts before `config.json`: chat models add their end of turn there."""
+    settings = folder / "generation_config.json"
+    found = read_json(settings).get("eos_token_id") if settings.exists() else None
+    if found is None:
+        found = config.get("eos_token_id")
+    tokens = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(token, int) for token in tokens):
+        raise ModelError(f"{str(folder)!r} has an 'eos_token_id' that is no token: {found!r}.")
+    return tuple(tokens)

@@ -1,0 +1,79 @@
+"""A language model under a plan of the ladder: the decode step is what the rungs work on, prefill shares its weights.
+
+A step has one shape for ever, so it is what compilers and graphs are good for; prompts come in all lengths, and run
+through the same converted or quantized layers as they are.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from redline.boundary import unwrapped
+from redline.generation.language_model import LanguageModel
+from redline.job import Applied, entered
+from redline.plan import Plan
+from redline.rungs.cuda_graph import CudaGraph
+
+
+class DecodeStep(nn.Module):
+    """A model whose call is its step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_B: Tensor, cache: Any) -> Tensor:
+        return cast(LanguageModel, self.model).step(tokens_B, cache)
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A `LanguageModel` again."""
+
+    applied: Applied
+    plan: Plan
+
+    @classmethod
+    def of(cls, model: nn.Module, plan: Plan, share: bool) -> "PlannedModel":
+        """`share` hands the model over to be changed; otherwise it is copied."""
+        plan = without_graphs(plan)
+        applied = plan.apply(DecodeStep(model), share=share)
+        assert isinstance(applied, Applied)
+        return cls(applied, plan)
+
+    @property
+    def model(self) -> Any:
+        return unwrapped(self.applied.model).model
+
+    @property
+    def vocabulary(self) -> int:
+        return self.model.vocabulary
+
+    @property
+    def context(self) -> int | None:
+        return self.model.context
+
+    def new_cache(self, batch: int, length: int) -> Any:
+        return self.model.new_cache(batch, length)
+
+    def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor:
+        with entered(self.applied.job.contexts):
+            return self.model.prefill(tokens_BS, counts_B, cache)
+
+    def prepare(self, cache: Any) -> None:
+        with entered(self.applied.job.contexts):
+            self.model.prepare(cache)
+
+    def step(self, tokens_B: Tensor, cache: Any) -> Tensor:
+        return self.applied(tokens_B, cache)
+
+    def proofs(self) -> dict[str, str]:
+        """What each rung really did, once a step has run."""
+        return {str(rung): rung.proof(self.applied.job) for rung in self.plan.rungs}
+
+
+def without_graphs(plan: Plan) -> Plan:
+    """The engine records the whole step, sampling too; a graph inside of that graph cannot be."""
+    rungs = (CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph")
+    return Plan(tuple(rung for rung in rungs if rung is not None))

@@ -1,0 +1,78 @@
+"""One batch's place on the device: a cache, a sampler, and the decode step, recorded once where there is a recorder.
+
+The rehearsals and the recording run on a cache that is still empty, and `reset` undoes them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from redline.generation.language_model import Cache, LanguageModel
+from redline.generation.readout import Readout
+from redline.generation.sampling import Sampler, Sampling
+from redline.graphed import Recorder
+
+Step = Callable[[Tensor, Cache], Tensor]
+# Tokens that may be under way to the host at a time: with two, a GPU has its next step before one is read.
+_UNDER_WAY = {"cuda": 2}
+_REHEARSALS = 3
+
+
+class Session:
+    """For `batch` rows of up to `room` tokens, and sampling of one form."""
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: LanguageModel,
+        step: Step,
+        batch: int,
+        room: int,
+        sampling: Sampling,
+        device: torch.device,
+        recorder: Recorder | None,
+    ) -> None:
+        self.model, self.batch, self.room, self.device = model, batch, room, device
+        self.cache: Cache = model.new_cache(batch, room)
+        self.sampler = Sampler(sampling, batch, model.vocabulary, device)
+        self.tokens_B = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.ahead = _UNDER_WAY.get(device.type, 1)
+        self.readout = Readout(batch, device, self.ahead)
+
+        def run() -> None:
+            self.tokens_B.copy_(self.sampler.next_tokens(step(self.tokens_B, self.cache)))
+
+        self._step: Callable[[], object] = run
+        if recorder is not None:
+            for _ in range(_REHEARSALS):
+                recorder.rehearse(run)
+            self._step = recorder.record(run)[1]
+
+    @torch.no_grad()
+    def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int) -> None:
+        """Takes the prompts in, some tokens of each at a time, and draws every row's first token."""
+        self.cache.reset()
+        self.sampler.start(sampling)
+        self.readout.clear()
+        logits_BV: Tensor | None = None
+        longest = max(map(len, prompts))
+        for begin in range(0, longest, chunk):
+            end = min(begin + chunk, longest)
+            parts = [list(prompt[begin:end]) for prompt in prompts]
+            tokens_BS = torch.tensor([part + [0] * (end - begin - len(part)) for part in parts]).to(self.device)
+            counts_B = torch.tensor([len(part) for part in parts]).to(self.device)
+            self.sampler.notice(tokens_BS, counts_B)
+            new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
+            # A row whose prompt ended before keeps what followed its end.
+            logits_BV = new_BV if logits_BV is None else torch.where((counts_B > 0)[:, None], new_BV, logits_BV)
+        assert logits_BV is not None
+        self.tokens_B.copy_(self.sampler.next_tokens(logits_BV))
+        self.readout.send(self.tokens_B)
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Draws every row's next token; returns before the device has."""
+        self.model.prepare(self.cache)
+        self._step()
+        self.readout.send(self.tokens_B)

@@ -1,0 +1,106 @@
+"""The tokens of one batch of texts as they come, and what is known of them at the end."""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from redline.generation.sampling import Sampling
+from redline.generation.session import Session
+
+Reason = Literal["stop", "length", "context"]
+
+
+@dataclass
+class Completion:
+    """The tokens of one row, without the stop token, and why there are no more; None while there may be."""
+
+    tokens: list[int] = field(default_factory=list)
+    reason: Reason | None = None
+
+
+class TokenStream:
+    """Iterate over it once: each item has a token for each row, None for a row that has ended.
+
+    Ending early (`close`, or leaving a `with` block) is safe; the device memory is then free for the next stream.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        limit: int,
+        reason: Reason,
+        stop_tokens: frozenset[int],
+        chunk: int,
+        release: Callable[[], None],
+    ) -> None:
+        """`limit` is how many tokens a row gets at the most, and `reason` what to say of one that got them all."""
+        self.completions = [Completion() for _ in prompts]
+        self.prefill_s = 0.0
+        self.step_s: list[float] = []
+        self._release: Callable[[], None] | None = release
+        self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)
+
+    def __iter__(self) -> Iterator[tuple[int | None, ...]]:
+        return self
+
+    def __next__(self) -> tuple[int | None, ...]:
+        try:
+            return next(self._tokens)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "TokenStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._tokens.close()
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def _run(
+        self,
+        session: Session,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        limit: int,
+        reason: Reason,
+        stop_tokens: frozenset[int],
+        chunk: int,
+    ) -> Generator[tuple[int | None, ...], None, None]:
+        begun = time.perf_counter()
+        session.start(prompts, sampling, chunk)
+        sent, last = 1, begun
+        for count in range(1, limit + 1):
+            while sent < limit and len(session.readout) < session.ahead:
+                session.advance()
+                sent += 1
+            tokens = session.readout.receive()
+            now = time.perf_counter()
+            if count == 1:
+                self.prefill_s = now - begun
+            else:
+                self.step_s.append(now - last)
+            last = now
+            row: list[int | None] = []
+            for token, completion in zip(tokens, self.completions, strict=True):
+                if completion.reason is None and token in stop_tokens:
+                    completion.reason = "stop"
+                if completion.reason is None:
+                    completion.tokens.append(token)
+                    row.append(token)
+                    if count == limit:
+                        completion.reason = reason
+                else:
+                    row.append(None)
+            if any(token is not None for token in row):
+                yield tuple(row)
+            if all(completion.reason for completion in self.completions):
+                return

@@ -1,0 +1,66 @@
+"""What a decoder is made of: every number and switch that its family of models differs in."""
+
+from dataclasses import dataclass
+
+from redline.errors import ModelError
+from redline.ops.rope import Scaling
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Widths are in features; `context` is the most tokens that positions are made for.
+
+    `key_value_heads` and `head_dim` follow from `heads` and `width` when they are 0. `windows` says for each layer how
+    far back a token sees, itself counted, or None for all; empty means that all layers see all.
+    """
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    mlp_width: int
+    key_value_heads: int = 0
+    head_dim: int = 0
+    context: int = 4096
+    rope_base: float = 10_000.0
+    rope_scaling: Scaling | None = None
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    out_bias: bool = False
+    query_key_norm: bool = False
+    tied_embeddings: bool = False
+    windows: tuple[int | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "width", "layers", "heads", "mlp_width", "context"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"a decoder's {name} is 1 or more, not {getattr(self, name)}.")
+        if not self.head_dim:
+            if self.width % self.heads:
+                raise ModelError(f"{self.heads} heads do not divide a width of {self.width}: give head_dim.")
+            object.__setattr__(self, "head_dim", self.width // self.heads)
+        if not self.key_value_heads:
+            object.__setattr__(self, "key_value_heads", self.heads)
+        if self.key_value_heads < 1 or self.heads % self.key_value_heads:
+            raise ModelError(f"{self.heads} heads cannot share {self.key_value_heads} key and value heads equally.")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ModelError(f"rotary positions turn pairs of features, so head_dim is even, not {self.head_dim}.")
+        if self.rope_base <= 0 or self.norm_eps <= 0:
+            raise ModelError("rope_base and norm_eps are above zero.")
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.layers)
+        if len(self.windows) != self.layers:
+            raise ModelError(f"{self.layers} layers need as many windows, not {len(self.windows)}.")
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ModelError("a window is 1 token or more, or None for all.")
+
+    @property
+    def parameters(self) -> int:
+        """How many weights there are; a tied embedding counts once."""
+        heads, shared = self.heads * self.head_dim, 2 * self.key_value_heads * self.head_dim
+        attention = self.width * (heads + shared) + heads * self.width
+        attention += (heads + shared) * self.qkv_bias + self.width * self.out_bias
+        attention += 2 * self.head_dim * self.query_key_norm
+        block = attention + 3 * self.width * self.mlp_width + 2 * self.width
+        embeddings = self.vocabulary * self.width * (1 if self.tied_embeddings else 2)
+        return embeddings + self.layers * block + self.width

@@ -1,0 +1,253 @@
+"""`config.json` of Llama, Mistral, Qwen2 and Qwen3 as a decoder's config, and back.
+
+Every key is read, known to change nothing, or refused by name: a setting that is ignored gives wrong text in silence.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from redline.errors import ModelError
+from redline.models.decoder.config import DecoderConfig
+from redline.ops.rope import LinearScaling, Llama3Scaling, Scaling
+
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+# What says nothing about the arithmetic of one forward pass.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "architectures",
+        "model_type",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "initializer_range",
+        "_name_or_path",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "is_encoder_decoder",
+        "is_decoder",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "chunk_size_feed_forward",
+    ]
+)
+# What is understood only as it usually stands.
+_USUAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "mlp_bias": (False, None),
+    "attention_dropout": (0, None),
+    "pretraining_tp": (1, None),
+    "quantization_config": (None,),
+    "add_cross_attention": (False,),
+    "tie_encoder_decoder": (False,),
+}
+_READ = frozenset(
+    [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "tie_word_embeddings",
+        "attention_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+    ]
+)
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+
+
+def read_config(document: Mapping[str, Any], origin: str) -> DecoderConfig:
+    """Defaults are those of transformers for the family, where a key may be left out."""
+    family = document.get("model_type")
+    if family not in FAMILIES:
+        raise ModelError(
+            f"{origin!r} is of the architecture {family!r}, which is not known: known are {', '.join(FAMILIES)}."
+        )
+    for key, value in document.items():
+        if key in _USUAL:
+            if value not in _USUAL[key]:
+                raise ModelError(f"{origin!r} sets {key!r} to {value!r}, which is not supported.")
+        elif key not in _READ and key not in _WITHOUT_EFFECT:
+            raise ModelError(f"{origin!r} has the setting {key!r}, which is not known.")
+    try:
+        return _config(str(family), document, origin)
+    except KeyError as error:
+        raise ModelError(f"{origin!r} has no {error.args[0]!r}.") from error
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{origin!r} has a setting of the wrong kind: {error}.") from error
+
+
+def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderConfig:
+    heads, layers = _whole(document, "num_attention_heads"), _whole(document, "num_hidden_layers")
+    width = _whole(document, "hidden_size")
+    bias = document.get("attention_bias", False) and family in ("llama", "qwen3")
+    if document.get("attention_bias") and not bias:
+        raise ModelError(f"{origin!r} sets 'attention_bias', which {family} does not have.")
+    head_dim = document.get("head_dim") or (128 if family == "qwen3" else width // heads)
+    if family == "qwen2" and head_dim != width // heads:
+        raise ModelError(f"{origin!r} sets 'head_dim' to {head_dim}, which qwen2 does not have.")
+    base, scaling = _rope(document, origin)
+    return DecoderConfig(
+        vocabulary=_whole(document, "vocab_size"),
+        width=width,
+        layers=layers,
+        heads=heads,
+        mlp_width=_whole(document, "intermediate_size"),
+        key_value_heads=document.get("num_key_value_heads") or (8 if family == "mistral" else heads),
+        head_dim=head_dim,
+        context=_whole(document, "max_position_embeddings"),
+        rope_base=base,
+        rope_scaling=scaling,
+        norm_eps=float(document.get("rms_norm_eps", 1e-6)),
+        qkv_bias=family == "qwen2" or bool(bias),
+        out_bias=bool(bias),
+        query_key_norm=family == "qwen3",
+        tied_embeddings=bool(document.get("tie_word_embeddings", False)),
+        windows=_windows(family, document, layers, origin),
+    )
+
+
+def _whole(document: Mapping[str, Any], key: str) -> int:
+    value = document[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}, not a whole number")
+    return value
+
+
+def _rope(document: Mapping[str, Any], origin: str) -> tuple[float, Scaling | None]:
+    """The base and the scaling, from the keys of transformers 5 (`rope_parameters`) or those before."""
+    new, old = document.get("rope_parameters"), document.get("rope_scaling")
+    settings = dict(new or old or {})
+    base = float(settings.pop("rope_theta", None) or document.get("rope_theta") or 10_000.0)
+    kind = settings.pop("rope_type", None) or settings.get("type") or "default"
+    settings.pop("type", None)
+    if new and old and {"rope_theta": base, "rope_type": kind} | settings != _scaling_document(base, old):
+        raise ModelError(f"{origin!r} has 'rope_parameters' and another 'rope_scaling': which counts is unclear.")
+    takes = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
+    if kind not in takes:
+        raise ModelError(f"{origin!r} scales positions by {kind!r}, which is not supported: {', '.join(takes)} are.")
+    for key in settings:
+        if key not in takes[kind]:
+            raise ModelError(f"{origin!r} has the rope setting {key!r}, which {kind!r} does not know.")
+    if kind == "default":
+        return base, None
+    if kind == "linear":
+        return base, LinearScaling(float(settings["factor"]))
+    factor, low, high, original = (settings[key] for key in _LLAMA3)
+    return base, Llama3Scaling(float(factor), float(low), float(high), int(original))
+
+
+def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
+    settings = dict(old)
+    kind = settings.pop("rope_type", None) or settings.get("type") or "default"
+    settings.pop("type", None)
+    return {"rope_theta": base, "rope_type": kind} | settings
+
+
+def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str) -> tuple[int | None, ...]:
+    types = document.get("layer_types")
+    window = document.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
+    if family in ("qwen2", "qwen3"):
+        if not document.get("use_sliding_window", False):
+            window = None
+        if types is None:
+            first = document.get("max_window_layers", 28)
+            types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+    elif family == "llama" and (window is not None or document.get("use_sliding_window")):
+        raise ModelError(f"{origin!r} sets a sliding window, which llama does not have.")
+    elif types is None:
+        types = ["sliding_attention" if window else "full_attention"] * layers
+    elif family == "mistral":
+        raise ModelError(f"{origin!r} sets 'layer_types', which mistral does not have.")
+    if len(types) != layers:
+        raise ModelError(f"{origin!r} has {len(types)} 'layer_types' for {layers} layers.")
+    unknown = [name for name in types if name not in ("sliding_attention", "full_attention")]
+    if unknown or ("sliding_attention" in types and window is None):
+        raise ModelError(f"{origin!r} has a layer of the type {(unknown or ['sliding_attention'])[0]!r} without sense.")
+    return tuple(window if name == "sliding_attention" else None for name in types)
+
+
+def family_of(config: DecoderConfig) -> str:
+    """The family that can say all that the config says."""
+    windows = set(config.windows)
+    alike = len(windows) == 1
+    if config.query_key_norm and config.qkv_bias == config.out_bias and len(windows - {None}) <= 1:
+        return "qwen3"
+    plain_heads = config.head_dim * config.heads == config.width
+    if not config.query_key_norm:
+        if config.qkv_bias and not config.out_bias and plain_heads and len(windows - {None}) <= 1:
+            return "qwen2"
+        if windows == {None} and config.qkv_bias == config.out_bias:
+            return "llama"
+        if alike and not config.qkv_bias and not config.out_bias:
+            return "mistral"
+    raise ModelError(
+        "no Hugging Face architecture has this decoder's combination of biases, query and key norms and windows."
+    )
+
+
+def write_config(config: DecoderConfig, dtype: str, stop_tokens: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The `config.json` of the family, with positions as transformers 5 and as earlier ones read them."""
+    family = family_of(config)
+    scaling: dict[str, Any] = {}
+    if isinstance(config.rope_scaling, LinearScaling):
+        scaling = {"rope_type": "linear", "factor": config.rope_scaling.factor}
+    elif isinstance(config.rope_scaling, Llama3Scaling):
+        scaling = {"rope_type": "llama3", **{key: getattr(config.rope_scaling, key) for key in _LLAMA3}}
+    document: dict[str, Any] = {
+        "architectures": [FAMILIES[family]],
+        "model_type": family,
+        "dtype": dtype,
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied_embeddings,
+        "rope_theta": config.rope_base,
+        "rope_scaling": scaling or None,
+        "rope_parameters": {"rope_type": "default"} | scaling | {"rope_theta": config.rope_base},
+        "bos_token_id": None,
+        "eos_token_id": (stop_tokens[0] if len(stop_tokens) == 1 else list(stop_tokens)) if stop_tokens else None,
+    }
+    if family != "qwen2":
+        document["head_dim"] = config.head_dim
+    if family in ("llama", "qwen3"):
+        document["attention_bias"] = config.qkv_bias
+    window = next((window for window in config.windows if window is not None), None)
+    if family == "mistral":
+        document["sliding_window"] = window
+    if family in ("qwen2", "qwen3"):
+        document |= {
+            "use_sliding_window": window is not None,
+            "sliding_window": window,
+            "max_window_layers": next((i for i, w in enumerate(config.windows) if w is not None), config.layers),
+            "layer_types": ["full_attention" if w is None else "sliding_attention" for w in config.windows],
+        }
+    return document

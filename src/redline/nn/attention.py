@@ -1,0 +1,74 @@
+"""Causal attention with rotary positions, where several heads share one key and value head.
+
+B: batch, S: tokens, W: width, H: heads, G: key and value heads, D: width of a head.
+"""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from redline.nn.causal_attention import causal_attention
+from redline.nn.dispatched import Dispatched
+from redline.nn.linear import Linear
+from redline.nn.packing import Packing
+from redline.nn.rms_norm import RMSNorm
+from redline.nn.rope import RotaryTables
+from redline.ops.rope import rope
+
+
+class Past(Protocol):
+    """What a layer remembers of earlier calls: takes new keys and values in, and lets queries attend to all."""
+
+    def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor: ...
+
+
+class GroupedQueryAttention(Dispatched):
+    op = "rope"
+    # Whether one token a row attends by the kernel made for it, where `implementation` lets kernels run.
+    fused_step: bool = True
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        key_value_heads: int,
+        head_dim: int,
+        *,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        norm_eps: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        """`norm_eps` adds norms of queries and keys; `window` is how far back a token sees, itself counted."""
+        super().__init__()
+        self.heads, self.key_value_heads, self.head_dim, self.window = heads, key_value_heads, head_dim, window
+        self.qkv = Linear(width, (heads + 2 * key_value_heads) * head_dim, bias=qkv_bias)
+        self.out = Linear(heads * head_dim, width, bias=out_bias)
+        self.q_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
+        self.k_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
+
+    def step_implementation(self, x: Tensor) -> str:
+        """How one token a row attends; a CPU's own fused attention is faster there than plain PyTorch."""
+        return self.implementation if self.fused_step and x.is_cuda else "reference"
+
+    def forward(
+        self,
+        x_BSW: Tensor,
+        tables: RotaryTables,
+        positions_BS: Tensor | None = None,
+        packing: Packing | None = None,
+        past: Past | None = None,
+    ) -> Tensor:
+        """With a past, it decides what is seen; otherwise each token sees those before it in its document."""
+        counts = [self.heads, self.key_value_heads, self.key_value_heads]
+        split = self.qkv(x_BSW).unflatten(-1, (sum(counts), self.head_dim)).split(counts, dim=2)
+        q_BSHD, k_BSGD, v_BSGD = split
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BSHD, k_BSGD = self.q_norm(q_BSHD), self.k_norm(k_BSGD)
+        cos, sin = tables.rows(None if positions_BS is not None else x_BSW.shape[1])
+        q_BSHD, k_BSGD = rope(q_BSHD, k_BSGD, cos, sin, positions_BS, self.implementation)
+        if past is None:
+            mixed_BSHD = causal_attention(q_BSHD, k_BSGD, v_BSGD, self.window, packing)
+        else:
+            mixed_BSHD = past.attend(q_BSHD, k_BSGD, v_BSGD)
+        return self.out(mixed_BSHD.flatten(2))

@@ -1,0 +1,76 @@
+"""Attention of each token to those before it: whole rows, inside packed documents, inside a sliding window.
+
+Whole rows go to PyTorch's fused attention. A window or documents need a mask there, all queries times all keys, so on a
+GPU in half precision they go to the variable-length kernel, which takes borders and a window instead.
+
+B: batch, S: tokens, H: heads, G: key and value heads, D: width of a head.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline.nn.packing import Packing
+
+_HALF = (torch.float16, torch.bfloat16)
+# Newer versions of varlen_attn want to be told that there are fewer key heads; older ones see it.
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else {}
+
+
+def causal_attention(
+    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None = None, packing: Packing | None = None
+) -> Tensor:
+    """(B, S, H, D); a window counts the token itself, so that 1 sees nothing else."""
+    length = q_BSHD.shape[1]
+    if window is not None and window >= length:
+        window = None
+    if window is None and packing is None:
+        return _fused(q_BSHD, k_BSGD, v_BSGD, None)
+    if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
+        return _variable_length(q_BSHD, k_BSGD, v_BSGD, window, packing)
+    if q_BSHD.is_cuda and not torch.compiler.is_compiling():
+        warnings.warn(
+            f"attention in {str(q_BSHD.dtype).removeprefix('torch.')} with documents or a window stores a mask of all "
+            "queries times all keys, which is slow: take bf16 or fp16.",
+            stacklevel=2,
+        )
+    return _fused(q_BSHD, k_BSGD, v_BSGD, sight_mask(length, window, packing, q_BSHD.device))
+
+
+def sight_mask(length: int, window: int | None, packing: Packing | None, device: torch.device) -> Tensor:
+    """Who sees whom, (1 or B, 1, S, S)."""
+    index = torch.arange(length, device=device)
+    ago = index[:, None] - index
+    sees = ago >= 0
+    if window is not None:
+        sees &= ago < window
+    sees_BSS = sees[None] if packing is None else sees & packing.same_BSS
+    return sees_BSS[:, None]
+
+
+def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) -> Tensor:
+    q, k, v = (t.transpose(1, 2) for t in (q_BSHD, k_BSGD, v_BSGD))
+    grouped = q.shape[1] != k.shape[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return mixed.transpose(1, 2)
+
+
+def _variable_length(
+    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None, packing: Packing | None
+) -> Tensor:
+    # Imported late: it brings the compiler along.
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch, length = q_BSHD.shape[:2]
+    if packing is None:
+        borders = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=q_BSHD.device)
+    else:
+        borders = packing.borders
+    q, k, v = (t.reshape(batch * length, *t.shape[2:]) for t in (q_BSHD, k_BSGD, v_BSGD))
+    left = -1 if window is None else window - 1
+    mixed = varlen_attn(q, k, v, borders, borders, length, length, window_size=(left, 0), **_GROUPED)
+    assert isinstance(mixed, Tensor)
+    return mixed.view_as(q_BSHD)

@@ -1,0 +1,28 @@
+"""Root-mean-square norm, with the addition that comes before it in a residual stream."""
+
+import torch
+from torch import Tensor, nn
+
+from redline.nn.dispatched import Dispatched
+from redline.ops.rms_norm import add_rms_norm, rms_norm
+
+
+class RMSNorm(Dispatched):
+    op = "RMSNorm"
+
+    def __init__(self, width: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, self.implementation)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The norm of the sum, and the sum; without a residual the sum is x itself."""
+        if residual is None:
+            return self(x), x
+        return add_rms_norm(x, residual, self.weight, self.eps, self.implementation)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"

@@ -1,0 +1,118 @@
+"""The gated delta rule: a linear memory that forgets, and corrects what it holds under a key. The specification.
+
+    S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − (e^{g_t} S_{t−1})ᵀ k_t)ᵀ          o_t = S_tᵀ q_t
+
+`recurrent` is the definition, token by token. `chunked` gives the same by matrix products: inside a chunk the
+corrections depend on each other through a unit lower triangular system, and only the state passes between chunks.
+
+Shapes: B sequences of S tokens, H heads with keys of K and values of V numbers, N chunks of C tokens. A state holds
+one value for each key, (B, H, K, V). It is fp32, and so are all sums; fp64 stays fp64.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def recurrent(
+    q_BSHK: Tensor,
+    k_BSHK: Tensor,
+    v_BSHV: Tensor,
+    g_BSH: Tensor,
+    beta_BSH: Tensor,
+    state_BHKV: Tensor | None = None,
+    documents_BS: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The definition: one step after the other."""
+    state_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
+    outputs = []
+    for token in range(q_BSHK.shape[1]):
+        if documents_BS is not None and token:
+            other = documents_BS[:, token] != documents_BS[:, token - 1]
+            state_BHKV = state_BHKV.masked_fill(other[:, None, None, None], 0)
+        step = (q_BSHK[:, token], k_BSHK[:, token], v_BSHV[:, token], g_BSH[:, token], beta_BSH[:, token])
+        o_BHV, state_BHKV = gated_delta_step(*step, state_BHKV)
+        outputs.append(o_BHV)
+    return torch.stack(outputs, 1), state_BHKV
+
+
+def gated_delta_step(
+    q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, g_BH: Tensor, beta_BH: Tensor, state_BHKV: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token: its output in the dtype of v, and the state after it."""
+    exact = state_BHKV.dtype
+    q, k, v, g, beta = (tensor.to(exact) for tensor in (q_BHK, k_BHK, v_BHV, g_BH, beta_BH))
+    state_BHKV = state_BHKV * g.exp()[..., None, None]
+    # Sums of products rather than matmul: neither autocast nor TF32 may round the state.
+    held_BHV = (state_BHKV * k[..., None]).sum(-2)
+    state_BHKV = state_BHKV + k[..., None] * (beta[..., None] * (v - held_BHV))[..., None, :]
+    return (state_BHKV * q[..., None]).sum(-2).to(v_BHV.dtype), state_BHKV
+
+
+def chunked(
+    q_BSHK: Tensor,
+    k_BSHK: Tensor,
+    v_BSHV: Tensor,
+    g_BSH: Tensor,
+    beta_BSH: Tensor,
+    state_BHKV: Tensor | None = None,
+    documents_BS: Tensor | None = None,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """The same by matrix products; the tokens that fill up the last chunk neither forget nor write."""
+    with torch.autocast(q_BSHK.device.type, enabled=False):
+        S_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
+        tokens = q_BSHK.shape[1]
+        chunk = min(chunk, tokens)
+        padding = -tokens % chunk
+        q, k, v, g, beta = (
+            _in_chunks(tensor.to(S_BHKV.dtype), chunk, padding) for tensor in (q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH)
+        )
+        log_decay_BHNC = g.cumsum(-1)
+        same_BNCC, carried_BNC = _borders(documents_BS, tokens, chunk, padding, q_BSHK.device)
+        decay_BHNCC = (log_decay_BHNC[..., :, None] - log_decay_BHNC[..., None, :]).masked_fill(~same_BNCC, -torch.inf)
+        decay_BHNCC = decay_BHNCC.exp()
+        from_start_BHNC = log_decay_BHNC.masked_fill(~carried_BNC, -torch.inf).exp()
+        A_BHNCC = (beta[..., None] * (k @ k.mT) * decay_BHNCC).tril(-1)
+        right = torch.cat((beta[..., None] * v, (beta * from_start_BHNC)[..., None] * k), -1)
+        solved = torch.linalg.solve_triangular(A_BHNCC, right, upper=False, unitriangular=True)
+        U_BHNCV, W_BHNCK = solved.split((v.shape[-1], k.shape[-1]), -1)
+        scores_BHNCC = (q @ k.mT) * decay_BHNCC
+        q_decayed, k_decayed = q * from_start_BHNC[..., None], k * decay_BHNCC[..., -1, :, None]
+        outputs = []
+        for n in range(q.shape[2]):
+            corrections_BHCV = U_BHNCV[:, :, n] - W_BHNCK[:, :, n] @ S_BHKV
+            outputs.append(q_decayed[:, :, n] @ S_BHKV + scores_BHNCC[:, :, n] @ corrections_BHCV)
+            S_BHKV = from_start_BHNC[:, :, n, -1, None, None] * S_BHKV + k_decayed[:, :, n].mT @ corrections_BHCV
+        o_BHSV = torch.cat(outputs, 2)[:, :, :tokens]
+        return o_BHSV.transpose(1, 2).to(v_BSHV.dtype), S_BHKV
+
+
+def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state_BHKV: Tensor | None) -> Tensor:
+    """The given state or an empty one, in the dtype of all sums."""
+    exact = torch.float64 if v_BSHV.dtype == torch.float64 else torch.float32
+    if state_BHKV is not None:
+        return state_BHKV.to(exact)
+    batch, _, heads, keys = k_BSHK.shape
+    return torch.zeros((batch, heads, keys, v_BSHV.shape[-1]), dtype=exact, device=v_BSHV.device)
+
+
+def _in_chunks(tensor_BSH: Tensor, chunk: int, padding: int) -> Tensor:
+    """(B, S, H, …) as (B, H, N, C, …), filled up with zeros."""
+    tensor_BHS = F.pad(tensor_BSH.transpose(1, 2), (0, 0) * (tensor_BSH.ndim - 3) + (0, padding))
+    return tensor_BHS.unflatten(2, (-1, chunk))
+
+
+def _borders(
+    documents_BS: Tensor | None, tokens: int, chunk: int, padding: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Which earlier tokens of its chunk each token knows, and which tokens know the state before their chunk."""
+    causal_CC = torch.ones((chunk, chunk), dtype=torch.bool, device=device).tril()
+    if documents_BS is None:
+        return causal_CC, torch.ones((1, chunk), dtype=torch.bool, device=device)
+    # The tokens that fill up the last chunk belong to the last document, so that its state passes through them.
+    documents_BS = torch.cat((documents_BS, documents_BS[:, -1:].expand(-1, padding)), 1)
+    documents_BNC = documents_BS.unflatten(1, (-1, chunk))[:, None]
+    before_BN = torch.cat((documents_BNC[..., :1, 0], documents_BNC[..., :-1, -1]), -1)
+    same_BNCC = (documents_BNC[..., :, None] == documents_BNC[..., None, :]) & causal_CC
+    return same_BNCC, documents_BNC == before_BN[..., None]

@@ -1,0 +1,48 @@
+"""The largest batch whose training step fits in memory, found by really training a few steps of each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from redline.batch_size import BatchSizeResult, Probe, search
+from redline.training.ema import Ema
+from redline.training.optimizers import step_unless
+from redline.training.text.config import TextTraining
+from redline.training.text.loss_module import as_inputs
+from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.trainee import make_trainee
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """One step as the loop makes it, with all that the loop holds in memory."""
+
+    training: TextTraining
+    vocabulary: int
+
+    def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
+        where = torch.device(device)
+        length = self.training.data.length
+        trainee = make_trainee(self.training.with_batch(batch), self.vocabulary, where)
+        optimizer = trainee.optimizer()
+        ema = Ema(trainee.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
+        made = synthetic_batch(batch, length, self.vocabulary, 0)
+        inputs = as_inputs(made.tokens_BS, made.targets_BS, made.packing, where)
+
+        def step() -> None:
+            with trainee.around():
+                trainee.arithmetic.backward(trainee.forward(inputs))
+            step_unless(torch.zeros((), dtype=torch.bool, device=where), optimizer)
+            optimizer.zero_grad(set_to_none=True)
+            trainee.arithmetic.publish()
+            if ema:
+                ema.update(trainee.model, 1)
+
+        return step, batch * length, "token"
+
+
+def find_batch(
+    training: TextTraining, vocabulary: int, device: torch.device, tell: Callable[[Probe], None] = lambda probe: None
+) -> BatchSizeResult:
+    return search(TrainingCase(training, vocabulary), device=str(device), on_probe=tell)

@@ -1,0 +1,79 @@
+"""A Llama-shaped decoder as something to train on text."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from redline.files import write_text
+from redline.models.decoder import Decoder, DecoderConfig, save_decoder
+from redline.models.decoder.checkpoint import read_json
+from redline.nn.packing import Packing
+from redline.training.text.architecture import Architecture, products_per_token
+
+
+@dataclass(frozen=True)
+class DecoderSettings(Architecture):
+    """A Llama-shaped decoder; `window` is how far back a token sees, 0 for all."""
+
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    key_value_heads: int = 0
+    head_dim: int = 0
+    mlp_width: int = 2048
+    context: int = 2048
+    window: int = 0
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    query_key_norm: bool = False
+    tied_embeddings: bool = True
+
+    def __post_init__(self) -> None:
+        self.config(self.vocabulary or 1)
+
+    @property
+    def limit(self) -> int | None:
+        return self.context
+
+    def config(self, vocabulary: int) -> DecoderConfig:
+        return DecoderConfig(
+            vocabulary,
+            self.width,
+            self.layers,
+            self.heads,
+            self.mlp_width,
+            key_value_heads=self.key_value_heads,
+            head_dim=self.head_dim,
+            context=self.context,
+            rope_base=self.rope_base,
+            norm_eps=self.norm_eps,
+            qkv_bias=self.qkv_bias,
+            query_key_norm=self.query_key_norm,
+            tied_embeddings=self.tied_embeddings,
+            windows=(self.window or None,) * self.layers,
+        )
+
+    def build(self, vocabulary: int) -> nn.Module:
+        return Decoder(self.config(vocabulary))
+
+    def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
+        assert isinstance(model, Decoder)
+        return model.loss(tokens_BS, targets_BS, packing, z_loss=z_loss)
+
+    def flops_per_token(self, model: nn.Module, length: int) -> float:
+        # Backward takes two products for each of forward's; a causal token sees half of the row, or of its window.
+        seen = min(length, 2 * self.window) if self.window else length
+        channels = self.config(1).heads * self.config(1).head_dim
+        return 6.0 * products_per_token(model) + 6.0 * self.layers * seen * channels
+
+    def save(self, model: nn.Module, folder: Path, end: int | None, about: Mapping[str, Any] | None = None) -> None:
+        assert isinstance(model, Decoder)
+        save_decoder(model, folder, stop_tokens=() if end is None else (end,))
+        if about:
+            config = {**read_json(folder / "config.json"), **about}
+            write_text(folder / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")

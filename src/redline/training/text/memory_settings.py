@@ -1,0 +1,84 @@
+"""A decoder with long-term memory as something to train on text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from redline.errors import RedlineError
+from redline.models.memory import TitanConfig, TitanModel, save_memory_model
+from redline.nn.packing import Packing
+from redline.training.text.architecture import Architecture, products_per_token
+
+# Settings of the training, not of the model.
+_TRAINING = ("vocabulary", "score_weight", "score_after")
+
+
+@dataclass(frozen=True)
+class MemorySettings(Architecture):
+    """`score_weight` is what it costs to want every token kept, from step `score_after` on; 0s stand for defaults."""
+
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    kv_heads: int = 0
+    hidden: int = 0
+    attention_every: int = 4
+    memory_update: str = "gated_delta"
+    memory_heads: int = 0
+    memory_key_dim: int = 0
+    memory_value_dim: int = 0
+    memory_chunk: int = 64
+    convolution: int = 4
+    segment: int = 128
+    window_segments: int = 1
+    memory_slots: int = 0
+    memory_compression_ratio: float = 0.25
+    use_adaptive_compression: bool = False
+    merge_cosine: float = 0.98
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-6
+    tied: bool = True
+    score_weight: float = 0.05
+    score_after: int = 300
+
+    def __post_init__(self) -> None:
+        self.config(self.vocabulary or 1)
+        if self.score_weight < 0:
+            raise RedlineError(f"score_weight under [model] cannot be {self.score_weight}.")
+
+    @property
+    def limit(self) -> int | None:
+        return None
+
+    def config(self, vocabulary: int) -> TitanConfig:
+        chosen: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TRAINING}
+        for name in ("kv_heads", "hidden", "memory_heads", "memory_key_dim", "memory_value_dim"):
+            chosen[name] = chosen[name] or None
+        return TitanConfig(vocabulary=vocabulary, **chosen)
+
+    def build(self, vocabulary: int) -> nn.Module:
+        return TitanModel(self.config(vocabulary))
+
+    def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
+        assert isinstance(model, TitanModel)
+        return model.loss(tokens_BS, targets_BS, packing.documents_BS, z_loss=z_loss)
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        assert isinstance(model, TitanModel)
+        model.score_weight = self.score_weight if step >= self.score_after else 0.0
+
+    def flops_per_token(self, model: nn.Module, length: int) -> float:
+        config = self.config(1)
+        attending = sum(config.is_attention(layer) for layer in range(self.layers))
+        seen = length / 2 if self.memory_slots else min(length / 2, config.span)
+        # Read, correct and write a matrix; and the tokens of a chunk among each other.
+        matrix = 3 * config.key_dim * config.value_dim + self.memory_chunk * (config.key_dim + config.value_dim)
+        remembering = (self.layers - attending) * config.neural_heads * matrix
+        return 6.0 * (products_per_token(model) + 2 * attending * seen * self.width + remembering)
+
+    def save(self, model: nn.Module, folder: Path, end: int | None, about: Mapping[str, Any] | None = None) -> None:
+        assert isinstance(model, TitanModel)
+        save_memory_model(model, folder, {**({} if end is None else {"eos_token_id": end}), **(about or {})})

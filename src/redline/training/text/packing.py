@@ -1,0 +1,102 @@
+"""Rows without padding: documents laid end to end in a shuffled order and cut every `length` tokens.
+
+Each row says which document every token is of, so that attention stays inside it, and a document's last token has no
+target. Which row comes when is a function of the seed and its place in the training alone: a training that is resumed
+sees what it would have seen.
+
+B: rows of a batch, S: tokens of a row.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.nn.packing import Packing
+from redline.training.text.shards import Shard
+
+NO_TARGET = -100  # what cross-entropy leaves out
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Where a document ends, the target is `NO_TARGET`; `packing` says where that is, and is made here, on the host."""
+
+    tokens_BS: Tensor
+    targets_BS: Tensor
+    packing: Packing
+
+    @property
+    def targets(self) -> int:
+        """How many tokens have one."""
+        return int((self.targets_BS != NO_TARGET).sum())
+
+
+class PackedRows:
+    """The chosen documents of the shards as rows of `length` tokens, in another order each epoch."""
+
+    def __init__(self, shards: tuple[Shard, ...], chosen: np.ndarray, length: int, seed: int) -> None:
+        bases = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
+        starts = [shard.starts[:-1] + base for shard, base in zip(shards, bases, strict=False)]
+        self._tokens, self._bases, self.length, self._seed = [shard.tokens for shard in shards], bases, length, seed
+        self._starts = np.concatenate(starts)[chosen]
+        self.lengths = np.concatenate([np.diff(shard.starts) for shard in shards])[chosen]
+        self.rows = int(self.lengths.sum()) // length
+        if not self.rows:
+            raise RedlineError(
+                f"{int(self.lengths.sum()):,} tokens do not fill one row of {length:,}: "
+                "take a shorter length or more text."
+            )
+        self._order = lru_cache(2)(self._make_order)
+
+    def batch(self, first: int, rows: int) -> Batch:
+        """Rows `first`, `first + 1`, … of a sequence that never ends."""
+        made = [self._row(*divmod(number, self.rows)) for number in range(first, first + rows)]
+        tokens, targets, documents = (torch.from_numpy(np.stack(parts)) for parts in zip(*made, strict=True))
+        return Batch(tokens, targets, Packing.of(documents))
+
+    def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The documents as they lie, where each ends, and in which order the rows are taken."""
+        random = np.random.Generator(np.random.Philox(key=(self._seed, epoch)))
+        documents = random.permutation(len(self.lengths))
+        return documents, np.cumsum(self.lengths[documents]), random.permutation(self.rows)
+
+    def _row(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        documents, ends, rows = self._order(epoch)
+        low = int(rows[number]) * self.length
+        high = low + self.length
+        first, last = np.searchsorted(ends, low, "right"), np.searchsorted(ends, high, "left") + 1
+        ends, documents = ends[first:last], documents[first:last]
+        begins = ends - self.lengths[documents]
+        pieces = np.minimum(ends, high) - np.maximum(begins, low)
+        addresses = np.repeat(self._starts[documents] - begins, pieces) + np.arange(low, high)
+        closing = ends[ends <= high] - 1 - low
+        following = addresses + 1
+        following[closing] = addresses[closing]
+        targets = self._gather(following)
+        targets[closing] = NO_TARGET
+        return self._gather(addresses), targets, np.repeat(np.arange(len(pieces), dtype=np.int32), pieces)
+
+    def _gather(self, addresses: np.ndarray) -> np.ndarray:
+        if len(self._tokens) == 1:
+            return self._tokens[0][addresses].astype(np.int64)
+        found = np.empty(len(addresses), dtype=np.int64)
+        homes = np.searchsorted(self._bases, addresses, "right") - 1
+        for home in np.unique(homes):
+            inside = homes == home
+            found[inside] = self._tokens[home][addresses[inside] - self._bases[home]]
+        return found
+
+
+def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -> float:
+    """What padding would waste: every document in rows of its own, filled up to the longest of its batch."""
+    rest = lengths % length
+    pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
+    np.random.default_rng(seed).shuffle(pieces)
+    full = np.pad(pieces, (0, -len(pieces) % batch)).reshape(-1, batch)
+    # A last batch that is not full has as many rows as it has pieces.
+    rows = np.minimum(batch, len(pieces) - batch * np.arange(len(full)))
+    return 1 - float(pieces.sum()) / float((full.max(1) * rows).sum())

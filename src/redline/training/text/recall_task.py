@@ -1,0 +1,70 @@
+"""Training a language model to remember: every step has samples of a recall task that nobody has seen before.
+
+They follow from the seed and the step alone, so that a training that is resumed sees what it would have seen.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from redline.files import write_text
+from redline.nn.packing import Packing
+from redline.recall.passkey import Passkey
+from redline.recall.task import IGNORED, Sample
+from redline.recall.tasks import KEY, describe
+from redline.training.text.config import TextTraining
+from redline.training.text.language_task import LanguageTask
+from redline.training.text.packing import NO_TARGET, Batch
+from redline.training.text.tokenizer import NAME, byte_tokenizer
+
+assert IGNORED == NO_TARGET
+_TRAINING, _JUDGING = 0, 1
+# Tokens at once when a model is judged.
+_JUDGED_TOKENS = 2**15
+
+
+class RecallTask(LanguageTask):
+    """Judged by the share of asked tokens that it gets right, with its memory as it is when text is generated."""
+
+    def __init__(self, training: TextTraining, device: torch.device) -> None:
+        assert training.recall is not None
+        self.recall = training.recall
+        super().__init__(training, self.recall.vocabulary, device)
+
+    @property
+    def data_identity(self) -> Mapping[str, Any]:
+        return {KEY: describe(self.recall)}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        if isinstance(self.recall, Passkey):
+            # Its tokens are bytes, so any text can be asked of it.
+            write_text(folder / NAME, byte_tokenizer())
+        self.training.model.save(model, folder, None, {KEY: describe(self.recall)})
+
+    def _draw(self, step: int) -> Batch:
+        length = self.training.data.length
+        sample = self._sample(_TRAINING, step, self.items_per_step // length, length)
+        documents = torch.zeros(sample.tokens_BS.shape, dtype=torch.int32)
+        return Batch(sample.tokens_BS, sample.targets_BS, Packing.of(documents))
+
+    def _sample(self, purpose: int, step: int, rows: int, length: int) -> Sample:
+        numbers = np.random.SeedSequence((self.training.loop.seed, purpose, step)).generate_state(1, np.uint64)
+        return self.recall.sample(torch.Generator().manual_seed(int(numbers[0])), rows, length)
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """On the same samples each time, which no step of the training has."""
+        rows, length = self.training.data.validation_rows, self.training.data.length
+        at_once, right, asked = max(1, _JUDGED_TOKENS // length), 0, 0
+        with self._judged(model) as module:
+            for first in range(0, rows, at_once):
+                sample = self._sample(_JUDGING, first, min(at_once, rows - first), length).to(self.device)
+                wanted = sample.targets_BS != IGNORED
+                found = module.model(sample.tokens_BS)[wanted].argmax(-1)
+                right += int((found == sample.targets_BS[wanted]).sum())
+                asked += len(found)
+        return {"recall": right / asked}

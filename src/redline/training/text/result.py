@@ -1,0 +1,125 @@
+"""What a finished training on text leaves behind: a model's folder with its tokenizer, and a page with the curves."""
+
+import json
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from redline.files import write_text
+from redline.quantities import format_bytes, format_seconds
+from redline.recall.tasks import describe
+from redline.training.curves import Curve, draw_curves
+from redline.training.journal import NAME as JOURNAL
+from redline.training.journal import read_journal
+from redline.training.loop import Outcome
+from redline.training.text.language_task import LanguageTask
+from redline.version import VERSION
+
+MODEL, PAGE = "model", "summary.html"
+
+
+@dataclass(frozen=True)
+class TextResult:
+    model: Path
+    page: Path
+    parameters: int
+    loss: float | None
+    figures: dict[str, float]
+    tokens: int
+    tokens_per_s: float | None
+    utilization: float | None
+    padding_share: float | None
+
+
+def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[str]) -> TextResult:
+    """The weights as they were judged, in fp32; the page is made from the journal."""
+    model = outcome.model
+    task.save(model, out / MODEL)
+    entries = read_journal(out / JOURNAL)
+    logged = [entry for entry in entries if "loss" in entry]
+    result = TextResult(
+        out / MODEL,
+        out / PAGE,
+        sum(weight.numel() for weight in model.parameters()),
+        logged[-1]["loss"] if logged else None,
+        outcome.figures,
+        outcome.position.step * task.items_per_step,
+        _median(logged, "items_per_s"),
+        _median(logged, "utilization"),
+        task.padding_share,
+    )
+    write_text(out / PAGE, render_page(task, outcome, result, entries, active))
+    return result
+
+
+def render_page(
+    task: LanguageTask, outcome: Outcome, result: TextResult, entries: list[dict[str, Any]], active: list[str]
+) -> str:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("redline.training").joinpath("summary.html.jinja").read_text("utf-8"))
+    settings, position = asdict(task.training), outcome.position
+    # Where the text lay is nobody's business; what the files were called says enough.
+    settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
+    settings["data"].pop("shards")
+    settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
+    settings["recall"] = describe(task.training.recall) if task.training.recall else None
+    loss = Curve.of(entries, "loss", "training")
+    judged = Curve.of(entries, "validation_loss", "validation", "second")
+    charts = (
+        ("Loss", "Nats a token; validation in the second colour.", (loss, judged)),
+        ("Recall", "The share of what was asked that was right.", (Curve.of(entries, "recall", "recall"),)),
+        ("Speed", "Tokens a second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
+        ("Gradient", "Its norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
+        ("Learning rate", "As the schedule set it.", (Curve.of(entries, "learning_rate"),)),
+    )
+    drawn = [(title, note, draw_curves(title, some, title.split()[0].lower())) for title, note, some in charts]
+    return template.render(
+        version=VERSION,
+        css=Markup(files("redline.report").joinpath("report.css").read_text("utf-8")),
+        name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
+        meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trainee.precision}",
+        headline=_headline(result, position.step, position.elapsed_s),
+        tiles=_tiles(task, outcome, result),
+        charts=[chart for chart in drawn if chart[2]],
+        active=active,
+        settings=json.dumps(settings, indent=2),
+    )
+
+
+def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:
+    said = f"{result.tokens:,} tokens in {steps:,} steps and {format_seconds(elapsed_s)}"
+    if "recall" in result.figures:
+        return f"{said}; at the end it recalled {result.figures['recall']:.1%} of what was asked."
+    if "validation_loss" in result.figures:
+        return f"{said}; the validation loss ended at {result.figures['validation_loss']:.4f}."
+    return f"{said}." if result.loss is None else f"{said}; the loss ended at {result.loss:.4f}."
+
+
+def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[tuple[str, str, str]]:
+    tiles = [("tokens a second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
+    if result.utilization:
+        tiles.append(("of the machine's ceiling", f"{result.utilization:.1%}", "model FLOP over measured FLOP/s"))
+    tiles.append(("peak memory", format_bytes(outcome.peak_bytes), ""))
+    if result.padding_share is not None:
+        batch = f"of tokens, at batch {task.training.data.batch}"
+        tiles.append(("padding avoided", f"{result.padding_share:.0%}", batch))
+    if outcome.position.skipped:
+        tiles.append(("steps skipped", f"{outcome.position.skipped:,}", "loss or gradient not finite"))
+    return tiles
+
+
+def _median(entries: list[dict[str, Any]], key: str) -> float | None:
+    # The first entry holds compiling and starting up.
+    values = [entry[key] for entry in entries if entry.get(key) is not None]
+    return statistics.median(values[1:] or values) if values else None
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

@@ -1,0 +1,149 @@
+"""A training on text from its settings to its result: everything is checked before anything is written."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from redline.batch_size import Probe
+from redline.ceilings import with_ceilings
+from redline.errors import RedlineError
+from redline.machine import Machine
+from redline.quantities import format_bytes
+from redline.recall.tasks import describe, name_of
+from redline.training.checkpoints import FOLDER, Checkpoints
+from redline.training.loop import Outcome, Progress, train
+from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
+from redline.training.text.batch_choice import find_batch
+from redline.training.text.config import AUTO, TextTraining
+from redline.training.text.corpus import prepare
+from redline.training.text.language_task import LanguageTask
+from redline.training.text.recall_task import RecallTask
+from redline.training.text.result import TextResult, write_result
+from redline.training.text.sources import Sources
+from redline.training.text.task import TextTask
+from redline.training.text.tokenizer import load_tokenizer
+from redline.training.text.trainee import check_machine
+
+Say = Callable[[str], None]
+
+
+def prepare_training(
+    config: Path,
+    out: Path,
+    device: torch.device,
+    resume: bool,
+    update: Say,
+    say: Say,
+    sources: list[str] | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+) -> LanguageTask:
+    """The task of a settings file, its text tokenized; `update` hears of progress, `say` of what is worth keeping."""
+    training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
+    check_machine(training, device)
+    checkpoints = Checkpoints(out / FOLDER).files()
+    if resume and not checkpoints:
+        raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
+    if checkpoints and not resume:
+        raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
+    if training.recall is not None:
+        return _prepare_recall(training, out, device, resume, update, say)
+    data = training.data
+    found = Sources.find(data.sources, data.text_field, data.separator)
+    if training.tokenizer.file:
+        # A model that cannot hold its tokens is better known before the text is turned into them.
+        training.model.vocabulary_for(load_tokenizer(training.tokenizer.file, training.tokenizer.end).vocabulary)
+    corpus = prepare(found, training.tokenizer, Path(data.shards), update)
+    vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
+    batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
+    training = training.with_batch(batch or _batch(training, vocabulary, device, update, say))
+    task = TextTask(training, corpus, device)
+    kept = len(corpus.lengths) - len(task.rows.lengths)
+    say(
+        f"{len(task.rows.lengths):,} documents, {int(task.rows.lengths.sum()):,} tokens, {kept:,} documents kept for "
+        f"validation; packed, where padding would waste {task.padding_share:.0%}"
+    )
+    return task
+
+
+def _prepare_recall(
+    training: TextTraining, out: Path, device: torch.device, resume: bool, update: Say, say: Say
+) -> RecallTask:
+    vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
+    batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
+    task = RecallTask(training.with_batch(batch or _batch(training, vocabulary, device, update, say)), device)
+    options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
+    say(f"{name_of(task.recall)} ({options}), fresh samples of {training.data.length:,} tokens in every step")
+    return task
+
+
+def _batch_before(training: TextTraining, checkpoints: Checkpoints) -> int | None:
+    """The batch that was found when the training began: another one would make it another training."""
+    if training.data.batch != AUTO:
+        return None
+    tokens = json.loads(checkpoints.read()[1]["identity"])["tokens_per_step"]
+    return tokens // (training.data.length * training.data.accumulate)
+
+
+def _batch(training: TextTraining, vocabulary: int, device: torch.device, update: Say, say: Say) -> int:
+    batch = training.data.batch
+    if batch != AUTO:
+        assert isinstance(batch, int)
+        return batch
+
+    def tell(probe: Probe) -> None:
+        update(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
+
+    result = find_batch(training, vocabulary, device, tell)
+    say(f"batch {result.batch}: {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)} at its peak")
+    return result.batch
+
+
+def run_text(
+    task: LanguageTask, out: Path, device: torch.device, resume: bool, tell: Callable[[Progress], None], say: Say
+) -> tuple[Outcome, TextResult | None]:
+    """Trains and writes what came out; no result when it was stopped before its end."""
+    active = task.trainee.active(task.optimizer(), task.training)
+    ceiling = _ceiling(task, device)
+    if ceiling is None:
+        active.append("no share of the machine's ceiling is shown: `redline doctor` measures it")
+    active.append("figures for TensorBoard" if is_installed() else WHY_NOT)
+    for line in active:
+        say(f"· {line}")
+    board: TensorBoard | None = None
+
+    def both(seen: Progress) -> None:
+        nonlocal board
+        # Made at the first figures: a training that does not begin leaves no folder.
+        if board is None and is_installed():
+            board = TensorBoard(out / "tensorboard")
+        if board is not None:
+            board(seen)
+        tell(seen)
+
+    try:
+        outcome = train(task, task.training.loop, out, device, resume, both, ceiling_flops_per_s=ceiling)
+    finally:
+        if board is not None:
+            board.close()
+    if outcome.interrupted:
+        return outcome, None
+    try:
+        return outcome, write_result(task, outcome, out, active)
+    except OSError as error:
+        raise RedlineError(
+            f"cannot write the result in {str(out)!r}: {error.strerror or error}; its checkpoint is whole: make room "
+            "and resume it."
+        ) from error
+
+
+def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
+    """What the machine reached in products of this precision; a CPU, where that takes longer, is not measured here."""
+    machine = Machine.detect(str(device))
+    ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
+    if machine.is_cuda:
+        torch.cuda.empty_cache()
+    precision = "tf32" if task.trainee.precision == "fp32" and "tf32" in task.trainee.plan else task.trainee.precision
+    return ceilings.matmul_flops_per_s.get(precision) if ceilings else None

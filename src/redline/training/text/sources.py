@@ -1,0 +1,122 @@
+"""Text to train on: documents, one at a time, from plain files, JSON lines and Parquet.
+
+A document is a whole `.txt` or `.md` file (or a part of one, where a separator is named), the text of one JSON line, or
+one row of a Parquet file. Documents that hold nothing but space are left out.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError
+
+PLAIN = (".txt", ".md")
+JSON_LINES = (".jsonl", ".ndjson")
+PARQUET = (".parquet",)
+_KNOWN = (*PLAIN, *JSON_LINES, *PARQUET)
+_INSTALL_PYARROW = "Parquet files are read with pyarrow, which is not installed: pip install pyarrow."
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Files to read, in a fixed order; `text_field` is the key or column that holds a document's text."""
+
+    files: tuple[Path, ...]
+    text_field: str = "text"
+    separator: str = ""
+
+    @classmethod
+    def find(cls, places: tuple[str, ...], text_field: str = "text", separator: str = "") -> "Sources":
+        """Files as named, and every file of a known kind in and below the folders named."""
+        found: list[Path] = []
+        for place in places:
+            path = Path(place)
+            if path.is_dir():
+                inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in _KNOWN and file.is_file())
+                if not inside:
+                    raise RedlineError(f"the folder {place!r} holds no text: no {', '.join(_KNOWN)} file.")
+                found += inside
+            elif not path.exists():
+                raise RedlineError(f"there is no file or folder {place!r} to train on.")
+            elif path.suffix.lower() not in _KNOWN:
+                raise RedlineError(f"{place!r} is not text of a known kind: it is one of {', '.join(_KNOWN)}.")
+            else:
+                found.append(path)
+        if not found:
+            raise RedlineError("there is nothing to train on: name files or folders as sources under [data].")
+        if any(file.suffix.lower() in PARQUET for file in found):
+            _parquet()
+        return cls(tuple(dict.fromkeys(found)), text_field, separator)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What changes when a file is replaced, added or taken away, without reading any."""
+        stats = [(file, file.stat()) for file in self.files]
+        seen = [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+        return [self.text_field, self.separator, seen]
+
+    def documents(self) -> Iterator[str]:
+        for file in self.files:
+            for text in self._read(file):
+                if text.strip():
+                    yield text
+
+    def _read(self, file: Path) -> Iterator[str]:
+        kind = file.suffix.lower()
+        try:
+            if kind in PLAIN:
+                text = file.read_text(encoding="utf-8")
+                yield from text.split(self.separator) if self.separator else [text]
+            elif kind in JSON_LINES:
+                yield from self._json_lines(file)
+            else:
+                yield from self._rows(file)
+        except OSError as error:
+            raise RedlineError(f"cannot read {str(file)!r}: {error.strerror or error}.") from error
+        except UnicodeDecodeError as error:
+            raise RedlineError(f"{str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+
+    def _json_lines(self, file: Path) -> Iterator[str]:
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                where = f"line {number} of {str(file)!r}"
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise RedlineError(f"{where} is not JSON: {error.msg}.") from error
+                text = entry.get(self.text_field) if isinstance(entry, dict) else None
+                if not isinstance(text, str):
+                    raise RedlineError(f"{where} has no text under {self.text_field!r}.")
+                yield text
+
+    def _rows(self, file: Path) -> Iterator[str]:
+        arrow, parquet = _parquet()
+        try:
+            table = parquet.ParquetFile(file)
+            if self.text_field not in table.schema_arrow.names:
+                columns = ", ".join(table.schema_arrow.names)
+                raise RedlineError(f"{str(file)!r} has no column {self.text_field!r}; it has {columns}.")
+            for rows in table.iter_batches(columns=[self.text_field]):
+                for text in rows.column(0).to_pylist():
+                    if text is not None and not isinstance(text, str):
+                        raise RedlineError(f"the column {self.text_field!r} of {str(file)!r} does not hold text.")
+                    yield text or ""
+        except arrow.ArrowException as error:
+            raise RedlineError(f"{str(file)!r} is not a readable Parquet file.") from error
+
+
+def _parquet() -> tuple[Any, Any]:
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RedlineError(_INSTALL_PYARROW) from error
+    return pyarrow, pyarrow.parquet

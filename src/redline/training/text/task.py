@@ -1,0 +1,61 @@
+"""Training a language model on text: packed rows, judged on documents that were kept apart."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from redline.files import write_text
+from redline.training.text.config import TextTraining
+from redline.training.text.corpus import Corpus
+from redline.training.text.language_task import LanguageTask
+from redline.training.text.packing import Batch, PackedRows, padding_share
+from redline.training.text.tokenizer import NAME
+
+# Rows at once when a model is judged: without gradients there is room enough, and few are needed.
+_JUDGED_AT_ONCE = 8
+
+
+class TextTask(LanguageTask):
+    """What the loop needs to train a language model on a corpus."""
+
+    def __init__(self, training: TextTraining, corpus: Corpus, device: torch.device) -> None:
+        data, batch = training.data, training.data.batch
+        assert isinstance(batch, int)
+        self.corpus = corpus
+        chosen, kept = corpus.split(data.validation)
+        self.rows = PackedRows(corpus.shards, chosen, data.length, training.loop.seed)
+        # Rows for validation may be shorter: a small corpus keeps few tokens apart.
+        short = min(data.length, int(corpus.lengths[kept].sum()))
+        self.kept = PackedRows(corpus.shards, kept, short, 0) if len(kept) else None
+        self.padding_share: float | None = padding_share(self.rows.lengths, data.length, batch)
+        super().__init__(training, corpus.tokenizer.vocabulary, device)
+
+    @property
+    def data_identity(self) -> Mapping[str, Any]:
+        return self.corpus.identity
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        self.training.model.save(model, folder, self.corpus.tokenizer.end)
+        write_text(folder / NAME, self.corpus.tokenizer.to_text())
+
+    def _draw(self, step: int) -> Batch:
+        rows = self.items_per_step // self.training.data.length
+        return self.rows.batch(step * rows, rows)
+
+    @torch.no_grad()
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The mean loss over rows of documents that were kept apart, computed as in training."""
+        if self.kept is None:
+            return {}
+        rows = min(self.training.data.validation_rows, self.kept.rows)
+        total, count = torch.zeros((), device=self.device), 0
+        with self._judged(model) as module:
+            for first in range(0, rows, _JUDGED_AT_ONCE):
+                batch = self.kept.batch(first, min(_JUDGED_AT_ONCE, rows - first))
+                loss = module(**self._inputs(batch, 0, len(batch.tokens_BS)))
+                total += loss.float() * batch.targets
+                count += batch.targets
+        return {"validation_loss": float(total) / max(count, 1)}

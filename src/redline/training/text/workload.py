@@ -1,0 +1,67 @@
+"""A settings file as a workload, so that the ladder climbs this very training: `redline climb train:CONFIG.toml`.
+
+One step is a forward pass, a backward pass and the optimizer, in fp32 and without any plan: what the file says of
+precision and plan is what a climb is to find out. No text is needed; batches are synthetic, packed as real ones are.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from redline.gate import Gate
+from redline.training.optimizers import build_over
+from redline.training.text.config import AUTO, TextTraining
+from redline.training.text.loss_module import LossModule, as_inputs, own_loss
+from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.tokenizer import load_tokenizer
+from redline.workload import Workload
+
+# Where the file leaves the batch to be found, a climb takes one that fits nearly everywhere.
+_BATCH = 8
+
+
+def training_workload(path: str) -> Callable[..., Workload]:
+    """The function that an address `train:PATH` stands for."""
+
+    def training(batch: int | None = None, length: int | None = None) -> Workload:
+        return make_workload(TextTraining.read(path, batch=batch, length=length))
+
+    training.__name__ = training.__qualname__ = Path(path).stem
+    return training
+
+
+def make_workload(training: TextTraining) -> Workload:
+    if training.data.batch == AUTO:
+        training = training.with_batch(_BATCH)
+    rows, length = training.data.batch, training.data.length
+    assert isinstance(rows, int)
+    tokenizer = training.tokenizer
+    tokens = load_tokenizer(tokenizer.file, tokenizer.end).vocabulary if tokenizer.file else tokenizer.vocabulary
+    vocabulary = training.model.vocabulary_for(tokens)
+    loop = replace(training.loop, learning_rate=training.loop.rate_for(training.tokens_per_step))
+
+    def build() -> nn.Module:
+        return LossModule(training.model, training.model.build(vocabulary), loop.z_loss)
+
+    def inputs(seed: int) -> dict[str, Tensor]:
+        made = synthetic_batch(rows, length, vocabulary, seed)
+        return as_inputs(made.tokens_BS, made.targets_BS, made.packing, torch.get_default_device())
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
+        weights = list(parameters)
+        hidden = [weight for weight in weights if weight.ndim == 2 and vocabulary not in weight.shape]
+        return build_over(weights, hidden, loop, best=False)
+
+    return Workload(
+        build=build,
+        inputs=inputs,
+        loss=own_loss,
+        optimizer=optimizer,
+        gates=(Gate("loss_difference", 0.01), Gate("gradient_difference", 0.05)),
+        items=rows * length,
+        unit="token",
+    )

@@ -1,0 +1,235 @@
+"""Texts of the engine against the model asked token by token, against transformers, and against themselves."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.errors import MachineError, RedlineError
+from redline.generation import InferenceEngine, Sampling
+from redline.generation.planned import without_graphs
+from redline.models.decoder import Decoder, load_decoder
+from redline.models.memory import TitanModel
+from redline.plan import Plan
+
+from .conftest import FakeRecorder
+
+WARM = Sampling(temperature=1.1, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.3, seed=11)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    return [[random.randrange(101) for _ in range(length)] for length in lengths]
+
+
+@torch.no_grad()
+def one_by_one(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Decoder) -> None:
+    batch = prompts(3, 31, 1, 14)
+    recorder = FakeRecorder() if recorded else None
+    found = InferenceEngine(model, chunk=chunk, recorder=recorder).generate(batch, max_tokens=45)
+    for prompt, completion in zip(batch, found, strict=True):
+        assert completion.tokens == one_by_one(model, prompt, 45) and completion.reason == "length"
+    if recorder is not None:
+        assert (recorder.recorded, recorder.replayed) == (1, 44)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_memory_model_generates_what_it_says_of_the_whole_text(recorded: bool, memory_model: TitanModel) -> None:
+    batch = prompts(3, 31, 1, 14)
+    engine = InferenceEngine(memory_model, chunk=10, recorder=FakeRecorder() if recorded else None)
+    for _ in range(2):
+        for prompt, completion in zip(batch, engine.generate(batch, max_tokens=45), strict=True):
+            assert completion.tokens == one_by_one(memory_model, prompt, 45)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Any) -> None:
+    import transformers
+
+    window = {"Mistral": {"sliding_window": 8}}.get(family, {})
+    sizes = {"vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 120}
+    config = getattr(transformers, f"{family}Config")(**sizes, **heads, **window, eos_token_id=None)
+    oracle = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            parameter.add_(0.25 * torch.randn_like(parameter))
+    oracle.save_pretrained(tmp_path)
+    batch = prompts(5, 23)
+    found = InferenceEngine(load_decoder(tmp_path)).generate(batch, max_tokens=48)
+    for prompt, completion in zip(batch, found, strict=True):
+        text = oracle.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0].tolist()
+        assert completion.tokens == text[len(prompt) :]
+        assert len(set(completion.tokens)) > 1
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), WARM], ids=["plain", "all"])
+def test_a_row_is_what_it_would_be_alone(sampling: Sampling, model: Decoder) -> None:
+    batch = prompts(4, 19, 11)
+    engine = InferenceEngine(model, chunk=8)
+    together = engine.generate(batch, sampling, max_tokens=30)
+    for row, prompt in enumerate(batch):
+        (alone,) = engine.generate([prompt], replace(sampling, seed=sampling.seed + row), max_tokens=30)
+        assert alone.tokens == together[row].tokens
+    assert engine.generate(batch, sampling, max_tokens=30) == together
+    assert engine.generate(batch, replace(sampling, seed=99), max_tokens=30) != together
+
+
+def test_a_recorded_step_follows_settings_and_leaves_nothing_behind(model: Decoder) -> None:
+    batch, recorder = prompts(6, 2), FakeRecorder()
+    engine, plain = InferenceEngine(model, recorder=recorder), InferenceEngine(model)
+    for sampling in (WARM, replace(WARM, temperature=0.7, top_p=0.5, seed=8, repetition_penalty=2.0), WARM):
+        assert engine.generate(batch, sampling, max_tokens=20) == plain.generate(batch, sampling, max_tokens=20)
+    assert recorder.recorded == 1 and engine.setup_s == 0
+    engine.generate(batch, max_tokens=20)
+    assert recorder.recorded == 2 and engine.setup_s > 0
+
+
+def test_stop_tokens_end_a_row_and_not_the_others(model: Decoder) -> None:
+    batch = prompts(9, 10)
+    free = [completion.tokens for completion in InferenceEngine(model).generate(batch, max_tokens=30)]
+    stop = next(token for token in free[0][3:] if token not in free[1] and token not in free[0][:3])
+    at = free[0].index(stop)
+    with InferenceEngine(model).stream(batch, max_tokens=30, stop_tokens=[stop]) as stream:
+        seen = list(stream)
+    first, second = stream.completions
+    assert (first.tokens, first.reason) == (free[0][:at], "stop")
+    assert (second.tokens, second.reason) == (free[1], "length")
+    assert [row[0] for row in seen] == free[0][:at] + [None] * (30 - at)
+    assert [row[1] for row in seen] == free[1]
+    assert len(stream.step_s) == 29 and stream.prefill_s > 0
+
+
+def test_a_stream_may_be_left_and_others_run_beside_it(model: Decoder) -> None:
+    engine = InferenceEngine(model)
+    (a, b), whole = prompts(5, 7), 20
+    expected = [engine.generate([prompt], max_tokens=whole)[0].tokens for prompt in (a, b)]
+    first, second = engine.stream([a], max_tokens=whole), engine.stream([b], max_tokens=whole)
+    found: list[list[int]] = [[], []]
+    for _ in range(whole):
+        found[0] += [token for token in next(first) if token is not None]
+        found[1] += [token for token in next(second) if token is not None]
+    assert found == expected
+    with engine.stream([a], max_tokens=whole) as left:
+        next(left)
+    assert engine.generate([b], max_tokens=whole)[0].tokens == expected[1]
+
+
+def test_the_context_ends_a_text(model: Decoder) -> None:
+    (completion,) = InferenceEngine(model).generate(prompts(100), max_tokens=50)
+    assert (len(completion.tokens), completion.reason) == (20, "context")
+    with pytest.raises(RedlineError, match="the prompt has 120 tokens, and the model's context is 120"):
+        InferenceEngine(model).generate(prompts(120))
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "words"),
+    [
+        ([], {}, "at least one token"),
+        ([[1], []], {}, "at least one token"),
+        ([[1, 101]], {}, "token 101 is not in the model's vocabulary of 101"),
+        ([[1]], {"max_tokens": 0}, "at least 1 token"),
+    ],
+)
+def test_what_cannot_be_asked(batch: list[list[int]], options: dict[str, int], words: str, model: Decoder) -> None:
+    with pytest.raises(RedlineError, match=words):
+        InferenceEngine(model).generate(batch, **options)
+
+
+def test_engines_that_cannot_be(model: Decoder) -> None:
+    with pytest.raises(MachineError, match="needs a CUDA device"):
+        InferenceEngine(model, graph=True)
+    with pytest.raises(RedlineError, match="chunks of 1 token or more"):
+        InferenceEngine(model, chunk=0)
+
+
+def test_a_plan_is_one_argument(model: Decoder) -> None:
+    (prompt,) = prompts(12)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    engine = InferenceEngine(model, "fused_ops + int8(min_features=16)")
+    (completion,) = engine.generate([prompt], max_tokens=12)
+    assert len(completion.tokens) == 12
+    proofs = engine.model.proofs()
+    assert "9 of 9 linear layers hold int8 weights" in proofs["int8(min_features=16)"]
+    with torch.no_grad():
+        exact, rounded = (
+            one.step(torch.tensor([5]), one.new_cache(1, 4)) for one in (InferenceEngine(model).model, engine.model)
+        )
+    assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    shared = InferenceEngine(model, "int8(min_features=16)", share=True)
+    assert shared.model.model is model
+
+
+def test_graphs_of_a_plan_become_the_engines_own() -> None:
+    plan = Plan.parse("fused_ops + compile + cuda_graph(limit=2)")
+    assert str(without_graphs(plan)) == "fused_ops + compile"
+    plan = Plan.parse("fused_ops + compile(mode=max-autotune)")
+    assert str(without_graphs(plan)) == "fused_ops + compile(mode=max-autotune-no-cudagraphs)"
+
+
+@pytest.mark.slow
+def test_a_compiled_step_writes_the_same_text(model: Decoder, without_warnings: None) -> None:
+    batch = prompts(6, 9)
+    engine = InferenceEngine(model, "compile(fullgraph=true)")
+    assert engine.generate(batch, max_tokens=12) == InferenceEngine(model).generate(batch, max_tokens=12)
+    assert "no graph break" in engine.model.proofs()["compile(fullgraph=true)"]
+
+
+class Recurrent(nn.Module):
+    """The smallest other kind of model: a decayed sum of embeddings, of any length."""
+
+    vocabulary, context = 101, None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(101, 16)
+
+    class State:
+        def __init__(self, batch: int) -> None:
+            self.sum_BW = torch.zeros(batch, 16)
+
+        @property
+        def bytes(self) -> int:
+            return self.sum_BW.nbytes
+
+        def reset(self) -> None:
+            self.sum_BW.zero_()
+
+    def new_cache(self, batch: int, length: int) -> "Recurrent.State":
+        return self.State(batch)
+
+    def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: "Recurrent.State") -> Tensor:
+        for index in range(tokens_BS.shape[1]):
+            new = cache.sum_BW * 0.8 + self.embedding(tokens_BS[:, index])
+            cache.sum_BW.copy_(torch.where((index < counts_B)[:, None], new, cache.sum_BW))
+        return cache.sum_BW @ self.embedding.weight.T
+
+    def prepare(self, cache: Any) -> None:
+        pass
+
+    def step(self, tokens_B: Tensor, cache: "Recurrent.State") -> Tensor:
+        cache.sum_BW.mul_(0.8).add_(self.embedding(tokens_B))
+        return cache.sum_BW @ self.embedding.weight.T
+
+
+def test_another_kind_of_model_and_no_limit_of_length() -> None:
+    model, batch = Recurrent(), prompts(300, 2, 17)
+    engine = InferenceEngine(model, chunk=64, recorder=FakeRecorder())
+    sampling = Sampling(temperature=3.0, seed=5)
+    together = engine.generate(batch, sampling, max_tokens=300)
+    for row, prompt in enumerate(batch):
+        alone = InferenceEngine(model).generate([prompt], replace(sampling, seed=5 + row), max_tokens=300)
+        assert alone == [together[row]]

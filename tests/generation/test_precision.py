@@ -1,0 +1,38 @@
+"""Which dtype and plan a model gets, by machine and wish."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from redline.errors import RedlineError
+from redline.generation.precision import choose_holding
+from redline.machine import Machine
+from redline.plan import Plan
+
+CPU = Machine.detect("cpu")
+HALF = ("fp32", "bf16", "fp16")
+GPU = replace(CPU, device="cuda", name="a GPU", capability=(9, 0), hardware_dtypes=HALF, ceilings=None)
+
+
+def test_automatic() -> None:
+    assert choose_holding(CPU).dtype == torch.float32 and str(choose_holding(CPU).plan) == "eager"
+    assert choose_holding(GPU).dtype == torch.bfloat16 and str(choose_holding(GPU).plan) == "fused_ops"
+
+
+def test_by_name() -> None:
+    assert choose_holding(GPU, "fp16").dtype == torch.float16
+    assert choose_holding(GPU, "fp32").dtype == torch.float32
+    assert str(choose_holding(GPU, "int8").plan) == "fused_ops + int8"
+    assert str(choose_holding(GPU, "fp8").plan) == "fused_ops + fp8(mode=weight_only)"
+    with pytest.raises(RedlineError, match="there is no precision 'fp4'"):
+        choose_holding(CPU, "fp4")
+    with pytest.raises(RedlineError, match="fp8 cannot run here"):
+        choose_holding(CPU, "fp8")
+
+
+def test_a_plan_that_converts_gets_weights_to_convert() -> None:
+    assert choose_holding(GPU, given=Plan.parse("bf16 + compile")).dtype == torch.float32
+    assert choose_holding(GPU, given=Plan.parse("compile")).dtype == torch.bfloat16
+    with pytest.raises(RedlineError, match="leave out --precision, or --plan"):
+        choose_holding(GPU, "bf16", Plan.parse("compile"))

@@ -1,0 +1,130 @@
+"""What is left to choose from against transformers' own, the draw against the probabilities, and the noise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.generation.sampling import Sampler, Sampling, mixed
+
+CPU = torch.device("cpu")
+
+
+def cut(sampling: Sampling, logits: Tensor, prompt: Tensor) -> Tensor:
+    """The logits after penalty, temperature and cuts, before noise."""
+    sampler = Sampler(sampling, len(logits), logits.shape[1], CPU)
+    sampler.notice(prompt, torch.full((len(prompt),), prompt.shape[1]))
+    kept: list[Tensor] = []
+
+    def silent() -> Tensor:
+        return torch.zeros_like(logits)
+
+    original = sampler._cut
+    sampler._noise = silent
+
+    def catch(*arguments: Tensor) -> Tensor:
+        kept.append(original(*arguments))
+        return kept[-1]
+
+    sampler._cut = catch
+    sampler.next_tokens(logits)
+    return kept[0]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.7),
+        Sampling(temperature=1.3, top_k=5),
+        Sampling(temperature=1.0, top_k=1000),
+        Sampling(temperature=0.9, top_p=0.8),
+        Sampling(temperature=0.9, top_p=1e-6),
+        Sampling(temperature=1.5, min_p=0.2),
+        Sampling(temperature=1.2, repetition_penalty=1.7),
+        Sampling(temperature=1.2, repetition_penalty=0.6),
+        Sampling(temperature=0.8, top_k=30, top_p=0.9, min_p=0.05, repetition_penalty=1.4),
+    ],
+    ids=str,
+)
+def test_what_is_left_is_what_transformers_leaves(sampling: Sampling) -> None:
+    from transformers.generation import logits_process as oracle
+
+    logits, prompt = 3 * torch.randn(4, 73), torch.randint(73, (4, 9))
+    expected = logits.clone()
+    if sampling.repetition_penalty != 1:
+        expected = oracle.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(prompt, expected)
+    expected = expected / sampling.temperature
+    if sampling.top_k:
+        expected = oracle.TopKLogitsWarper(sampling.top_k)(prompt, expected)
+    if sampling.top_p < 1:
+        expected = oracle.TopPLogitsWarper(sampling.top_p)(prompt, expected)
+    if sampling.min_p:
+        expected = oracle.MinPLogitsWarper(sampling.min_p)(prompt, expected)
+    assert torch.allclose(cut(sampling, logits, prompt), expected)
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    logits = torch.randn(5, 40)
+    sampler = Sampler(Sampling(top_k=3, top_p=0.1), 5, 40, CPU)
+    assert torch.equal(sampler.next_tokens(logits), logits.argmax(1))
+
+
+def test_the_draw_follows_the_probabilities() -> None:
+    rows, vocabulary = 400, 6
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -30.0])
+    sampler = Sampler(Sampling(temperature=0.8, seed=1), rows, vocabulary, CPU)
+    draws = torch.cat([sampler.next_tokens(logits.expand(rows, -1)) for _ in range(50)])
+    found = draws.bincount(minlength=vocabulary) / len(draws)
+    # 20,000 draws: a standard deviation is 0.0035 at the most.
+    assert (found - (logits / 0.8).softmax(0)).abs().max() < 0.015
+
+
+def test_rows_positions_and_seeds_draw_apart_and_a_seed_draws_the_same() -> None:
+    def draws(sampling: Sampling, rows: int = 3) -> Tensor:
+        sampler = Sampler(sampling, rows, 1000, CPU)
+        return torch.stack([sampler.next_tokens(torch.zeros(rows, 1000)) for _ in range(20)])
+
+    one = draws(Sampling(temperature=1.0, seed=7))
+    assert torch.equal(one, draws(Sampling(temperature=1.0, seed=7)))
+    assert torch.equal(one[:, 1:2], draws(Sampling(temperature=1.0, seed=8), rows=1))
+    assert len(one.flatten().unique()) > 50
+    for seed in (8, -7, 7 + 2**32, 2**63 - 1, -(2**63)):
+        assert not torch.equal(one, draws(Sampling(temperature=1.0, seed=seed)))
+
+
+def test_a_token_seen_in_the_prompt_or_drawn_before_is_penalized_and_padding_is_not() -> None:
+    sampler = Sampler(Sampling(repetition_penalty=4.0), 3, 10, CPU)
+    sampler.notice(torch.tensor([[7, 7, 3], [5, 0, 0], [0, 0, 0]]), torch.tensor([3, 1, 0]))
+    assert [row.nonzero().flatten().tolist() for row in sampler.seen_BV] == [[3, 7], [5], []]
+    logits = torch.zeros(3, 10).index_fill(1, torch.tensor([7]), 2.0).index_fill(1, torch.tensor([2]), 1.0)
+    assert sampler.next_tokens(logits).tolist() == [2, 7, 7]
+    assert sampler.next_tokens(logits).tolist() == [7, 2, 2]
+    sampler.start(Sampling(repetition_penalty=4.0))
+    assert not sampler.seen_BV.any()
+
+
+def test_noise_is_finite_and_even() -> None:
+    sampler = Sampler(replace(Sampling(temperature=1.0), seed=2), 1, 200_000, CPU)
+    noise = sampler._noise()
+    assert torch.isfinite(noise).all() and abs(noise.mean().item() - 0.5772) < 0.01
+    assert len(mixed(torch.arange(100_000)).unique()) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1.0}, "temperature is 0 or more"),
+        ({"temperature": float("nan")}, "temperature is 0 or more"),
+        ({"top_k": -1}, "top-k is 0"),
+        ({"top_p": 0.0}, "top-p is above 0"),
+        ({"top_p": 1.1}, "top-p is above 0"),
+        ({"min_p": 2.0}, "min-p is between"),
+        ({"repetition_penalty": 0.0}, "penalty is above 0"),
+        ({"seed": 2**63}, "64 bits"),
+    ],
+)
+def test_settings_that_cannot_be(options: dict[str, float], words: str) -> None:
+    with pytest.raises(RedlineError, match=words):
+        Sampling(**options)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,70 @@
+"""Attention against softmax written out, with windows and documents; on a GPU the kernels against it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.nn.causal_attention import causal_attention
+from redline.nn.packing import Packing
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Tensor | None) -> Tensor:
+    """Token by token, head by head, in fp64."""
+    result = torch.zeros_like(q, dtype=torch.float64)
+    q, k, v = q.double(), k.double(), v.double()
+    shared = q.shape[2] // k.shape[2]
+    for b in range(q.shape[0]):
+        for s in range(q.shape[1]):
+            first = 0 if window is None else max(0, s - window + 1)
+            if numbers is not None:
+                while first < s and (numbers[b, first : s + 1] != numbers[b, s]).any():
+                    first += 1
+            for h in range(q.shape[2]):
+                scores = k[b, first : s + 1, h // shared] @ q[b, s, h] / q.shape[3] ** 0.5
+                result[b, s, h] = scores.softmax(0) @ v[b, first : s + 1, h // shared]
+    return result
+
+
+def example(dtype: torch.dtype, device: str, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    # Slices of one tensor, as they come out of one product.
+    qkv = torch.randn(2, 19, 6 + 2 + 2, head_dim, dtype=dtype, device=device)
+    return qkv[:, :, :6], qkv[:, :, 6:8], qkv[:, :, 8:]
+
+
+CASES = [(None, False), (1, False), (4, False), (19, False), (None, True), (4, True)]
+
+
+@pytest.mark.parametrize(("window", "packed"), CASES)
+def test_it_is_softmax_over_what_may_be_seen(window: int | None, packed: bool) -> None:
+    q, k, v = example(torch.float64, "cpu", 6)
+    numbers = torch.randint(2, (2, 19)).cumsum(1) if packed else None
+    packing = None if numbers is None else Packing.of(numbers)
+    found = causal_attention(q, k, v, window, packing)
+    assert torch.allclose(found, written_out(q, k, v, window, numbers), atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("window", "packed"), CASES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: torch.dtype) -> None:
+    q, k, v = (t.detach().requires_grad_() for t in example(dtype, "cuda", 64))
+    numbers = torch.randint(2, (2, 19)).cumsum(1) if packed else None
+    packing = None if numbers is None else Packing.of(numbers).to("cuda")
+    found = causal_attention(q, k, v, window, packing)
+    exact = [t.detach().cpu().double().requires_grad_() for t in (q, k, v)]
+    expected = causal_attention(*exact, window, None if numbers is None else Packing.of(numbers))
+    rounding = 2 ** (-8 if dtype == torch.bfloat16 else -11)
+    assert (found.cpu() - expected).norm() < 4 * rounding * expected.norm()
+    upstream = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, (q, k, v), upstream)
+    wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
+    for one, other in zip(gradients, wanted, strict=True):
+        assert (one.cpu() - other).norm() < 8 * rounding * other.norm()
+
+
+@pytest.mark.gpu
+def test_fp32_on_a_gpu_says_that_it_is_slow() -> None:
+    q, k, v = example(torch.float32, "cuda", 64)
+    with pytest.warns(UserWarning, match="stores a mask of all queries times all keys"):
+        found = causal_attention(q, k, v, 4)
+    assert torch.allclose(found.cpu().double(), written_out(q.cpu(), k.cpu(), v.cpu(), 4, None), atol=1e-4)

@@ -1,0 +1,43 @@
+"""Borders and positions of documents, against counting them one by one."""
+
+import pytest
+import torch
+
+from redline.errors import ModelError
+from redline.nn.packing import Packing
+
+
+def test_borders_and_positions_are_those_counted_by_hand() -> None:
+    numbers = torch.randint(3, (4, 57))
+    packing = Packing.of(numbers)
+    borders: list[int] = []
+    for row in range(4):
+        position = 0
+        for column in range(57):
+            if column == 0 or numbers[row, column] != numbers[row, column - 1]:
+                borders.append(row * 57 + column)
+                position = 0
+            assert packing.positions_BS[row, column] == position
+            position += 1
+    found = packing.borders.tolist()
+    assert found[: len(borders)] == borders and set(found[len(borders) :]) == {4 * 57}
+    assert packing.borders.dtype == torch.int32 and len(found) > len(borders)
+    # Few sizes, so that a compiled model is compiled seldom.
+    assert (len(found) - 1).bit_count() == 1
+
+
+def test_equal_numbers_apart_are_two_documents() -> None:
+    same = Packing.of(torch.tensor([[1, 1, 2, 1]])).same_BSS[0]
+    assert same.tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_the_number_of_borders_grows_by_doubling_and_always_ends_with_the_end() -> None:
+    for count in (1, 15, 16, 17, 31, 32, 200):
+        packing = Packing.of(torch.arange(count)[None])
+        assert packing.borders[count:].eq(count).all() and packing.borders[:count].tolist() == list(range(count))
+
+
+def test_what_numbers_no_documents() -> None:
+    for wrong in (torch.zeros(4, dtype=torch.long), torch.zeros(2, 4)):
+        with pytest.raises(ModelError, match="documents are whole numbers of shape"):
+            Packing.of(wrong)

@@ -1,0 +1,50 @@
+"""The specification against softmax over what a row has seen, written out; and what is chosen and refused."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops import dispatch
+from redline.ops.decode_attention import decode_attention
+
+from .decode_examples import example
+
+
+def test_it_is_softmax_over_the_last_tokens() -> None:
+    ring, heads, groups, dim, steps = 7, 6, 2, 4, 20
+    history = [torch.randn(3, steps, count, dim, dtype=torch.float64) for count in (heads, groups, groups)]
+    keys, values = (torch.full((3, ring + 2, groups, dim), float("nan"), dtype=torch.float64) for _ in range(2))
+    lengths = torch.zeros(3, dtype=torch.long)
+    for step in range(steps):
+        q, k, v = (tensor[:, step] for tensor in history)
+        found = decode_attention(q, k, v, keys, values, lengths, ring)
+        lengths += 1
+        first = max(0, step + 1 - ring)
+        for row in range(3):
+            for head in range(heads):
+                seen = history[1][row, first : step + 1, head // 3], history[2][row, first : step + 1, head // 3]
+                expected = (seen[0] @ q[row, head] / dim**0.5).softmax(0) @ seen[1]
+                torch.testing.assert_close(found[row, head], expected)
+    assert keys[:, ring:].isnan().all()
+
+
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
+    with pytest.raises(MachineError, match="decode attention by Triton cannot run: it is not installed"):
+        decode_attention(*example(8, [3], 2, 1, 4, torch.float32), 8, "triton")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q, k, v, keys, values, lengths = example(8, [3, 9], 4, 2, 6, torch.float32)
+    for wrong, words in (
+        ((q[0], k, v, keys, values, lengths, 8), "takes new heads, their ring and lengths"),
+        ((q[:, :3], k, v, keys, values, lengths, 8), "cannot join"),
+        ((q, k, v[:1], keys, values, lengths, 8), "cannot join"),
+        ((q, k, v, keys, values, lengths, 14), "in a ring of 14"),
+        ((q, k, v, keys, values, lengths, 0), "in a ring of 0"),
+        ((q.half(), k, v, keys, values, lengths, 8), "one floating dtype"),
+        ((q, k, v, keys, values, lengths.float(), 8), "whole numbers"),
+        ((q, k, v, keys, values.clone().transpose(1, 3).contiguous().transpose(1, 3), lengths, 8), "lie alike"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            decode_attention(*wrong)

@@ -1,0 +1,78 @@
+"""The kernels of decode attention: on a GPU as they are, elsewhere interpreted in a process of their own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from redline.ops.decode_attention import decode_attention, reference
+
+from .decode_examples import example
+
+triton = pytest.importorskip("redline.ops.decode_attention.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+LENGTHS = [0, 1, 17, 69, 70, 71, 205]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
+    q, k, v, keys, values, held = example(ring, lengths, heads, groups, dim, dtype, DEVICE)
+    exact = [t.double() for t in (q, k, v, keys, values)]
+    expected = reference.decode_attention(*exact, held, ring)
+    with torch.no_grad():
+        found = decode_attention(q, k, v, keys, values, held, ring, "triton")
+    assert found.dtype == dtype and torch.isfinite(found).all()
+    # Weights are rounded to the dtype before they meet the values.
+    limit = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
+    assert (found.double() - expected).norm() <= limit * expected.norm()
+    for one, other in ((keys, exact[3]), (values, exact[4])):
+        assert torch.equal(one.double().nan_to_num(7), other.nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(6, 2, 16), (4, 4, 40), (5, 1, 64)])
+def test_agrees_with_one_share(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
+    check(70, LENGTHS, heads, groups, dim, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shares", [2, 5])
+def test_agrees_with_several_shares(shares: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "shares_for", lambda *_: shares)
+    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, places=16))
+    check(70, LENGTHS, 6, 2, 16, dtype)
+
+
+def test_shares_follow_from_sizes_alone() -> None:
+    assert triton.shares_for(8, 255, 132) == 1
+    assert triton.shares_for(8, 4096, 132) == 16
+    assert triton.shares_for(200, 4096, 132) == 1
+    assert triton.shares_for(1, 131_072, 132) == 64
+
+
+def test_torch_sees_that_the_ring_is_written() -> None:
+    q, k, v, keys, values, held = example(9, [4, 20], 4, 2, 16, torch.float32, DEVICE)
+    keys.nan_to_num_(), values.nan_to_num_()
+    torch.library.opcheck(triton._attend, (q, k, v, keys, values, held, 9))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ring", [200, 5000])
+def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
+    q, k, v, keys, values, held = example(ring, [0, 90], 32, 8, 64, torch.bfloat16, "cuda")
+    keys.nan_to_num_(), values.nan_to_num_()
+    with torch.no_grad():
+        decode_attention(q, k, v, keys, values, held, ring)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = decode_attention(q, k, v, keys, values, held, ring)
+        for lengths in ([0, 3], [ring - 1, ring], [3 * ring + 7, 150]):
+            held.copy_(torch.tensor(lengths))
+            graph.replay()
+            again = decode_attention(q, k, v, keys, values, held, ring)
+            assert torch.equal(replayed, again)

@@ -1,0 +1,55 @@
+"""The Triton kernels go through the whole compiler, ptxas included, for GPUs that are not here."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+host = pytest.importorskip("redline.ops.gated_delta_rule.triton")
+pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled when interpreted")
+Compiles = Callable[..., None]
+
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+FP32 = {"g", "beta", "decay", "initial", "final", "final_pull", "initial_pull", "g_pull", "beta_pull"}
+FP32 |= {"q_decay_pull", "k_decay_pull"}
+FORWARD = [
+    host.forward.inverse_kernel,
+    host.forward.solve_kernel,
+    host.forward.state_kernel,
+    host.forward.output_kernel,
+]
+BACKWARD = [getattr(host.backward, name) for name in vars(host.backward) if name.endswith("_pull_kernel")]
+
+
+def compile_one(
+    compiles: Compiles, kernel: Any, dtype: torch.dtype, keys: int, values: int, chunk: int = 64, packed: bool = True
+) -> None:
+    q, v = (torch.empty(1, 128, 2, size, dtype=dtype, device="meta") for size in (keys, values))
+    start = host.Launch(q, v, q if packed else None, chunk)
+    constants, options = start.constants(kernel), start.options(kernel)
+    types = {name: "*fp32" if name in FP32 else "*" + NAMES[dtype] for name in kernel.arg_names}
+    types |= {"tokens": "i32", "heads": "i32", "documents": "*i32"}
+    if not packed:
+        constants |= {"documents": None, "initial": None, "final_pull": None}
+    compiles(kernel, types, {name: value for name, value in constants.items() if name in kernel.arg_names}, **options)
+
+
+@pytest.mark.parametrize("kernel", [host.forward.state_kernel, host.backward.query_pull_kernel])
+def test_compiles_for_an_h200(compiles: Compiles, kernel: Any) -> None:
+    compile_one(compiles, kernel, torch.bfloat16, 64, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [*FORWARD, *BACKWARD], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize(("keys", "values"), [(64, 64), (128, 128), (96, 96), (16, 256), (256, 32)])
+def test_compiles_for_every_size(compiles: Compiles, kernel: Any, dtype: torch.dtype, keys: int, values: int) -> None:
+    compile_one(compiles, kernel, dtype, keys, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [*FORWARD, *BACKWARD], ids=lambda kernel: kernel.__name__)
+@pytest.mark.parametrize("chunk", [16, 32, 64])
+def test_compiles_for_every_chunk_without_documents(compiles: Compiles, kernel: Any, chunk: int) -> None:
+    compile_one(compiles, kernel, torch.bfloat16, 64, 64, chunk, packed=False)

@@ -1,0 +1,154 @@
+"""The Triton kernels, each alone and all together: on a GPU as they are, elsewhere interpreted.
+
+Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.ops.gated_delta_rule import gated_delta_rule, reference
+
+triton = pytest.importorskip("redline.ops.gated_delta_rule.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+Make = Callable[..., Any]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+# What each kernel writes; a number a token or a state at an end is fp32 whatever the inputs are.
+WRITTEN = {
+    "inverse_kernel": ("decay", "inverse"),
+    "solve_kernel": ("w", "u"),
+    "state_kernel": ("states", "corrections", "final"),
+    "output_kernel": ("out",),
+    "local_pull_kernel": ("local_pull",),
+    "state_pull_kernel": ("correction_pull", "state_pulls", "initial_pull"),
+    "query_pull_kernel": ("q_pull", "q_decay_pull"),
+    "key_pull_kernel": ("k_part_pull", "w_pull", "k_decay_pull"),
+    "right_pull_kernel": ("v_right_pull", "k_right_pull"),
+    "system_pull_kernel": ("k_pull", "v_pull", "g_pull", "beta_pull"),
+}
+# All but the one with shapes that vary, which takes long and which nothing here depends on.
+OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+FP32 = {"g", "beta", "decay", "initial", "final", "final_pull", "initial_pull", "g_pull", "beta_pull"}
+FP32 |= {"q_decay_pull", "k_decay_pull"}
+# Without documents, so that the first tokens of a long chunk matter to its last ones.
+SMALL, LARGER = (torch.float32, 37, 16, 24, 16, True), (torch.float16, 70, 24, 16, 64, False)
+CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_pull_kernel")]
+if DEVICE == "cuda":
+    BF16 = torch.bfloat16
+    SIZES = [(dtype, 150, 64, 64, 64, packed) for dtype in (torch.float32, torch.float16, BF16) for packed in (0, 1)]
+    SIZES += [(BF16, 150, 128, 128, 64, False), (BF16, 150, 96, 96, 64, True), (BF16, 90, 256, 256, 64, False)]
+    SIZES += [(BF16, 150, 64, 128, 32, False), (BF16, 150, 128, 64, 16, False), (torch.float32, 90, 128, 96, 64, False)]
+    CASES = [(name, *size) for size in (SMALL, LARGER, *SIZES) for name in WRITTEN]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tokens", "keys", "values", "chunk", "packed"), CASES)
+def test_each_kernel_writes_what_it_should(
+    inputs: Make,
+    stages: Make,
+    name: str,
+    dtype: torch.dtype,
+    tokens: int,
+    keys: int,
+    values: int,
+    chunk: int,
+    packed: bool,
+) -> None:
+    *tensors, documents = inputs(1 if DEVICE == "cpu" else 3, tokens, 2, keys, values, True, packed)
+    tensors = [*(one.to(DEVICE, dtype) for one in tensors), documents.to(DEVICE) if packed else None]
+    start = triton.Launch(tensors[0], tensors[2], tensors[6], chunk)
+    out_pull, final_pull = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
+    exact = stages(tensors, out_pull, final_pull, start.tiles.chunk)
+    kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
+    arguments: list[Tensor | None] = []
+    for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:
+        value = exact[argument]
+        if value is not None and value.is_floating_point():
+            value = value.detach().to(torch.float32 if argument in FP32 else dtype).contiguous()
+        arguments.append(torch.empty_like(value) if argument in WRITTEN[name] else value)
+    start(kernel, *arguments)
+    for argument, found in zip(kernel.arg_names, arguments, strict=False):
+        if argument in WRITTEN[name]:
+            expected = exact[argument]
+            error = ((found.double() - expected).norm() / expected.norm()).item()
+            # Sums of numbers that were rounded on the way in are off by as much, though kept in fp32.
+            limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
+            assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"
+
+
+def whole(documents: Tensor | None, chunk: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    *given, state = (*tensors, None)[:6]
+    return triton.gated_delta_rule(*given, state, documents, chunk=chunk)
+
+
+def definition(documents: Tensor | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    *given, state = (*tensors, None)[:6]
+    return reference.recurrent(*given, state, documents)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "keys", "values", "chunk", "carried", "packed"),
+    [(33, 16, 24, 16, True, True), (1, 5, 3, 16, True, False), (35, 20, 16, 32, False, False)],
+)
+def test_agrees_with_the_reference(
+    agrees: Agrees, inputs: Make, tokens: int, keys: int, values: int, chunk: int, carried: bool, packed: bool
+) -> None:
+    *tensors, documents = inputs(1, tokens, 1, keys, values, carried, packed)
+    documents = None if documents is None else documents.to(DEVICE)
+    given = [one for one in tensors if one is not None]
+    agrees(partial(whole, documents, chunk), partial(definition, documents), given, device=DEVICE)
+
+
+def test_takes_dtypes_that_differ_and_any_strides() -> None:
+    q = torch.randn(2, 8, 20, 2, device=DEVICE, dtype=torch.float16).permute(0, 2, 3, 1) * 0.3
+    k, v, g, beta = (
+        q.flip(1) * 0.5,
+        torch.randn(2, 20, 2, 8, device=DEVICE),
+        -torch.rand_like(q[..., 0]),
+        q[..., 1].abs(),
+    )
+    documents = torch.zeros(2, 20, dtype=torch.int64, device=DEVICE)
+    found = gated_delta_rule(q, k, v, g, beta, None, documents, chunk=16, implementation="triton")
+    expected = reference.recurrent(*(one.double() for one in (q, k, v, g, beta)))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32 and (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
+    tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
+    pulls = [
+        torch.autograd.grad(run(*tensors)[1].square().sum(), tensors[1:])
+        for run in (triton.gated_delta_rule, reference.chunked)
+    ]
+    torch.testing.assert_close(*pulls, atol=1e-4, rtol=1e-4)
+
+
+def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
+    q, k, v, g, beta, state, documents = (one.to(DEVICE) for one in inputs(1, 5, 1, 16, 16, True, True))
+    given = [one.requires_grad_() for one in (q, k, v, g.mT.contiguous(), beta.mT.contiguous(), state)]
+    torch.library.opcheck(triton._forward, (*given, documents, 16), test_utils=OPERATOR_CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "keys", "chunk", "sentence"),
+    [
+        (torch.float64, 4, 64, "not float64"),
+        (torch.float32, 257, 64, "heads of up to 256 numbers, not 257"),
+        (torch.float32, 4, 8, "chunks of 16, 32 and 64 tokens, not 8"),
+    ],
+)
+def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
+    q = torch.zeros(1, 3, 1, keys, device=DEVICE, dtype=dtype)
+    assert sentence in triton.why_not(q, q, q, chunk)
+
+
+def test_says_when_a_text_is_too_long() -> None:
+    q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 4_194_241, 1, 1)
+    assert "up to 4194240 tokens at a time, not 4194241" in triton.why_not(q, q, q, 64)

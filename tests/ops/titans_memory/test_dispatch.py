@@ -1,0 +1,48 @@
+"""Which implementation of the Titans memory runs, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import MachineError, ModelError
+from redline.ops.titans_memory import TitansState, titans_memory
+
+
+def inputs(tokens: int = 5) -> list[Tensor]:
+    shapes = ((2, tokens, 3, 4), (2, tokens, 3, 4), (2, tokens, 3, 6), *[(2, tokens, 3)] * 3)
+    return [torch.rand(shape) for shape in shapes]
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    def refused(sentence: str, *tensors: Tensor | None, **options: object) -> None:
+        with pytest.raises(ModelError, match=sentence):
+            titans_memory(*tensors, **options)
+
+    q, k, v, *gates = inputs()
+    refused(r"q and k \(B, S, H, K\)", q, k[..., :3], v, *gates)
+    refused("not .2, 5, 3, 4., .2, 5, 3, 4. and .2, 4, 3, 6.", q, k, v[:, :4], *gates)
+    refused("at least one token", *inputs(0))
+    refused("alpha, eta and theta of .2, 5, 3. here", q, k, v, gates[0], gates[1], gates[2][..., :2])
+    refused(
+        "is three times .2, 3, 4, 6. and .2,. here", q, k, v, *gates, TitansState(*torch.zeros(3, 2, 3, 6, 4), gates[0])
+    )
+    refused("document numbers are .2, 5. here", q, k, v, *gates, None, torch.zeros(2, 4, dtype=torch.int32))
+    refused("whole numbers, not torch.float32", q, k, v, *gates, None, torch.zeros(2, 5))
+    refused("at least 1 token, not 0", q, k, v, *gates, chunk=0)
+    refused("no implementation 'cuda'", q, k, v, *gates, implementation="cuda")
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
+        titans_memory(*inputs(), implementation="triton")
+
+
+def test_importing_the_operator_starts_neither_triton_nor_cuda() -> None:
+    started = "'triton' in sys.modules or torch.cuda.is_initialized()"
+    look = f"import sys, torch, redline.ops.titans_memory; sys.exit({started})"
+    assert subprocess.run([sys.executable, "-c", look], timeout=120).returncode == 0

@@ -1,0 +1,114 @@
+"""Every optimizer that can be asked for learns, is saved and goes on exactly; groups and implementations are right."""
+
+import builtins
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.errors import RedlineError
+from redline.training.optimizers import Together, build_optimizer, describe, hidden_matrices, set_rate, step_unless
+from redline.training.text.config import TextLoopSettings
+
+# Muon multiplies in bf16, and some CPUs complain of that.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+
+class Tiny(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, width)
+        self.hidden = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 11, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.hidden(self.embedding(tokens)).relu()))
+
+
+def settings(**others: object) -> TextLoopSettings:
+    return TextLoopSettings(**{"steps": 10, "learning_rate": 0.02, "weight_decay": 0.3, **others})
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
+    tokens = torch.arange(11)
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(tokens), (tokens + 3) % 11)
+        loss.backward()
+        step_unless(~loss.detach().isfinite(), optimizer)
+        optimizer.zero_grad()
+    return loss.item()
+
+
+KINDS = ["adam", "adamw", "adafactor", "muon", pytest.param("adamw8bit", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_learns_and_goes_on_exactly_from_a_saved_state(kind: str) -> None:
+    # Moments of fewer than 4,096 numbers are not made 8-bit.
+    model = Tiny(64 if kind == "adamw8bit" else 8)
+    optimizer = build_optimizer(model, settings(optimizer=kind))
+    first = learn(model, optimizer, 1)
+    learn(model, optimizer, 4)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other = copy.deepcopy(model)
+    resumed = build_optimizer(other, settings(optimizer=kind))
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    assert learn(model, optimizer, 20) == learn(other, resumed, 20) < first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rate_can_be_set_and_a_bad_step_is_none(kind: str) -> None:
+    model = Tiny()
+    optimizer = build_optimizer(model, settings(optimizer=kind))
+    set_rate(optimizer, 0.5)
+    assert all(float(group["lr"]) == 0.5 for group in optimizer.param_groups)
+    learn(model, optimizer, 1)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for weight in model.parameters():
+        weight.grad = torch.full_like(weight, torch.nan)
+    step_unless(torch.tensor(True), optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    step_unless(torch.tensor(False), optimizer)
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_weight_decay_is_for_matrices() -> None:
+    optimizer = build_optimizer(Tiny(), settings())
+    assert type(optimizer) is torch.optim.AdamW
+    groups = [(group["weight_decay"], {weight.ndim for weight in group["params"]}) for group in optimizer.param_groups]
+    assert groups == [(0.3, {2}), (0.0, {1})]
+    assert "AdamW of 6 tensors, fused" in describe(optimizer)
+
+
+def test_muon_takes_hidden_matrices_alone() -> None:
+    model = Tiny()
+    assert [id(weight) for weight in hidden_matrices(model)] == [id(model.hidden.weight)]
+    optimizer = build_optimizer(model, settings(optimizer="muon"))
+    assert isinstance(optimizer, Together) and [type(part) for part in optimizer.parts] == [
+        torch.optim.Muon,
+        torch.optim.AdamW,
+    ]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+    assert describe(optimizer).startswith("Muon of 1 tensors and AdamW of 5 tensors")
+    with pytest.raises(RedlineError, match="this model has none"):
+        build_optimizer(nn.LayerNorm(4), settings(optimizer="muon"))
+
+
+def test_without_torchao_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args: object) -> object:
+        if name.startswith("torchao"):
+            raise ImportError(name)
+        return real(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(RedlineError, match="pip install torchao"):
+        build_optimizer(Tiny(), settings(optimizer="adamw8bit"))

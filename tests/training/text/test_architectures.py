@@ -1,0 +1,123 @@
+"""A model is an entry: the loop, the packing and the command know nothing of any of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.errors import RedlineError
+from redline.generation import InferenceEngine
+from redline.generation.folder import ModelFolder
+from redline.models.memory import TitanModel
+from redline.nn.packing import Packing
+from redline.training.text.architecture import Architecture, products_per_token
+from redline.training.text.architectures import ARCHITECTURES
+from redline.training.text.decoder_settings import DecoderSettings
+from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.run import prepare_training, run_text
+
+CPU = torch.device("cpu")
+STEPS: list[int] = []
+
+
+@dataclass(frozen=True)
+class Bigram(Architecture):
+    """The next token by the last one alone."""
+
+    width: int = 8
+
+    @property
+    def limit(self) -> int | None:
+        return None
+
+    def build(self, vocabulary: int) -> nn.Module:
+        return nn.Sequential(nn.Embedding(vocabulary, self.width), nn.Linear(self.width, vocabulary))
+
+    def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
+        assert packing.documents_BS.shape == tokens_BS.shape
+        return F.cross_entropy(model(tokens_BS).flatten(0, 1), targets_BS.flatten())
+
+    def before_step(self, model: nn.Module, step: int) -> None:
+        STEPS.append(step)
+
+    def flops_per_token(self, model: nn.Module, length: int) -> float:
+        return 6.0 * products_per_token(model)
+
+    def save(self, model: nn.Module, folder: Path, end: int) -> None:
+        folder.mkdir(parents=True)
+        save_file(model.state_dict(), folder / "bigram.safetensors")
+
+
+def test_another_kind_of_model_is_an_entry(
+    config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ARCHITECTURES, "bigram", Bigram)
+    STEPS.clear()
+    decoder = "width = 16\nlayers = 3\nheads = 2\nmlp_width = 24\ncontext = 40"
+    path = config(('kind = "decoder"', 'kind = "bigram"'), (decoder, "width = 12"), ("length = 29", "length = 90"))
+    task = prepare_training(path, tmp_path / "out", CPU, False, lambda _: None, lambda _: None)
+    losses: list[float] = []
+    outcome, result = run_text(
+        task, tmp_path / "out", CPU, False, lambda seen: losses.append(seen.loss), lambda _: None
+    )
+    assert result is not None and losses[-1] < losses[0] and list(range(8)) == STEPS
+    assert task.flops_per_item == 6 * 12 * task.vocabulary
+    saved = load_file(result.model / "bigram.safetensors")
+    assert torch.equal(saved["0.weight"], outcome.model.state_dict()["0.weight"])
+
+
+def test_a_vocabulary_is_rounded_up_or_held_to() -> None:
+    assert DecoderSettings().vocabulary_for(257) == 320 and DecoderSettings().vocabulary_for(320) == 320
+    assert DecoderSettings(vocabulary=300).vocabulary_for(257) == 300
+    with pytest.raises(RedlineError, match="the tokenizer has 301 tokens, and .* is 300"):
+        DecoderSettings(vocabulary=300).vocabulary_for(301)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_lookup_is_no_product(tied: bool) -> None:
+    settings = DecoderSettings(width=16, layers=2, heads=2, mlp_width=24, context=8, tied_embeddings=tied)
+    per_block = 16 * 48 + 16 * 16 + 3 * 16 * 24
+    assert products_per_token(settings.build(50)) == 2 * per_block + 16 * 50
+
+
+def test_a_window_is_all_that_attention_costs() -> None:
+    narrow = DecoderSettings(width=16, layers=2, heads=2, mlp_width=24, context=512, window=32)
+    model = narrow.build(50)
+    assert narrow.flops_per_token(model, 512) - 6 * products_per_token(model) == 6 * 2 * 64 * 16
+
+
+def test_a_memory_model_is_trained_written_and_generated_with(config: Callable[..., Path], tmp_path: Path) -> None:
+    decoder = "width = 16\nlayers = 3\nheads = 2\nmlp_width = 24\ncontext = 40"
+    memory = "width = 16\nlayers = 2\nheads = 2\nattention_every = 2\nsegment = 8\nmemory_slots = 4\nscore_after = 3"
+    path = config(('kind = "decoder"', 'kind = "memory"'), (decoder, memory))
+    task = prepare_training(path, tmp_path / "out", CPU, False, lambda _: None, lambda _: None)
+    losses: list[float] = []
+    _, result = run_text(task, tmp_path / "out", CPU, False, lambda seen: losses.append(seen.loss), lambda _: None)
+    assert losses[-1] < losses[0]
+    opened = ModelFolder.open(result.model)
+    assert opened.model_type == "redline_memory" and opened.stop_tokens
+    engine = InferenceEngine(opened.load(torch.float32, CPU))
+    assert len(engine.generate([opened.tokenizer.encode("a").ids], max_tokens=20)[0].tokens) <= 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [({"heads": 7}, "does not divide"), ({"score_weight": -1.0}, "score_weight"), ({"memory_update": "x"}, "titans")],
+)
+def test_settings_of_a_memory_model_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RedlineError, match=sentence):
+        MemorySettings(**settings)  # pyright: ignore
+
+
+def test_scores_cost_from_their_step_on() -> None:
+    settings = MemorySettings(width=16, layers=2, heads=2, memory_slots=3, score_weight=0.2, score_after=5)
+    model = settings.build(30)
+    assert isinstance(model, TitanModel)
+    for step, weight in ((0, 0.0), (4, 0.0), (5, 0.2)):
+        settings.before_step(model, step)
+        assert model.score_weight == weight

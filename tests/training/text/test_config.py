@@ -1,0 +1,95 @@
+"""Settings are read strictly: unknown and contradictory words are refused by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from redline.errors import RedlineError
+from redline.training.text.config import TextTraining
+from redline.training.text.corpus import TokenizerSettings
+
+CONFIGS = Path(__file__).parents[3] / "src" / "redline" / "training" / "configs"
+
+
+def test_a_file_is_read_and_the_command_line_comes_first(config: Callable[..., Path]) -> None:
+    read = TextTraining.read(config())
+    assert (read.kind, read.model.limit, read.data.batch, read.loop.steps) == ("decoder", 40, 3, 8)
+    assert read.tokens_per_step == 87 and read.loop.betas == (0.9, 0.95)
+    other = TextTraining.read(config(), sources=["elsewhere"], minutes=2.0)
+    assert other.data.sources == ("elsewhere",) and (other.loop.steps, other.loop.minutes) == (None, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[model]", "[modle]", r"unknown section \[modle\].*did you mean model"),
+        ("width = 16", "widht = 16", r"unknown setting 'widht' under \[model\].*did you mean width"),
+        ('kind = "decoder"', 'kind = "encoder"', "unknown kind 'encoder' .* one of decoder"),
+        ("width = 16", 'width = "16"', "is not a whole number"),
+        ("heads = 2", "heads = 3", "3 heads do not divide a width of 16"),
+        ("length = 29", "length = 41", "rows of 41 tokens are longer than the model's limit of 40"),
+        ("batch = 3", 'batch = "many"', 'neither a whole number nor "auto"'),
+        ("batch = 3", "batch = 0", "batch must be above zero"),
+        ("batch = 3", "batch = 3.5", "batch = 3.5 is not a whole number"),
+        ("batch = 3", "batch = true", "batch = True is not a whole number"),
+        ("validation = 0.1", "validation = 1.0", "validation is a share"),
+        ("vocabulary = 280", 'vocabulary = 280\nfile = "x.json"', "contradict"),
+        ("width = 16", "width = 16\nvocabulary = 270", "vocabularies do not match: .* 280 tokens.* is 270"),
+        ("steps = 8", "steps = 8\nminutes = 1", "either steps or minutes"),
+        ('precision = "fp32"', 'precision = "fp4"', "unknown precision 'fp4'"),
+        (
+            'precision = "fp32"',
+            'precision = "fp32"\nplan = "bf16"',
+            'precision = "fp32" and the plan\'s bf16 contradict',
+        ),
+        ('precision = "fp32"', 'precision = "bf16"\nplan = "autocast"', "the plan's autocast contradict"),
+        ("steps = 8", 'steps = 8\nplan = "bf61"', "unknown rung 'bf61'"),
+        ("steps = 8", 'steps = 8\nplan = "absent.toml"', "cannot read the plan"),
+        ("steps = 8", 'steps = 8\nplan = "int8"', "int8 is for inference only"),
+        ("steps = 8", 'steps = 8\nplan = "cuda_graph"', "cuda_graph takes a whole step over"),
+        ("steps = 8", 'steps = 8\nplan = "autocast(dtype=fp16)"', "write fp16 in the plan"),
+        ("steps = 8", 'steps = 8\nrate_scaling = "sqrt"', "rate_scaling and rate_tokens go together"),
+        ("steps = 8", "steps = 8\nrate_tokens = 64", "rate_scaling and rate_tokens go together"),
+        ("steps = 8", 'steps = 8\nrate_scaling = "cube"\nrate_tokens = 9', "unknown rate_scaling 'cube'"),
+        ("steps = 8", "steps = 8\nz_loss = -1", "z_loss must not be negative"),
+        ("steps = 8", "steps = 8\nseed = -1", "seed must not be negative"),
+        ("steps = 8", 'steps = 8\noptimizer = "sgd"', "unknown optimizer 'sgd'"),
+    ],
+)
+def test_what_is_unknown_or_contradictory(config: Callable[..., Path], old: str, new: str, said: str) -> None:
+    with pytest.raises(RedlineError, match=said):
+        TextTraining.read(config((old, new)))
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("sqrt", 2.0), ("linear", 4.0)])
+def test_the_rate_follows_the_batch(config: Callable[..., Path], scaling: str, factor: float) -> None:
+    lines = f'steps = 8\nrate_scaling = "{scaling}"\nrate_tokens = 87'
+    read = TextTraining.read(config(("steps = 8", lines), ("batch = 3", 'batch = "auto"')))
+    assert read.with_batch(12).loop.learning_rate == pytest.approx(0.01 * factor)
+    assert read.with_batch(3).loop.learning_rate == pytest.approx(0.01)
+    assert TextTraining.read(config()).with_batch(12).loop.learning_rate == 0.01
+
+
+def test_a_plan_says_the_precision_where_the_settings_do_not(config: Callable[..., Path]) -> None:
+    plan = 'plan = "fused_optimizer + checkpoint + fp16 + grad_scaler + compile(regional=true)"'
+    loop = TextTraining.read(config(('precision = "fp32"', plan))).loop
+    assert loop.asked_precision == "fp16"
+    assert str(loop.applied_plan) == "fused_optimizer + checkpoint + compile(regional=true)"
+    assert TextTraining.read(config(('precision = "fp32"', ""))).loop.asked_precision == "auto"
+    assert TextTraining.read(config(('precision = "fp32"', 'plan = "autocast"'))).loop.asked_precision == "fp32"
+
+
+def test_a_plan_from_a_file(config: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('schema = 1\n[[rung]]\nname = "tf32"\n')
+    loop = TextTraining.read(config(("steps = 8", f'steps = 8\nplan = "{tmp_path / "plan.toml"}"'))).loop
+    assert str(loop.applied_plan) == "tf32"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("decoder-*.toml")), ids=lambda path: path.stem)
+def test_bundled_settings_are_whole(path: Path) -> None:
+    read = TextTraining.read(path, sources=["text"])
+    assert read.tokenizer == TokenizerSettings(vocabulary=read.tokenizer.vocabulary)
+    if path.stem == "decoder-124m":
+        assert read.model.config(50_304).parameters == pytest.approx(124e6, rel=0.01)
+    assert {file.stem for file in CONFIGS.glob("decoder-*.toml")} == {"decoder-124m", "decoder-tiny"}

@@ -1,0 +1,123 @@
+"""On a GPU: bf16 and a plan learn, a step waits for nobody, and resumed is uninterrupted bit for bit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.training.checkpoints import Checkpoints, Position, State
+from redline.training.loop import Progress, _Loop, train
+from redline.training.text.batch_choice import find_batch
+from redline.training.text.config import TextTraining
+from redline.training.text.corpus import prepare
+from redline.training.text.sources import Sources
+from redline.training.text.task import TextTask
+from redline.training.working_copy import WorkingCopy
+
+pytestmark = pytest.mark.gpu
+GPU = torch.device("cuda")
+WIDER = (
+    ("width = 16", "width = 256"),
+    ("heads = 2", "heads = 4"),
+    ("mlp_width = 24", "mlp_width = 512"),
+    ("context = 40", "context = 256"),
+    ("length = 29", "length = 256"),
+    ("batch = 3", "batch = 8"),
+    ("steps = 8", "steps = 12"),
+    ("learning_rate = 0.01", "learning_rate = 0.002"),
+)
+
+
+def make(path: Path) -> TextTask:
+    training = TextTraining.read(path)
+    corpus = prepare(Sources.find(training.data.sources), training.tokenizer, Path(training.data.shards))
+    return TextTask(training.with_batch(training.data.batch), corpus, GPU)
+
+
+def run(path: Path, out: Path, resume: bool = False, stop_at: int = -1) -> list[float]:
+    losses: list[float] = []
+
+    def tell(seen: Progress) -> None:
+        losses.append(seen.loss)
+        if seen.step == stop_at:
+            raise KeyboardInterrupt
+
+    task = make(path)
+    train(task, task.training.loop, out, GPU, resume, tell)
+    return losses
+
+
+@pytest.fixture
+def wide(config: Callable[..., Path]) -> Callable[..., Path]:
+    def write(*exchanges: tuple[str, str]) -> Path:
+        return config(*WIDER, *exchanges)
+
+    return write
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("plan", ["eager", "compile(regional=true)", "checkpoint + tf32"])
+def test_every_precision_learns_under_a_plan(
+    wide: Callable[..., Path], tmp_path: Path, precision: str, plan: str
+) -> None:
+    losses = run(wide(('precision = "fp32"', f'precision = "{precision}"\nplan = "{plan}"')), tmp_path / "out")
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_resumed_is_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
+    lines = f'precision = "{precision}"\ndeterministic = true'
+    path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
+    whole = run(path, tmp_path / "whole")
+    assert run(path, tmp_path / "again") == whole
+    with pytest.raises(KeyboardInterrupt):
+        run(path, tmp_path / "parts", stop_at=6)
+    assert run(path, tmp_path / "parts", resume=True) == whole[5:]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_waits_for_nobody(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
+    task = make(wide(('precision = "fp32"', f'precision = "{precision}"\nema_decay = 0.9')))
+    state = State(task.model, None, task.optimizer(), task.arithmetic, task.identity)
+    loop = _Loop(
+        task, task.training.loop, state, Checkpoints(tmp_path), GPU, lambda _: None, lambda: 0.0, Position(), None
+    )
+    for _ in range(3):
+        loop._one_step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(3):
+            loop._one_step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_fp8_follows_bf16(wide: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    plan = 'plan = "compile(regional=true)"'
+    fast = run(wide(('precision = "fp32"', f'precision = "fp8"\n{plan}')), tmp_path / "fp8")
+    usual = run(wide(('precision = "fp32"', f'precision = "bf16"\n{plan}')), tmp_path / "bf16")
+    assert fast == pytest.approx(usual, rel=0.05) and fast != usual
+
+
+def test_8_bit_moments_learn_and_are_resumed(wide: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    lines = 'precision = "bf16"\noptimizer = "adamw8bit"\ndeterministic = true'
+    path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
+    whole = run(path, tmp_path / "whole")
+    assert whole[-1] < 0.9 * whole[0]
+    with pytest.raises(KeyboardInterrupt):
+        run(path, tmp_path / "parts", stop_at=6)
+    assert run(path, tmp_path / "parts", resume=True) == pytest.approx(whole[5:], rel=1e-3)
+
+
+def test_the_batch_is_found(wide: Callable[..., Path]) -> None:
+    training = TextTraining.read(wide(("batch = 8", 'batch = "auto"'), ('precision = "fp32"', 'precision = "bf16"')))
+    found = find_batch(training, 320, GPU)
+    assert found.batch > 64 and found.peak_bytes <= found.budget_bytes
+
+
+def test_weights_are_computed_with_in_bf16(wide: Callable[..., Path]) -> None:
+    task = make(wide(('precision = "fp32"', "")))
+    assert task.trainee.precision == "bf16" and isinstance(task.arithmetic, WorkingCopy)

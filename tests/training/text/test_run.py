@@ -1,0 +1,46 @@
+"""What happens around the loop: a result that cannot be written costs nothing but another try."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.errors import RedlineError
+from redline.training.text import result as result_module
+from redline.training.text.run import prepare_training, run_text
+from redline.training.text.task import TextTask
+
+CPU = torch.device("cpu")
+
+
+def prepare(path: Path, out: Path, resume: bool = False) -> TextTask:
+    return prepare_training(path, out, CPU, resume, lambda _: None, lambda _: None, steps=3)
+
+
+def test_a_result_that_cannot_be_written_is_made_by_resuming(
+    config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = config(), tmp_path / "out"
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result_module, "write_text", full)
+        with pytest.raises(RedlineError, match="No space left on device; its checkpoint is whole"):
+            run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
+    outcome, result = run_text(prepare(path, out, True), out, CPU, True, lambda _: None, lambda _: None)
+    assert outcome.position.step == 3 and result is not None and result.page.is_file()
+
+
+def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    path = config(
+        ("batch = 3", "batch = 3\naccumulate = 2"), ("steps = 8", "steps = 8\nema_decay = 0.9\nz_loss = 1e-4")
+    )
+    run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)
+    for words in ("precision fp32", "AdamW of", "2 batches added up", "decay 0.9", "z-loss 0.0001", "TensorBoard"):
+        assert any(words in line for line in said), words
+    page = (tmp_path / "out" / "summary.html").read_text()
+    assert "z-loss 0.0001" in page and str(tmp_path) not in page

@@ -1,0 +1,62 @@
+"""A settings file is a workload that rungs can be applied to, and that learns."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.errors import RedlineError
+from redline.job import Job
+from redline.machine import Machine
+from redline.plan import Plan
+from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.workload import training_workload
+
+
+def losses(workload: object, plan: str, steps: int = 4) -> list[float]:
+    model, inputs = workload.fresh_model("cpu"), workload.fresh_inputs(0, "cpu")
+    job = Job.of(model, (inputs,), workload.gates, workload.loss, workload.optimizer, share=True)
+    job = Plan.parse(plan).build(job, Machine.detect("cpu"))[1]
+    step = job.finish()
+    return [float(step(inputs)) for _ in range(steps)]
+
+
+def test_it_learns_and_takes_options(config: Callable[..., Path]) -> None:
+    make = training_workload(str(config()))
+    workload = make()
+    assert workload.items == 87 and workload.unit == "token" and make.__name__ == "tiny"
+    seen = losses(workload, "eager")
+    assert seen[-1] < seen[0] < 6
+    other = make(batch=5, length=17)
+    assert other.items == 85 and other.fresh_inputs(1, "cpu")["tokens_BS"].shape == (5, 17)
+    assert training_workload(str(config(("batch = 3", 'batch = "auto"'))))().items == 8 * 29
+    with pytest.raises(RedlineError, match="longer than the model's limit"):
+        make(length=41)
+
+
+@pytest.mark.parametrize("plan", ["checkpoint", "checkpoint(granularity=layer)", "fused_optimizer(backend=fused)"])
+def test_rungs_apply_to_it(config: Callable[..., Path], plan: str) -> None:
+    workload = training_workload(str(config()))()
+    assert losses(workload, plan) == pytest.approx(losses(workload, "eager"), rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # muon multiplies in bf16
+@pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
+def test_the_optimizer_is_the_settings_own(config: Callable[..., Path], optimizer: str) -> None:
+    workload = training_workload(str(config(("steps = 8", f'steps = 8\noptimizer = "{optimizer}"'))))()
+    seen = losses(workload, "eager")
+    assert seen[-1] < seen[0]
+
+
+def test_synthetic_batches_look_like_packed_text() -> None:
+    batch = synthetic_batch(6, 2000, 500, seed=int(torch.randint(1000, ())))
+    assert batch.tokens_BS.min() >= 0 and batch.tokens_BS.max() < 500
+    ends = batch.targets_BS[:, :-1] < 0
+    documents = batch.packing.documents_BS
+    assert torch.equal(ends, documents[:, 1:] != documents[:, :-1]) and ends.any()
+    kept = ~ends
+    assert torch.equal(batch.targets_BS[:, :-1][kept], batch.tokens_BS[:, 1:][kept])
+    counts = batch.tokens_BS.flatten().bincount(minlength=500)
+    assert counts[0] > 5 * counts[50]
+    assert torch.equal(synthetic_batch(2, 9, 50, 3).tokens_BS, synthetic_batch(2, 9, 50, 3).tokens_BS)
