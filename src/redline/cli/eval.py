@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.eval_memory import evaluate_memory
 from redline.errors import RedlineError
 from redline.machine import resolve_device
 from redline.models.drct import load_drct
@@ -32,6 +33,9 @@ eval = typer.Typer(
 @eval.callback()
 def _eval() -> None:
     """Score a model by the figures that its field uses."""
+
+
+eval.command("memory")(evaluate_memory)
 
 
 @eval.command("sr")

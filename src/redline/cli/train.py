@@ -56,7 +56,7 @@ def _train() -> None:
 
 @train.command("text")
 def train_text(
-    config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: decoder-124m, decoder-tiny.")],
+    config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: decoder-tiny, recall-mqar …")],
     out: Annotated[Path | None, typer.Option(help="Folder for model, page, checkpoints and journal.")] = None,
     source: Annotated[
         list[str] | None, typer.Option(help="File or folder to train on, instead of the settings'; repeatable.")

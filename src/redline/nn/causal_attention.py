@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
 
 _HALF = (torch.float16, torch.bfloat16)
 # Newer versions of varlen_attn want to be told that there are fewer key heads; older ones see it.
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else {}
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if TorchVersion(torch.__version__) >= "2.13" else {}
 
 
 def causal_attention(

@@ -16,6 +16,10 @@ class Needle:
     values: int = 16
     noises: int = 32
 
+    def __post_init__(self) -> None:
+        if min(self.keys, self.values, self.noises) < 1:
+            raise ModelError("needles need at least one key, one value and one noise.")
+
     @property
     def vocabulary(self) -> int:
         return self.values + self.keys + 1 + self.noises

@@ -159,7 +159,6 @@ def test_recomputed_activations_give_the_same_gradients(kind: str, granularity: 
     model, text = built(KINDS[kind]), tokens(2, 30)
 
     def gradients() -> list[Tensor]:
-        torch.manual_seed(5)  # chance has a say in what is kept
         loss = model.loss(text, text.roll(-1, 1))
         return list(torch.autograd.grad(loss, list(model.parameters())))
 
@@ -175,27 +174,9 @@ def test_recomputed_activations_give_the_same_gradients(kind: str, granularity: 
 
 def test_wanting_tokens_kept_costs_as_much_as_is_said() -> None:
     model, text = built(SMALL), tokens(2, 30)
-    losses = []
-    for model.score_weight in (0.25, 0.5):
-        torch.manual_seed(3)
-        losses.append(model.loss(text, text))
-    assert 0.01 < (losses[1] - losses[0]).item() < 0.25
-
-
-def test_chance_keeps_what_scores_high_and_drops_what_scores_low() -> None:
-    model, text = built(SMALL), tokens(2, 60)
-    losses = {}
-    for bias in (-200.0, 200.0):
-        for block in model.blocks:
-            if getattr(block.mixer, "score", None) is not None:
-                torch.nn.init.constant_(block.mixer.score.bias, bias)
-        model.score_weight = 0.0
-        losses[bias] = [model.loss(text, text).item()]
-        model.score_weight = 1e-9
-        losses[bias] += [model.loss(text, text).item() for _ in range(2)]
-    assert losses[200.0] == pytest.approx([losses[200.0][0]] * 3, abs=1e-7)
-    assert losses[-200.0] == pytest.approx([losses[-200.0][0]] * 3, abs=1e-7)
-    assert abs(losses[200.0][0] - losses[-200.0][0]) > 1e-5
+    plain = model.loss(text, text)
+    model.score_weight = 0.5
+    assert 0 < (model.loss(text, text) - plain).item() < 0.5
 
 
 def test_figures_of_a_memory_and_its_reduction() -> None:

@@ -21,6 +21,7 @@ FAMILIES = {
 _WITHOUT_EFFECT = frozenset(
     [
         "architectures",
+        "recall",  # what a model trained on a recall task was trained on
         "model_type",
         "dtype",
         "torch_dtype",

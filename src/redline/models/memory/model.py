@@ -27,6 +27,16 @@ from redline.nn.swiglu import SwiGLU
 
 # Over the square root of the width: 0.02 at a width of 768, and as much as a narrow model needs to learn.
 _SPREAD = 0.55
+_LOWEST_SCORE = -20.0
+
+
+def wanted(score_BS: Tensor) -> Tensor:
+    """The mean of scores above the lowest that matters, 1 where they are 0.
+
+    Linear, not σ(score): that hardly changes below −5, and what is needed and what is not would end up side by side
+    there, since attention can make up for a low score by a high product.
+    """
+    return (1 - score_BS / _LOWEST_SCORE).clamp_min(0).mean()
 
 
 class Block(nn.Module):
@@ -161,15 +171,11 @@ class TitanModel(nn.Module):
         documents_BS: Tensor | None = None,
         z_loss: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy over targets that are not −100, plus `score_weight` times the share of tokens wanted kept.
-
-        Where that share costs something, chance decides by the scores which tokens are kept.
-        """
-        by_chance = self.score_weight > 0
-        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True, by_chance=by_chance)
+        """Cross-entropy over targets that are not −100, plus `score_weight` times the share of tokens wanted kept."""
+        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True)
         loss = self.head.loss(hidden, targets_BS, z_loss=z_loss)
         if self.score_weight and scores:
-            loss = loss + self.score_weight * torch.stack([score.sigmoid().mean() for score in scores]).mean()
+            loss = loss + self.score_weight * torch.stack([wanted(score) for score in scores]).mean()
         return loss
 
     def new_state(self, batch: int = 1) -> MemoryState:
@@ -222,14 +228,12 @@ class TitanModel(nn.Module):
             assert isinstance(block, Block)
             yield block
 
-    def _hidden(
-        self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool, by_chance: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+    def _hidden(self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool) -> tuple[Tensor, list[Tensor]]:
         if self.config.memory_slots and not keep_all:
             if documents_BS is not None:
                 raise ModelError("a bank of slots reads one document at a time: keep_all=True reads many in a row.")
             return self._advance(tokens_BS, self.new_state(len(tokens_BS)))[0], []
-        passage = Passage.whole(tokens_BS, documents_BS, self.config, by_chance)
+        passage = Passage.whole(tokens_BS, documents_BS, self.config)
         hidden, _, scores = self._run(tokens_BS, passage, None)
         return hidden, scores
 

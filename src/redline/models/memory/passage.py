@@ -11,29 +11,22 @@ from redline.models.memory.rotation import Rotation
 
 @dataclass(frozen=True)
 class Passage:
-    """`borders` are the offsets at which a segment begins; the same for all sequences.
-
-    `by_chance` lets chance have a say in what is kept of the tokens that left the window, for training.
-    """
+    """`borders` are the offsets at which a segment begins; the same for all sequences."""
 
     positions_BS: Tensor
     documents_BS: Tensor | None
     rotation: Rotation
     borders: tuple[int, ...] = ()
-    by_chance: bool = False
 
     @classmethod
-    def whole(
-        cls, tokens_BS: Tensor, documents_BS: Tensor | None, config: TitanConfig, by_chance: bool = False
-    ) -> "Passage":
+    def whole(cls, tokens_BS: Tensor, documents_BS: Tensor | None, config: TitanConfig) -> "Passage":
         """Texts from their beginning; positions count anew in every document."""
         places = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
         if documents_BS is not None:
             new = torch.ones_like(documents_BS, dtype=torch.bool)
             new[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
             places = places - torch.where(new, places, 0).cummax(1).values
-        rotation = Rotation.at(places, config.head_dim, config.rope_base)
-        return cls(places, documents_BS, rotation, by_chance=by_chance)
+        return cls(places, documents_BS, Rotation.at(places, config.head_dim, config.rope_base))
 
     @classmethod
     def after(cls, position_B: Tensor, count: int, config: TitanConfig, borders: tuple[int, ...] = ()) -> "Passage":

@@ -3,7 +3,8 @@
 Text is cut into segments. A token sees its own segment up to itself, and the `window_segments` before it; a segment
 that falls out of the window is offered to the bank, and whatever the bank keeps of it is seen instead. So every token
 of a segment sees the same bank, and no token is seen twice. Positions count from the document's start. Keys and values
-pass a short convolution, so that a slot holds what a token says together with those just before it.
+pass a short convolution, so that a slot holds what a token says together with those just before it; queries and keys
+are normalised.
 
 Two ways to the same result. Without a state, whole sequences go through at once, many documents in a row, and every
 token that left the window is kept (what training needs: a bank that throws away while it learns gets stuck). With a
@@ -28,8 +29,6 @@ from redline.models.memory.windowed import logits, mix, windowed_attention
 
 # Before anything is learned, nearly everything is kept.
 _FIRST_SCORE = 2.0
-# So that what chance drops is gone but for the gradient.
-_SHARPNESS = 4.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class SlotAttention(nn.Module):
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key_value = nn.Linear(config.width, 2 * heads * head_dim, bias=False)
         self.convolution = new_taps(config.convolution, 2 * heads * head_dim)
-        # How much a token is worth keeping; a bank of no slots asks nobody.
-        self.score = nn.Linear(config.width, 1) if config.memory_slots else None
+        # How much a key and value are worth keeping; a bank of no slots asks nobody.
+        self.score = nn.Linear(2 * heads * head_dim, 1) if config.memory_slots else None
         if self.score is not None:
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = nn.Linear(config.width, config.width, bias=False)
@@ -98,7 +97,7 @@ class SlotAttention(nn.Module):
             passage.documents_BS,
             self.config.segment,
             self.config.window_segments,
-            far=None if score is None else (query, key, _kept(score, passage.by_chance)),
+            far=None if score is None else (query, key, F.logsigmoid(score)),
         )
         return self.out(out.flatten(2)), score
 
@@ -155,22 +154,13 @@ class SlotAttention(nn.Module):
         query = self.query(x_BSD).unflatten(-1, (config.heads, config.head_dim))
         mixed, recent_BTC = short_convolution(self.key_value(x_BSD), self.convolution, recent_BTC, documents_BS)
         key, value = mixed.unflatten(-1, (2, config.key_value_heads, config.head_dim)).unbind(-3)
+        # Bounded logits: else a model learns to shout over low scores, and a bank that goes by scores throws away what
+        # it needs.
+        query, key = (F.rms_norm(one, (config.head_dim,), eps=config.norm_eps) for one in (query, key))
         score = None
         if self.score is not None:
-            score = self.score(x_BSD).squeeze(-1).to(torch.promote_types(x_BSD.dtype, torch.float32))
+            score = self.score(mixed).squeeze(-1).to(torch.promote_types(x_BSD.dtype, torch.float32))
         return query, key, value, score, recent_BTC
-
-
-def _kept(score_BS: Tensor, by_chance: bool) -> Tensor:
-    """How far each token is kept, as a logarithm.
-
-    By chance a token is kept or not, with the probability that its score says. Without that a model learns to shout
-    over low scores, and a bank that goes by scores throws away what it needs.
-    """
-    if not by_chance:
-        return F.logsigmoid(score_BS)
-    chance = torch.rand_like(score_BS).clamp(1e-6, 1 - 1e-6)
-    return F.logsigmoid(_SHARPNESS * (score_BS + chance.logit()))
 
 
 def _placed(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class MemorySettings(Architecture):
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     tied: bool = True
-    score_weight: float = 0.05
+    score_weight: float = 0.1
     score_after: int = 300
 
     def __post_init__(self) -> None:

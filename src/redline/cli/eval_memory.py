@@ -1,0 +1,151 @@
+"""`redline eval memory`: what a language model recalls as its text grows, and what it holds for it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.errors import ModelError, RedlineError
+from redline.files import write_text
+from redline.generation.folder import LOADERS, ModelFolder
+from redline.generation.precision import choose_holding
+from redline.machine import Machine, resolve_device
+from redline.models.decoder.checkpoint import read_json
+from redline.quantities import format_bytes, format_seconds
+from redline.recall import LossRow, Recall, RecallRow, evaluate, loss_by_position, make_task, task_in
+from redline.recall.page import Subject, render_page
+from redline.recall.passkey import KINDS
+from redline.recall.tasks import SYMBOLIC, name_of
+from redline.training.settings import choices
+
+_LENGTHS = (1024, 2048, 4096, 8192, 16384)
+
+
+def evaluate_memory(
+    model: Annotated[str, typer.Argument(help="A folder with config.json and safetensors.")],
+    task: Annotated[
+        list[str] | None, typer.Option(help="mqar, needle, passkey, number or word; repeatable. Its own by default.")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of the texts, from short to long: 1024,4096,16384.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Texts of each length.")] = 64,
+    batch: Annotated[int | None, typer.Option(help="Texts at once; chosen by their length unless given.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file: its loss by position.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed asks the same questions.")] = 0,
+    precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    page: Annotated[Path | None, typer.Option(help="Write a page with the curves here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a language model recalls as its text grows, and what it holds for it.
+
+    Example: redline eval memory out/model --lengths 1024,4096,16384 --page memory.html
+    """
+    choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    folder, own = _language_folder(model)
+    tasks = _tasks(task or [], own, folder)
+    content = None if text is None else _read_text(text, folder)
+    where = torch.device(resolve_device(device))
+    dtype = choose_holding(Machine.detect(str(where)), precision).dtype
+    with progress.status("reading the model …") as status:
+        loaded: Any = folder.load(dtype, where)
+        sizes = _lengths(lengths, loaded.context)
+        rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, status.update)
+        losses = []
+        if content is not None:
+            tokens = folder.tokenizer.encode(content).ids
+            losses = loss_by_position(loaded, tokens, max(sizes), samples, where, status.update)
+    if page is not None:
+        about = f"{where} · {str(dtype).removeprefix('torch.')} · torch {torch.__version__}"
+        parameters = sum(weight.numel() for weight in loaded.parameters())
+        place = folder.path.resolve()
+        # A training's folder has the name, and its model lies in it.
+        name = place.parent.name if place.name == "model" else place.name
+        write_text(page, render_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses))
+    if as_json:
+        print_json({"model": model, "recall": [asdict(r) for r in rows], "loss": [asdict(r) for r in losses]})
+    else:
+        _print_memory(rows, losses)
+
+
+def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
+    """A model's folder, and the recall task that it was trained on; of symbols, it has no tokenizer."""
+    place = Path(path)
+    if not place.is_dir() or (place / "tokenizer.json").exists():
+        folder = ModelFolder.open(place)
+    else:
+        kind = str(read_json(place / "config.json").get("model_type"))
+        if kind not in LOADERS:
+            raise ModelError(f"{path!r} is of the architecture {kind!r}, which is not known: {', '.join(LOADERS)} are.")
+        folder = ModelFolder(place, kind, None, ())
+    return folder, task_in(read_json(place / "config.json"))
+
+
+def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Recall]:
+    if not names:
+        if own is not None:
+            return [own]
+        if folder.tokenizer is None:
+            raise RedlineError(f"{str(folder.path)!r} has no tokenizer.json and was trained on no recall task.")
+        return [make_task(name) for name in KINDS]
+    found = []
+    for name in dict.fromkeys(names):
+        if own is not None and name_of(own) == name:
+            found.append(own)
+            continue
+        made = make_task(name)
+        if name in SYMBOLIC:
+            raise RedlineError(
+                f"{str(folder.path)!r} was not trained on {name}, whose symbols only such a model knows."
+            )
+        if folder.tokenizer is None:
+            raise RedlineError(f"{name} is asked in text, and {str(folder.path)!r} has no tokenizer.json.")
+        found.append(made)
+    return found
+
+
+def _lengths(given: str | None, context: int | None) -> list[int]:
+    if given is None:
+        fitting = [length for length in _LENGTHS if context is None or length <= context]
+        if len(fitting) < len(_LENGTHS):
+            progress.print(f"[dim]the model's context is {context:,} tokens: no text is longer[/]", highlight=False)
+        return fitting or [context or _LENGTHS[0]]
+    try:
+        return sorted({int(part) for part in given.split(",")})
+    except ValueError as error:
+        raise RedlineError(f"lengths are whole numbers such as 1024,4096, not {given!r}.") from error
+
+
+def _read_text(path: Path, folder: ModelFolder) -> str:
+    if folder.tokenizer is None:
+        raise RedlineError(f"{str(folder.path)!r} has no tokenizer.json, so the loss of a text cannot be had.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RedlineError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise RedlineError(f"{str(path)!r} is not UTF-8 text.") from error
+
+
+def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
+    table = Table("task", box=None, pad_edge=False)
+    for name in ("tokens", "right", "asked", "held", "took"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        share = f"[bold]{row.accuracy:.1%}[/]"
+        held, took = format_bytes(row.state_bytes), format_seconds(row.seconds)
+        table.add_row(row.task, f"{row.length:,}", share, f"{row.asked:,}", held, took)
+    results.print(table)
+    if losses:
+        table = Table("tokens before", box=None, pad_edge=False)
+        for name in ("loss", "tokens"):
+            table.add_column(name, justify="right")
+        for loss in losses:
+            table.add_row(f"{loss.first:,}–{loss.last:,}", f"[bold]{loss.loss:.4f}[/]", f"{loss.tokens:,}")
+        results.print()
+        results.print(table)

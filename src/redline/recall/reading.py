@@ -1,0 +1,108 @@
+"""What a model says at chosen places of a long text, read in pieces: logits of the whole text are never in memory.
+
+A memory model carries its state from piece to piece. A decoder carries its cache where only the end is asked for;
+where any place may be, its states are computed at once and its head reads them in pieces.
+
+Shapes: B texts of S tokens, vocabulary V.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+
+PIECE = 2048
+# Numbers in the logits of a piece.
+_LOGITS = 2**26
+# Answers that stand so near to the end are read token by token.
+_ENDING = 64
+
+
+class Cached(Protocol):
+    """What is asked of every model: see `redline.generation.language_model`."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def context(self) -> int | None: ...
+
+    def new_cache(self, batch: int, length: int) -> Any: ...
+
+    def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor: ...
+
+
+@runtime_checkable
+class Advancing(Protocol):
+    """A model whose state is a value."""
+
+    def new_state(self, batch: int = 1) -> Any: ...
+
+    def advance(self, tokens_BS: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A model whose states can be had without their logits."""
+
+    head: Any
+
+    def hidden(self, tokens_BS: Tensor) -> Tensor: ...
+
+
+def state_bytes(model: Cached, length: int) -> int:
+    """What is held between tokens for one text of this length."""
+    return model.new_cache(1, length).bytes
+
+
+@torch.no_grad()
+def predict(model: Cached, tokens_BS: Tensor, asked_BS: Tensor) -> Tensor:
+    """The likeliest next token at every asked place, in the mask's order; −1 where logits are not finite."""
+    first = int(asked_BS.any(0).nonzero()[0])
+    ending = tokens_BS.shape[1] - first <= _ENDING
+    found_BS = torch.full_like(tokens_BS, -1)
+    for begin, logits in _endings(model, tokens_BS, first) if ending else pieces(model, tokens_BS):
+        likeliest = logits.argmax(-1).masked_fill(~logits.isfinite().all(-1), -1)
+        found_BS[:, begin : begin + logits.shape[1]] = likeliest
+    return found_BS[asked_BS]
+
+
+def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Where a piece begins, and its logits (B, piece, V)."""
+    batch, length = tokens_BS.shape
+    size = piece_size(batch, model.vocabulary)
+    if isinstance(model, Advancing):
+        state = model.new_state(batch)
+        for begin in range(0, length, size):
+            logits, state = model.advance(tokens_BS[:, begin : begin + size], state)
+            yield begin, logits
+    elif isinstance(model, Headed):
+        hidden = model.hidden(tokens_BS)
+        for begin in range(0, length, size):
+            yield begin, model.head(hidden[:, begin : begin + size])
+    else:
+        raise ModelError(f"a {type(model).__name__} gives no logits in pieces.")
+
+
+def piece_size(batch: int, vocabulary: int) -> int:
+    """A power of two, so that pieces end where segments and chunks do."""
+    most = max(16, min(PIECE, _LOGITS // (batch * vocabulary)))
+    return 1 << (most.bit_length() - 1)
+
+
+def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[tuple[int, Tensor]]:
+    """Logits (B, 1, V) of the tokens from `first` on; what comes before is only taken in."""
+    batch, length = tokens_BS.shape
+    cache = model.new_cache(batch, length)
+
+    def take(begin: int, end: int) -> Tensor:
+        part = tokens_BS[:, begin:end]
+        return model.prefill(part, torch.full((batch,), end - begin, device=part.device), cache)
+
+    for begin in range(0, first, PIECE):
+        take(begin, min(begin + PIECE, first))
+    for place in range(first, length):
+        yield place, take(place, place + 1)[:, None]

@@ -1,0 +1,112 @@
+"""`redline eval memory`: a table, JSON and a page from a model's folder, and a sentence for what cannot be asked."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.models.memory import TitanConfig, TitanModel, save_memory_model
+from redline.recall import Mqar, describe
+from redline.training.text.tokenizer import byte_tokenizer
+
+from ..generation.tiny_language_model import write_model
+from .conftest import Seen
+from .test_bad_input import assert_one_sentence
+
+
+def write_memory_model(folder: Path, vocabulary: int, about: dict[str, object] | None = None) -> Path:
+    torch.manual_seed(0)
+    config = TitanConfig(vocabulary, 16, 2, 2, segment=8, attention_every=2, memory_slots=4)
+    save_memory_model(TitanModel(config), folder, about)
+    return folder
+
+
+@pytest.fixture
+def symbolic(tmp_path: Path) -> Path:
+    return write_memory_model(tmp_path / "pairs" / "model", 20, {"recall": describe(Mqar(20, 3, 4))})
+
+
+@pytest.fixture
+def textual(tmp_path: Path) -> Path:
+    folder = write_memory_model(tmp_path / "bytes", 256)
+    (folder / "tokenizer.json").write_text(byte_tokenizer())
+    return folder
+
+
+def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Callable[..., Seen]) -> None:
+    options = ("--lengths", "80,40", "--samples", 3, "--device", "cpu")
+    seen = command("eval", "memory", symbolic, *options)
+    lines = seen.out.splitlines()
+    assert seen.code == 0 and lines[0].split() == ["task", "tokens", "right", "asked", "held", "took"]
+    assert [line.split()[:2] for line in lines[1:]] == [["mqar", "40"], ["mqar", "80"]]
+    rows = command("eval", "memory", symbolic, *options, "--json").json()["recall"]
+    assert [(row["task"], row["length"], row["asked"]) for row in rows] == [("mqar", 40, 12), ("mqar", 80, 12)]
+    assert all(0 <= row["accuracy"] <= 1 and row["seconds"] > 0 for row in rows)
+    assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
+
+
+def test_text_is_asked_of_any_model_with_a_tokenizer(
+    textual: Path, tmp_path: Path, command: Callable[..., Seen]
+) -> None:
+    (tmp_path / "book.txt").write_text("It was the best of times. " * 40, encoding="utf-8")
+    options = ("--lengths", "150,260", "--samples", 2, "--device", "cpu", "--text", tmp_path / "book.txt")
+    seen = command("eval", "memory", textual, *options, "--page", "memory.html", "--json").json()
+    assert {row["task"] for row in seen["recall"]} == {"passkey", "number", "word"} and len(seen["recall"]) == 6
+    assert [row["last"] for row in seen["loss"]] == [64, 128, 256, 260]
+    assert all(3 < row["loss"] < 9 for row in seen["loss"])
+    page = (tmp_path / "memory.html").read_text()
+    assert page.count("<svg") == 9 and "<script" not in page and "http" not in page
+    assert "At 260 tokens it recalls" in page and "Loss by position" in page and str(tmp_path) not in page
+    table = command("eval", "memory", textual, *options, "--task", "word").out
+    assert "129–256" in table and "passkey" not in table
+
+
+def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[..., Seen]) -> None:
+    write_model(tmp_path / "decoder", context=200)
+    seen = command("eval", "memory", tmp_path / "decoder", "--task", "passkey", "--samples", 2, "--device", "cpu")
+    assert seen.code == 0 and "context is 200 tokens" in seen.err and "200" in seen.out
+    rows = command("eval", "memory", tmp_path / "decoder", "--lengths", "120,190", "--samples", 2, "--json").json()
+    held = [row["state_bytes"] for row in rows["recall"] if row["task"] == "passkey"]
+    assert held[1] > held[0]
+
+
+def test_what_was_trained_can_be_asked_and_generated_with(tmp_path: Path, command: Callable[..., Seen]) -> None:
+    (tmp_path / "tiny.toml").write_text(
+        '[model]\nkind = "memory"\nwidth = 16\nlayers = 2\nheads = 2\nsegment = 16\n[data]\nrecall = "passkey"\n'
+        'length = 130\nbatch = 2\nvalidation_rows = 2\n[training]\nsteps = 2\nprecision = "fp32"\n'
+    )
+    assert command("train", tmp_path / "tiny.toml", "--out", "out", "--device", "cpu").code == 0
+    seen = command("eval", "memory", "out/model", "--lengths", 140, "--samples", 2, "--device", "cpu", "--json").json()
+    assert [row["task"] for row in seen["recall"]] == ["passkey"]
+    text = command("generate", "out/model", "What is", "--max-tokens", 5, "--device", "cpu", "--json").json()
+    assert text["prompt_tokens"] == 7 and text["tokens"] == 5
+
+
+def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
+    write_model(tmp_path / "decoder", context=200)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    nothing = write_memory_model(tmp_path / "nothing", 20)
+    (tmp_path / "latin.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "short.txt").write_text("a")
+    for arguments, said in [
+        (("missing",), "there is no folder 'missing'"),
+        ((tmp_path / "odd",), "'mamba', which is not known"),
+        ((nothing,), "trained on no recall task"),
+        ((symbolic, "--task", "needle"), "was not trained on needle"),
+        ((symbolic, "--task", "word"), "word is asked in text"),
+        ((symbolic, "--task", "uuid"), "there is no recall task 'uuid'"),
+        ((symbolic, "--text", tmp_path / "latin.txt"), "no tokenizer.json"),
+        ((symbolic, "--lengths", "1k"), "lengths are whole numbers"),
+        ((symbolic, "--lengths", "4"), "need 10 tokens, not 4"),
+        ((symbolic, "--lengths", "40", "--samples", 0), "1 sample or more"),
+        ((symbolic, "--precision", "int8"), "unknown precision 'int8'"),
+        ((textual, "--text", tmp_path / "gone.txt"), "cannot read"),
+        ((textual, "--text", tmp_path / "latin.txt"), "not UTF-8"),
+        ((textual, "--lengths", "130", "--samples", 1, "--text", tmp_path / "short.txt"), "fewer than 2 tokens"),
+        ((tmp_path / "decoder", "--lengths", "130,300"), "longer than the model's context of 200"),
+    ]:
+        assert_one_sentence(command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html"), said)
+        assert not (tmp_path / "p.html").exists()
