@@ -11,10 +11,12 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile
+	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses 2 --dist load $(wildcard tests/ops/*/test_triton.py)
 	$(BIN)/pytest -m "not gpu and not slow and alone"
 
 test-all: $(READY)
 	$(BIN)/pytest
+	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu" $(wildcard tests/ops/*/test_triton.py)
 
 check: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples

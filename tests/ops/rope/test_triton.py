@@ -1,4 +1,4 @@
-"""The Triton kernel of rope: on a GPU as it is, elsewhere interpreted, as `../test_interpreted.py` runs it."""
+"""The Triton kernel of rope: on a GPU as it is, elsewhere interpreted, as `make test` runs it."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The Triton kernels of SwiGLU: on a GPU as they are, elsewhere interpreted, as `../test_interpreted.py` runs them."""
+"""The Triton kernels of SwiGLU: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
 
 from collections.abc import Callable
 

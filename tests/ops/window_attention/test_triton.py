@@ -1,4 +1,4 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`../test_interpreted.py` runs this file so).
+"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
 
 Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
 """
