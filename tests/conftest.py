@@ -10,6 +10,8 @@ import torch
 
 from redline.workers import WorkerPool
 
+ONEDNN = torch._C._get_mkldnn_enabled()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
@@ -41,9 +43,9 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 def onednn_kept() -> Iterator[None]:
     """A CPU without bf16 turns oneDNN off at the first bf16 product: the tests that follow must not see that."""
     mkldnn: Any = torch.backends.mkldnn
-    before = mkldnn.enabled
+    mkldnn.enabled = ONEDNN  # a fixture for a whole file may have turned it off
     yield
-    mkldnn.enabled = before
+    mkldnn.enabled = ONEDNN
 
 
 @pytest.fixture

@@ -47,11 +47,11 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_memory_model_generates_what_it_says_of_the_whole_text(recorded: bool, memory_model: TitanModel) -> None:
-    batch = prompts(3, 31, 1, 14)
+    batch = prompts(3, 31, 1)
     engine = InferenceEngine(memory_model, chunk=10, recorder=FakeRecorder() if recorded else None)
     for _ in range(2):
-        for prompt, completion in zip(batch, engine.generate(batch, max_tokens=45), strict=True):
-            assert completion.tokens == one_by_one(memory_model, prompt, 45)
+        for prompt, completion in zip(batch, engine.generate(batch, max_tokens=20), strict=True):
+            assert completion.tokens == one_by_one(memory_model, prompt, 20)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
