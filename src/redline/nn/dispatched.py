@@ -1,7 +1,5 @@
 """A choosing module whose operator decides, by `ops.dispatch`, what runs on tensors like the module's own weights."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from redline.nn.choosing import Choosing
@@ -9,7 +7,7 @@ from redline.ops.dispatch import choose
 
 
 class Dispatched(Choosing):
-    op: ClassVar[str]
+    op: str
 
     def chosen(self) -> str:
         weight = next(self.parameters())

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model
+from redline.nn.choosing import Choosing
 
 SMALL = TitanConfig(
     vocabulary=31,
@@ -241,6 +242,14 @@ def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None
     (tmp_path / "model.safetensors").write_bytes(b"x" * 40)
     with pytest.raises(ModelError, match="cannot be read"):
         load_memory_model(tmp_path)
+
+
+def test_every_module_with_a_choice_says_what_it_takes() -> None:
+    modules = [module for module in built(SMALL).modules() if isinstance(module, Choosing)]
+    assert {type(module).__name__ for module in modules} >= {"NeuralMemory", "RMSNorm", "SwiGLU", "Head"}
+    for module in modules:
+        module.implementation = "auto"
+        assert module.chosen()
 
 
 def test_what_cannot_be() -> None:

@@ -17,7 +17,7 @@ from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.updates import UPDATES, UpdateState
-from redline.nn.choosing import Choosing
+from redline.nn.dispatched import Dispatched
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class NeuralState:
     memory: UpdateState
 
 
-class NeuralMemory(Choosing):
+class NeuralMemory(Dispatched):
+    # Not plain by default, as other modules are: a GPU would train for days without a word about why.
     implementation = "auto"
 
     def __init__(self, config: TitanConfig) -> None:
@@ -37,6 +38,7 @@ class NeuralMemory(Choosing):
         channels = self.heads * (2 * self.key_dim + self.value_dim)
         self.query_key_value = nn.Linear(config.width, channels, bias=False)
         self.convolution = new_taps(config.convolution, channels)
+        self.op = config.memory_update
         self.update = UPDATES[config.memory_update](config.width, self.heads, config.memory_chunk)
         self.gate = nn.Linear(config.width, self.heads * self.value_dim, bias=False)
         self.norm = nn.RMSNorm(self.value_dim, eps=config.norm_eps)
