@@ -12,6 +12,7 @@ from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
 from redline.measurement import load_measurements
 from redline.plan import Plan, parse_rung
+from redline.setups import SetUps
 from redline.verify import verify
 
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
@@ -55,6 +56,21 @@ def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> N
     assert seen["planted_raises"][0] == "failed" and "this rung is broken" in seen["planted_raises"][1]
     assert seen["planted_fixed"][0] == "kept"
     assert seen["cuda_graph"] == ("unavailable", "it needs a CUDA GPU")
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_set_ups_side_by_side_change_no_verdict(
+    climbed: tuple[Climbed, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(SetUps, "at_once", lambda self, peak_bytes: 4)
+    names = tuple(rung.name for rung in planted_rungs.PLANTED)
+    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=2)
+    found = climb(settings, lambda text, row: heard.append(text))
+    assert "setting up 4 plans side by side" in heard
+    alone = {rung: verdict for rung, (verdict, _) in verdicts(climbed[0]).items() if rung != "cuda_graph"}
+    assert {rung: verdict for rung, (verdict, _) in verdicts(found).items()} == alone
+    assert str(found.plan) == str(climbed[0].plan)
 
 
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
@@ -148,8 +164,9 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
         machine = ask_machine(pool, "cpu", measure=False)
         course, facts = lay_course(pool, settings, machine)
         log = Logbook(course, machine, facts)
-        assert run_race(pool, course, log, Plan.parse("planted_useless"), []).plan == "eager"
-        assert run_race(pool, course, log, Plan.parse("planted_fast"), []).plan == "planted_fast"
+        setups = SetUps(pool, course, machine)
+        assert run_race(setups, course, log, Plan.parse("planted_useless"), []).plan == "eager"
+        assert run_race(setups, course, log, Plan.parse("planted_fast"), []).plan == "planted_fast"
 
 
 def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
@@ -292,7 +309,7 @@ def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
         climber = object.__new__(_Climb)
         climber.settings = Settings("resnet", tmp_path, device="cpu", **asked)
         climber.machine, climber.training = Machine.detect("cpu"), False
-        return [str(rung) for rung in climber._candidates()]
+        return [str(rung) for group in climber._candidates() for rung in group]
 
     everything = tried()
     assert {"compile", "compile(freeze=true)"} <= set(everything)

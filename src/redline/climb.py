@@ -4,7 +4,7 @@ Every measurement is written to disk as it is made; a climb that is killed goes 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from redline.plan import Plan, parse_rung
 from redline.race import run_race
 from redline.rung import Rung, Stage
 from redline.rungs import RUNGS
-from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, open_arm, take_turns
+from redline.setups import SetUps
+from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, take_turns
 from redline.workers import WorkerFailed, WorkerPool
 
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
@@ -59,7 +60,6 @@ class _Climb:
     def __init__(self, settings: Settings, pool: WorkerPool, listen: Listener) -> None:
         self.started = time.monotonic()
         self.settings = settings
-        self.pool = pool
         self.listen = listen
         self.listen("running the untouched model for reference", None)
         # The workload first: a wrong address must not wait for the ceilings to be measured.
@@ -71,6 +71,7 @@ class _Climb:
         self.resumed = self.log.open(settings.resume)
         if self.resumed:
             self.listen(self.resumed, None)
+        self.setups = SetUps(pool, self.course, self.machine)
         self.plan = Plan()
         self.best_compile: Measurement | None = None
         self._arm: Arm | None = None
@@ -79,17 +80,18 @@ class _Climb:
         try:
             self._baseline()
             self._compile_baselines()
-            for rung in self._candidates():
-                self._step("trial", Plan((rung,)))
+            for group in self._candidates():
+                self._try_all("trial", [Plan((rung,)) for rung in group])
             self._second_look()
             if self.settings.ablate:
                 self._ablate()
         finally:
+            self.setups.discard()
             close(self._arm)
         self.listen("the final race", None)
         barred = [name for name in RUNGS if not self._may_try(name)]
         barred += [str(parse_rung(text)) for text in self.settings.without]
-        final = run_race(self.pool, self.course, self.log, self.plan, self._rivals(), barred)
+        final = run_race(self.setups, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
         plan = replace(Plan.parse(final.plan), objective=self.settings.objective)
         target = self.settings.target
@@ -138,7 +140,7 @@ class _Climb:
             close(self._arm)
             self._arm = None
             try:
-                self._arm = open_arm(self.pool, self.course, self.plan)
+                self._arm = self.setups.open(self.plan)
                 measure_peak(self._arm, self.course)
             except WorkerFailed as failure:
                 raise WorkloadError(f"{self.settings.workload} under {self.plan}: {failure}.") from failure
@@ -162,13 +164,15 @@ class _Climb:
 
     def _compile_baselines(self) -> None:
         """torch.compile on the untouched model: beating eager alone proves nothing."""
-        for mode in _COMPILE_MODES[self.machine.device.partition(":")[0]]:
+        plans = [Plan.parse(f"compile(mode={mode})") for mode in _COMPILE_MODES[self.machine.device.partition(":")[0]]]
+        self._prepare([(plan, plan) for plan in plans if self._will_be_timed("compile", plan)])
+        for plan in plans:
             if self._spent():
                 break
-            plan = Plan.parse(f"compile(mode={mode})")
             row = self._trial("compile", plan, plan)
             if row.samples and (self.best_compile is None or _typical_s(row) < _typical_s(self.best_compile)):
                 self.best_compile = row
+        self.setups.discard()
 
     def _rivals(self) -> list[Plan]:
         """Who the final plan races: eager, the best torch.compile, and eager bf16 where it ran."""
@@ -181,17 +185,22 @@ class _Climb:
 
     # One rung at a time
 
-    def _candidates(self) -> Iterator[Rung]:
-        """The rungs to try with their variants, the ones that decide most first."""
-        chosen = [parse_rung(text) for text in self.settings.only]
-        for name, cls in sorted(RUNGS.items(), key=lambda item: _turn(item[0])):
-            if self._may_try(name):
-                named = [rung for rung in chosen if rung.name == name]
-                plain = not named or named == [cls()]
-                left_out = [parse_rung(text) for text in self.settings.without]
-                for rung in cls.variants(self.machine, self.training) if plain else named:
-                    if rung not in left_out:
-                        yield rung
+    def _candidates(self) -> Iterator[list[Rung]]:
+        """The rungs to try with their variants: those that decide most first and one by one, then all others."""
+        others: list[Rung] = []
+        for name in sorted(RUNGS, key=_turn):
+            if self._may_try(name) and name in _FIRST:
+                yield self._variants(name)
+            elif self._may_try(name):
+                others += self._variants(name)
+        yield others
+
+    def _variants(self, name: str) -> list[Rung]:
+        named = [rung for text in self.settings.only if (rung := parse_rung(text)).name == name]
+        plain = not named or named == [RUNGS[name]()]
+        left_out = [parse_rung(text) for text in self.settings.without]
+        variants = RUNGS[name].variants(self.machine, self.training) if plain else named
+        return [rung for rung in variants if rung not in left_out]
 
     def _may_try(self, name: str) -> bool:
         chosen = {parse_rung(text).name for text in self.settings.only}
@@ -201,11 +210,42 @@ class _Climb:
         fits = RUNGS[name].training if self.training else RUNGS[name].inference
         return fits and name not in left_out and (not chosen or name in chosen)
 
-    def _step(self, role: str, added: Plan) -> None:
-        """Tries a rung on top of what is kept, or a few that only make sense together."""
+    def _try_all(self, role: str, additions: list[Plan]) -> None:
+        for index, added in enumerate(additions):
+            if not self.setups.stands(self._with(added)):
+                next_ones = [one for one in additions[index:] if self._will_be_timed(role, one)]
+                self._prepare([(one, self._with(one)) for one in next_ones])
+            self._step(role, added)
+        self.setups.discard()
+
+    def _prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
+        """Sets up the first of these plans at once, as if none changed the kept one; after one that does, anew."""
+        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
+        next_ones = changes[:room]
+        if len(next_ones) < 2 or self._spent() or self._target_reached():
+            return
+        self.listen(f"setting up {len(next_ones)} plans side by side", None)
+        self._incumbent()  # it has to stand in any case, and must not be the one that finds no memory
+        self.setups.prepare({str(plan): self._timeout_s(change) for change, plan in next_ones})
+
+    def _will_be_timed(self, role: str, added: Plan) -> bool:
+        candidate = self._with(added)
+        return not (
+            str(candidate) == str(self.plan)
+            or any(rung.why_not(self.machine) for rung in added.rungs)
+            or self.log.knows(role, str(added), str(self.plan))
+            or self._baseline_run(role, candidate) is not None
+        )
+
+    def _with(self, added: Plan) -> Plan:
         candidate = self.plan
         for rung in added.rungs:
             candidate = candidate.with_rung(rung)
+        return candidate
+
+    def _step(self, role: str, added: Plan) -> None:
+        """Tries a rung on top of what is kept, or a few that only make sense together."""
+        candidate = self._with(added)
         if str(candidate) == str(self.plan):
             return
         about = {"rung": str(added), "against": str(self.plan)}
@@ -269,14 +309,18 @@ class _Climb:
         finally:
             close(arm)
 
-    def _measured_as_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
-        """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
+    def _baseline_run(self, role: str, candidate: Plan) -> Measurement | None:
         if self.plan.rungs or role != "trial":
             return None
         row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
-        ratio = row.speedup() if row is not None else None
-        if row is None or (ratio is None and row.verdict != "failed"):
+        return row if row is not None and (row.speedup() is not None or row.verdict == "failed") else None
+
+    def _measured_as_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
+        """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
+        row = self._baseline_run(role, candidate)
+        if row is None:
             return None
+        ratio = row.speedup()
         # What failed would fail again with what is left of the budget, and sooner.
         verdict, reason = "failed", row.reason
         if ratio is not None:
@@ -290,33 +334,35 @@ class _Climb:
         """The kept plan and the candidate, side by side; on a GPU too small for both, the candidate alone."""
         incumbent = self._incumbent()
         try:
-            return incumbent, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
+            return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
         close(self._arm)
         self._arm = None
-        return None, open_arm(self.pool, self.course, candidate, timeout_s=timeout_s)
+        return None, self.setups.open(candidate, timeout_s=timeout_s)
 
     def _second_look(self) -> None:
         """What did not help alone may help under a compiler that was kept after it was tried."""
         rows = [row for row in self.log.rows if row.role == "trial"]
         kept_late = [i for i, row in enumerate(rows) if row.verdict == "kept" and _stage(row) >= Stage.COMPILE]
-        for row in rows[: kept_late[-1] if kept_late else 0]:
-            added = Plan.parse(row.rung)
-            if (
-                row.verdict == "dropped"
-                and _stage(row) < Stage.COMPILE
-                and not any(r.name in self.plan for r in added.rungs)
-            ):
-                self._step("second look", added)
+        early = [
+            Plan.parse(row.rung)
+            for row in rows[: kept_late[-1] if kept_late else 0]
+            if row.verdict == "dropped" and _stage(row) < Stage.COMPILE
+        ]
+        self._try_all("second look", [added for added in early if not any(r.name in self.plan for r in added.rungs)])
 
     # What each rung is worth in the end
 
     def _ablate(self) -> None:
         """Removes each kept rung once: what it is worth in the final plan, and out if that is nothing."""
-        for rung in self.plan.rungs if len(self.plan.rungs) > 1 else ():
+        rungs = self.plan.rungs if len(self.plan.rungs) > 1 else ()
+        for index, rung in enumerate(rungs):
             smaller = self.plan.without(rung.name)
+            if not self.setups.stands(smaller):
+                next_ones = [one for one in rungs[index:] if not self.log.knows("ablation", str(one), str(self.plan))]
+                self._prepare([(one, self.plan.without(one.name)) for one in next_ones])
             if self._spent():
                 self._record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))
                 continue
@@ -334,7 +380,7 @@ class _Climb:
         arm: Arm | None = None
         try:
             whole = self._incumbent()
-            arm = open_arm(self.pool, self.course, smaller, timeout_s=self._timeout_s(rung))
+            arm = self.setups.open(smaller, timeout_s=self._timeout_s(rung))
             if not arm.passed:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
             measure_peak(arm, self.course)

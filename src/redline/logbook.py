@@ -73,6 +73,9 @@ class Logbook:
             return describe_change(row.sources, self.facts["sources"]) or "the gates or the reference have changed"
         return ""
 
+    def knows(self, role: str, rung: str = "", against: str = "") -> bool:
+        return (role, rung, against) in self._known
+
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
         """The row that an earlier part of this climb has made, now part of this one."""
         row = self._known.get((role, rung, against))

@@ -7,12 +7,13 @@ from redline.logbook import Logbook
 from redline.measurement import Measurement
 from redline.objective import ANY, Objective
 from redline.plan import Plan
-from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, measure_peak, open_arm, take_turns
-from redline.workers import WorkerFailed, WorkerPool
+from redline.setups import SetUps
+from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, measure_peak, take_turns
+from redline.workers import WorkerFailed
 
 
 def run_race(
-    pool: WorkerPool, course: Course, log: Logbook, plan: Plan, rivals: Sequence[Plan], barred: Sequence[str] = ()
+    setups: SetUps, course: Course, log: Logbook, plan: Plan, rivals: Sequence[Plan], barred: Sequence[str] = ()
 ) -> Measurement:
     """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner.
 
@@ -20,7 +21,7 @@ def run_race(
     """
     others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
     # The climbed plan is opened before its rivals: if memory is short, they are the ones to stay away.
-    arms, notes = _open_racers(pool, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
+    arms, notes = _open_racers(setups, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
         taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
@@ -54,14 +55,17 @@ def run_race(
 
 
 def _open_racers(
-    pool: WorkerPool, course: Course, log: Logbook, plans: Sequence[Plan]
+    setups: SetUps, course: Course, log: Logbook, plans: Sequence[Plan]
 ) -> tuple[list[Arm], tuple[str, ...]]:
     """Eager first. A racer that cannot run, or whose gate is red on fresh inputs, is out, whatever it won before."""
     arms: list[Arm] = []
     notes: tuple[str, ...] = ()
+    largest_bytes = max((row.peak_bytes for row in log.rows), default=0)
+    if setups.at_once(largest_bytes) >= len(plans):
+        setups.prepare({str(plan): course.timeout_s for plan in plans}, FRESH_SEEDS)
     for plan in plans:
         try:
-            arm = open_arm(pool, course, plan, FRESH_SEEDS)
+            arm = setups.open(plan, FRESH_SEEDS)
             measure_peak(arm, course)
         except WorkerFailed as failure:
             if not plan.rungs:

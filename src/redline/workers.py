@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -83,6 +84,8 @@ class WorkerPool:
         self._environment = environment or {}
         self._statuses: dict[int, int] = {}
         self._workers: list[Worker] = []
+        # Set-ups run in several threads, and there is one line to the process that forks.
+        self._line = threading.RLock()
 
     def __enter__(self) -> "WorkerPool":
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
@@ -132,20 +135,22 @@ class WorkerPool:
 
     def start(self) -> Worker:
         ours, theirs = socket.socketpair()
-        log = self.scratch / f"worker-{len(self._workers)}.log"
-        with log.open("wb") as file:
-            socket.send_fds(self._control, [b'{"fork": 1}'], [theirs.fileno(), file.fileno()])
-        theirs.close()
-        pid = json.loads(self._reader.readline())
-        worker = Worker(self, pid, Connection(ours.detach()), log)
-        self._workers.append(worker)
+        with self._line:
+            log = self.scratch / f"worker-{len(self._workers)}.log"
+            with log.open("wb") as file:
+                socket.send_fds(self._control, [b'{"fork": 1}'], [theirs.fileno(), file.fileno()])
+            theirs.close()
+            pid = json.loads(self._reader.readline())
+            worker = Worker(self, pid, Connection(ours.detach()), log)
+            self._workers.append(worker)
         return worker
 
     def exit_status(self, pid: int) -> int | None:
-        if pid not in self._statuses:
-            self._control.sendall(json.dumps({"status": pid}).encode())
-            status = json.loads(self._reader.readline())
-            if status is None:
-                return None
-            self._statuses[pid] = status
-        return self._statuses[pid]
+        with self._line:
+            if pid not in self._statuses:
+                self._control.sendall(json.dumps({"status": pid}).encode())
+                status = json.loads(self._reader.readline())
+                if status is None:
+                    return None
+                self._statuses[pid] = status
+            return self._statuses[pid]
