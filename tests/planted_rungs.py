@@ -175,6 +175,27 @@ class PlantedHasty(PlantedWrong):
         return ((self, PlantedCareful()),) if verdict == "refused" else ()
 
 
+@dataclass(frozen=True)
+class PlantedLater(Planted):
+    """Worth nothing until `planted_engine` has taken its own time away, as half precision where launches dominate."""
+
+    name: ClassVar[str] = "planted_later"
+
+    def apply(self, job: Job) -> Job:
+        job.model.quick = True  # pyright: ignore
+        return job
+
+
+@dataclass(frozen=True)
+class PlantedEngine(Planted):
+    name: ClassVar[str] = "planted_engine"
+    stage: ClassVar[Stage] = Stage.COMPILE
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds = 0.001 if getattr(job.model, "quick", False) else 0.004  # pyright: ignore
+        return job
+
+
 PLANTED = (
     PlantedFast,
     PlantedUseless,
@@ -191,14 +212,15 @@ PLANTED = (
 
 
 RESCUED = (PlantedHasty, PlantedCareful)
+LATE = (PlantedLater, PlantedEngine)
 
 
 def plant() -> None:
-    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED)})
+    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE)})
 
 
 def uproot() -> None:
-    for rung in (*PLANTED, *RESCUED):
+    for rung in (*PLANTED, *RESCUED, *LATE):
         RUNGS.pop(rung.name, None)
 
 

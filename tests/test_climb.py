@@ -1,5 +1,6 @@
 """The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,9 @@ def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]
 def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0])
     assert seen["planted_fast"][0] == "kept"
-    assert seen["planted_useless"][0] == "dropped" and "noise" in seen["planted_useless"][1]
+    # On a busy machine even a difference of less than 3% may be told apart from none, and "slower" is said.
+    assert seen["planted_useless"][0] == "dropped"
+    assert re.search(r"(noise|slower): (0\.9[89]|1\.0[012])×", seen["planted_useless"][1]), seen["planted_useless"]
     assert seen["planted_slow"][0] == "dropped" and "slower" in seen["planted_slow"][1]
     assert seen["planted_small"][0] == "kept" and "as fast, and smaller" in seen["planted_small"][1]
     assert seen["planted_wrong"][0] == "refused" and "outside the gate" in seen["planted_wrong"][1]
@@ -71,6 +74,23 @@ def test_set_ups_side_by_side_change_no_verdict(
     alone = {rung: verdict for rung, (verdict, _) in verdicts(climbed[0]).items() if rung != "cuda_graph"}
     assert {rung: verdict for rung, (verdict, _) in verdicts(found).items()} == alone
     assert str(found.plan) == str(climbed[0].plan)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.climb._FIRST", ("planted_later", "planted_engine"))
+    only = ("planted_later", "planted_engine", "planted_slow")
+    result = climb(Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=only, timeout_s=30, sampling_s=1))
+    told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
+    assert told == [
+        ("trial", "planted_later", "dropped"),
+        ("trial", "planted_engine", "kept"),
+        ("second look", "planted_later", "kept"),
+        ("trial", "planted_slow", "dropped"),
+    ]
+    assert str(result.plan) == "planted_later + planted_engine"
 
 
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:

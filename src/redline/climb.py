@@ -1,4 +1,4 @@
-"""The climb: baselines, then one rung at a time on top of what is kept, a second look, an ablation and a final race.
+"""The climb: baselines, then one rung at a time on top of what is kept, second looks, an ablation and a final race.
 
 Every measurement is written to disk as it is made; a climb that is killed goes on with `resume`.
 """
@@ -80,8 +80,11 @@ class _Climb:
         try:
             self._baseline()
             self._compile_baselines()
-            for group in self._candidates():
+            *first, others = self._candidates()
+            for group in first:
                 self._try_all("trial", [Plan((rung,)) for rung in group])
+            self._second_look()
+            self._try_all("trial", [Plan((rung,)) for rung in others])
             self._second_look()
             if self.settings.ablate:
                 self._ablate()
@@ -186,7 +189,7 @@ class _Climb:
     # One rung at a time
 
     def _candidates(self) -> Iterator[list[Rung]]:
-        """The rungs to try with their variants: those that decide most first and one by one, then all others."""
+        """The rungs to try with their variants: those that decide most first and one by one, all others last."""
         others: list[Rung] = []
         for name in sorted(RUNGS, key=_turn):
             if self._may_try(name) and name in _FIRST:
@@ -343,13 +346,14 @@ class _Climb:
         return None, self.setups.open(candidate, timeout_s=timeout_s)
 
     def _second_look(self) -> None:
-        """What did not help alone may help under a compiler that was kept after it was tried."""
+        """What did not help alone may help under a compiler that was kept after it was tried; it is asked once."""
+        asked = {row.rung for row in self.log.rows if row.role == "second look"}
         rows = [row for row in self.log.rows if row.role == "trial"]
         kept_late = [i for i, row in enumerate(rows) if row.verdict == "kept" and _stage(row) >= Stage.COMPILE]
         early = [
             Plan.parse(row.rung)
             for row in rows[: kept_late[-1] if kept_late else 0]
-            if row.verdict == "dropped" and _stage(row) < Stage.COMPILE
+            if row.verdict == "dropped" and _stage(row) < Stage.COMPILE and row.rung not in asked
         ]
         self._try_all("second look", [added for added in early if not any(r.name in self.plan for r in added.rungs)])
 

@@ -71,8 +71,12 @@ class Compile(Rung):
         return graphs, replace(graphs, freeze=True), cls(mode="max-autotune", freeze=True)
 
     def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
-        """A whole that takes too long, or breaks the compiler, may compile block by block."""
-        return ((replace(self, regional=True),),) if verdict == "failed" and not self.regional else ()
+        """A whole that takes too long, or breaks the compiler, may compile block by block.
+
+        Not where kernels are searched for: the search takes as long for the blocks.
+        """
+        searches = self.mode == "max-autotune"
+        return ((replace(self, regional=True),),) if verdict == "failed" and not (self.regional or searches) else ()
 
     @property
     def uses_cuda_graphs(self) -> bool:
