@@ -1,25 +1,27 @@
 """Times several ways to compute the same thing on a CUDA device, turn by turn, and trusts none that is wrong.
 
 Each arm is captured as a CUDA graph, so that kernels are timed and not Python; one that cannot be captured runs as it
-is, and its row says so. The arms take turns, and before each turn the second-level cache is emptied: by reading, since
-what is written there would have to leave in an arm's time. An arm whose results are off gets no time, and one that
-fails is a row that says why. Rows are JSON lines; rates are what the operation needs at the least over the time,
-whatever an arm really moved.
+is, and its row says so. All graphs of a case share one pool of memory, since their results are thrown away. The arms
+take turns, and before each turn the second-level cache is emptied: by reading, since what is written there would have
+to leave in an arm's time. An arm whose results are off gets no time, and one that fails is a row that says why. Rows
+are JSON lines; rates are what the operation needs at the least over the time, whatever an arm really moved.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from redline.files import write_text
+from redline.graphed import CudaRecorder
 
 Run = Callable[[], tuple[Tensor, ...]]
 
@@ -29,7 +31,8 @@ class Case:
     """One operation at one size; `needed_bytes` and `needed_flop` are the least that it takes.
 
     `restore` puts back, before every turn and outside its time, what an arm may have overwritten of the inputs;
-    `judged` makes of results what can be compared, where chance has a part in them.
+    `judged` makes of results what can be compared, where chance has a part in them. Arms that `on_request` names take
+    minutes to build, and run only where `--with` asks for them.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Case:
     needed_flop: float = 0.0
     restore: Callable[[], object] | None = None
     judged: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]] | None = None
+    on_request: tuple[str, ...] = ()
 
 
 def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Iterable[Case]] | None = None) -> int:
@@ -52,6 +56,15 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", help="cases whose title, as it is printed, holds this")
+    parser.add_argument("--without", metavar="ARM", action="append", default=[], help="leave this arm out; repeatable")
+    parser.add_argument(
+        "--with",
+        metavar="ARM",
+        action="append",
+        default=[],
+        dest="asked",
+        help="an arm that is slow to build; repeatable",
+    )
     if sweep is not None:
         parser.add_argument("--sweep", action="store_true", help="time tiles of the Triton kernels instead")
     arguments = parser.parse_args()
@@ -67,13 +80,30 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     rows: list[dict[str, object]] = []
     for case in cases():
         if arguments.only and arguments.only not in title(case):
+            del case
             continue
         torch.compiler.reset()  # else its limit of compilations of one function is soon met
+        case = with_arms(case, arguments.without, arguments.asked)
         measured = measure(case, arguments.rounds)
         rows += [about | row for row in measured]
         write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
         show(case, measured)
+        # Before the next one is made: its tensors need the room of this one's.
+        del case
+        free()
     return 0
+
+
+def with_arms(case: Case, without: Iterable[str], asked: Iterable[str]) -> Case:
+    """The case with the arms that are wanted; those on request only where they are asked for."""
+    unwanted = {*without, *(name for name in case.on_request if name not in asked)}
+    return replace(case, arms={name: build for name, build in case.arms.items() if name not in unwanted})
+
+
+def free() -> None:
+    """Gives back what nobody refers to any more; autograd's circles wait for the collector."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def copy_rate() -> float:
@@ -92,18 +122,21 @@ def worst_error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> floa
     return max(errors) if all(error == error for error in errors) else float("nan")
 
 
-def captured(run: Run) -> Callable[[], object]:
-    """The run as a graph; its results are thrown away."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
+class Graphs:
+    """Captures runs into one pool of memory; their results are thrown away."""
+
+    def __init__(self) -> None:
+        self._recorder: CudaRecorder | None = None
+
+    def captured(self, run: Run) -> Callable[[], object]:
+        # A pool that a capture failed in takes no other, so that the next one gets its own.
+        recorder = self._recorder or CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
+        self._recorder = None
         for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+            recorder.rehearse(run)
+        _, replay = recorder.record(run)
+        self._recorder = recorder
+        return replay
 
 
 def forward(function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Run:
@@ -194,6 +227,7 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
     expected = judged(case.expected())
     rows: dict[str, dict[str, object]] = {}
     runs: dict[str, Callable[[], object]] = {}
+    graphs = Graphs()
     for name, build in case.arms.items():
         rows[name] = {"case": case.name, **case.sizes, "arm": name}
         try:
@@ -212,7 +246,7 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
             if not error <= case.largest_error:
                 raise ArithmeticError(f"off by {error:.3g}")
             try:
-                runs[name] = captured(run)
+                runs[name] = graphs.captured(run)
                 rows[name]["captured"] = True
             except Exception:  # noqa: BLE001
                 torch.cuda.synchronize()
@@ -221,6 +255,7 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
             rows[name]["failure"] = f"{type(failure).__name__}: {failure}"[:500]
             torch.cuda.synchronize()
         restore()
+        free()
     del expected
     for name, samples in race(runs, rounds, restore).items():
         deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)

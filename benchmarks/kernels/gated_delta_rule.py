@@ -1,10 +1,11 @@
 """Times the gated delta rule against its plain form, and softmax attention of the same size beside it, in bf16.
 
-    python benchmarks/kernels/gated_delta_rule.py --out FILE [--only forward] [--sweep]
+    python benchmarks/kernels/gated_delta_rule.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
 Width 768 in 12 heads, four texts of 2K to 32K tokens; other heads at 8K. The rule costs the same for every token and
 causal attention more and more, so the rows say from which length on the rule is ahead. What torch.compile makes of the
-plain form holds one copy of a step for every chunk: it is tried at the shortest length alone. Liger has no such kernel.
+plain form holds one copy of a step for every chunk, and takes minutes to make: it is tried at the shortest length, and
+on request. Liger has no such kernel.
 """
 
 import sys
@@ -66,6 +67,7 @@ def case(tokens: int, heads: int, size: int, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=tensors * q.nbytes,
+        on_request=("torch.compile",),
     )
 
 
@@ -104,25 +106,33 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of all kernels at a length where all chunks at once fill the device, and of heads of 64 and of 128."""
+    """Tiles of all kernels: where chunks fill the device, and at the shortest length, where the states' pass does not.
+
+    That pass has a program for each head of each text and block of values, 96 as shipped, and goes through the chunks
+    one after the other; smaller blocks make more programs, each of which reads all keys.
+    """
     from redline.ops.gated_delta_rule import triton
 
-    for heads, size in ((HEADS, SIZE), OTHER_HEADS[0]):
-        plain = case(8192, heads, size, backward=True)
-        build, shipped = plain.arms["redline"], triton.TILES[2, size]
-        choices = [replace(shipped, warps=warps) for warps in (4, 8)]
+    sizes = ((LENGTHS[0], HEADS, SIZE), (8192, HEADS, SIZE), (8192, *OTHER_HEADS[0]))
+    for tokens, heads, size in sizes:
+        shipped = triton.TILES[2, size]
+        choices = [replace(shipped, warps=warps) for warps in (2, 8)]
         choices += [replace(shipped, block=block) for block in (32, 128)]
+        choices += [replace(shipped, chunk=32)]
         choices += [
             replace(shipped, values=values, state_warps=warps, stages=stages)
             for values in (16, 32, 64)
             for warps in (2, 4, 8)
             for stages in (1, 2, 3)
         ]
-        arms: dict[str, Callable[[], Run]] = {"as shipped": build}
-        for tiles in choices:
-            table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}}
-            arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
-        yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
+        for backward in (False, True):
+            plain = case(tokens, heads, size, backward)
+            build = plain.arms["redline"]
+            arms: dict[str, Callable[[], Run]] = {"as shipped": build}
+            for tiles in choices:
+                table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}}
+                arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
+            yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
     python benchmarks/kernels/linear_cross_entropy.py --out FILE [--sweep]
 
 The head of a Llama 3 8B, and that of a 124M model's training step. Peaks are beside the inputs. `--sweep` times sizes
-of chunks, and the precision in which the weight's gradient is summed.
+of chunks, the precision in which the weight's gradient is summed, loss and gradient in one pass over the logits by
+several tiles, and the products of torch's other library.
 """
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -70,26 +72,47 @@ def cases() -> Iterable[Case]:
             yield case(*size, backward)
 
 
+def by_library(name: str, run: Run) -> Run:
+    """The run while torch takes its products from another library."""
+
+    def call() -> tuple[Tensor, ...]:
+        before = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library(name)
+        try:
+            return run()
+        finally:
+            torch.backends.cuda.preferred_blas_library(before)
+
+    return call
+
+
 def sweep() -> Iterable[Case]:
+    from redline.ops.cross_entropy import triton
     from redline.ops.linear_cross_entropy import chunks
 
+    one_pass: dict[str, object] = {"ONE_PASS": True}
     for size in SIZES[:2]:
         plain = case(*size, True)
         build = plain.arms["redline"]
-        arms: dict[str, Callable[[], Run]] = {}
-        for log_bytes in (28, 29, 30, 31):
-            for dtype in (torch.float32, torch.bfloat16):
-                values: dict[str, object] = {"CHUNK_BYTES": 2**log_bytes, "SUM_DTYPE": dtype}
-                name = f"{2 ** (log_bytes - 20)} MiB, sums in {str(dtype).removeprefix('torch.')}"
-                arms[name] = lambda values=values, build=build: with_values(chunks, values, build())
-        yield Case(
-            name=f"sweep of {plain.name}",
-            sizes=plain.sizes,
-            arms=arms,
-            expected=plain.expected,
-            largest_error=LARGEST_ERROR,
-            needed_flop=plain.needed_flop,
-        )
+        arms: dict[str, Callable[[], Run]] = {
+            "as shipped": build,
+            "as shipped, by cublaslt": lambda build=build: by_library("cublaslt", build()),
+        }
+        for mib in (512, 1024, 2048, 4096):
+            sizes: dict[str, object] = {"CHUNK_BYTES": mib * 2**20, "CHUNK_ROWS": 2**31}
+            for name, values in (
+                ("", {}),
+                (", sums in bf16", {"SUM_DTYPE": torch.bfloat16}),
+                (", in one pass", one_pass),
+            ):
+                chosen = sizes | values
+                arms[f"{mib} MiB{name}"] = lambda chosen=chosen, build=build: with_values(chunks, chosen, build())
+        for tiles in (triton.Tiles(*one) for one in ((4096, 8), (4096, 16), (8192, 16), (8192, 32), (32_768, 32))):
+            table: dict[str, object] = {"BOTH_TILES": {2: tiles}}
+            arms[f"in one pass by {tiles}"] = lambda table=table, build=build: with_values(
+                triton, table, with_values(chunks, one_pass, build())
+            )
+        yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 
 if __name__ == "__main__":

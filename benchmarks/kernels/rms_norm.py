@@ -95,15 +95,17 @@ def sweep() -> Iterable[Case]:
     """Tiles of forward, then of backward."""
     from redline.ops.rms_norm import triton
 
-    for rows, width in SIZES[:2]:
+    for rows, width in SIZES[:3]:
         forward_tiles = [triton.Tiles(n, warps) for n in (1, 2, 4) for warps in (1, 2, 4, 8)]
         backward_tiles = [
             triton.Tiles(n, warps, programs, stages)
-            for n in (1, 2)
+            for n in (1, 2, 4)
             for warps in (4, 8)
-            for programs in (1, 2, 4, 8)
-            for stages in (1, 3, 4)
+            for programs in (2, 4, 8)
+            for stages in (1, 3)
+            if 8 <= n * triton.kernel.padded(width) // (32 * warps) <= 64 and programs * warps <= 32
         ]
+        sum_tiles = [triton.SumTiles(*tiles) for tiles in ((128, 32, 4), (256, 16, 8), (512, 16, 16), (1024, 16, 16))]
         for name, choices, backward in (
             ("FORWARD_TILES", forward_tiles, False),
             ("BACKWARD_TILES", backward_tiles, True),
@@ -113,6 +115,9 @@ def sweep() -> Iterable[Case]:
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for tiles in choices:
                 table: dict[str, object] = {name: {65536: tiles}}
+                arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
+            for tiles in sum_tiles if backward else ():
+                table = {"SUM_TILES": tiles}
                 arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
             yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

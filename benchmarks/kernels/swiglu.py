@@ -3,8 +3,8 @@
     python benchmarks/kernels/swiglu.py --out FILE [--only forward] [--sweep]
 
 Widths of a 7B model's and of a 124M model's training step, of single tokens, odd ones, and two halves of one tensor,
-whose gradient then is put together again. Liger writes its gradients over its inputs, so that these are put back
-between turns.
+whose gradient then is put together again, but for "redline packed", which takes the one tensor. Liger writes its
+gradients over its inputs, so that these are put back between turns.
 """
 
 import sys
@@ -17,7 +17,7 @@ from arms import Case, Run, both, forward, kept, main, with_values
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.ops.swiglu import reference, swiglu
+from redline.ops.swiglu import packed_swiglu, reference, swiglu
 
 SIZES = ((16384, 11008), (65536, 2048), (64, 11008), (1, 11008), (4001, 1111))
 LARGEST_ERROR = 0.02
@@ -56,13 +56,18 @@ def case(rows: int, width: int, halves: bool, backward: bool) -> Case:
         function = (lambda x: gate(*x.chunk(2, -1))) if halves else gate
         return both(function, given, (pull.to(given[0].dtype),)) if backward else forward(function, given)
 
+    def packed() -> Run:
+        function = partial(packed_swiglu, implementation="triton")
+        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+
     def expected() -> tuple[Tensor, ...]:
         return run(reference.swiglu, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
 
     return Case(
         name=f"swiglu{' of halves' * halves} {'with backward' if backward else 'forward'}",
         sizes={"rows": rows, "width": width, "dtype": "bf16"},
-        arms={name: lambda make=make: run(make()) for name, make in GATES.items()},
+        arms={name: lambda make=make: run(make()) for name, make in GATES.items()}
+        | ({"redline packed": packed} if halves else {}),
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=(3 + 5 * backward) * rows * width * 2,
@@ -85,7 +90,7 @@ def sweep() -> Iterable[Case]:
         for halves in (False, True):
             for direction, backward in (("forward", False), ("backward", True)):
                 plain = case(rows, width, halves, backward)
-                build = plain.arms["redline"]
+                build = plain.arms["redline packed" if halves else "redline"]
                 arms: dict[str, Callable[[], Run]] = {"as shipped": build}
                 for block in (1024, 2048, 4096, 8192):
                     for warps in (2, 4, 8, 16):

@@ -1,10 +1,10 @@
 """Times the Titans memory against its plain form, in bf16, with and without documents.
 
-    python benchmarks/kernels/titans_memory.py --out FILE [--only forward] [--sweep]
+    python benchmarks/kernels/titans_memory.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
 Width 768 in 12 heads, four texts of 2K to 32K tokens. Documents cut chunks in two, which the rows with documents show.
 The plain form goes chunk by chunk, and is left out at the longest; what torch.compile makes of it holds one copy of a
-step for every chunk, and is tried at the shortest alone. Liger has no such kernel.
+step for every chunk, takes minutes to make, and is tried at the shortest alone, on request. Liger has no such kernel.
 """
 
 import sys
@@ -62,6 +62,7 @@ def case(tokens: int, packed: bool, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=tensors * q.nbytes,
+        on_request=("torch.compile",),
     )
 
 

@@ -43,6 +43,22 @@ def test_it_is_softmax_over_what_may_be_seen(window: int | None, packed: bool) -
     assert torch.allclose(found, written_out(q, k, v, window, numbers), atol=1e-12)
 
 
+@pytest.mark.parametrize("window", [None, 4])
+def test_rows_of_one_document_need_no_mask(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    q, k, v = example(torch.float64, "cpu", 6)
+    expected = causal_attention(q, k, v, window)
+    asked: list[bool] = []
+
+    def fused(*given: Tensor, attn_mask: Tensor | None, **others: object) -> Tensor:
+        asked.append(attn_mask is not None)
+        return attend(*given, attn_mask=attn_mask, **others)
+
+    attend = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fused)
+    found = causal_attention(q, k, v, window, Packing.of(torch.ones(2, 19, dtype=torch.long)))
+    assert torch.allclose(found, expected, atol=1e-12) and asked == [window is not None]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "packed"), CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -60,6 +76,13 @@ def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: 
     wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
     for one, other in zip(gradients, wanted, strict=True):
         assert (one.cpu() - other).norm() < 8 * rounding * other.norm()
+
+
+@pytest.mark.gpu
+def test_rows_of_one_document_are_whole_rows_on_a_gpu() -> None:
+    q, k, v = example(torch.bfloat16, "cuda", 64)
+    packing = Packing.of(torch.ones(2, 19, dtype=torch.long)).to("cuda")
+    assert torch.equal(causal_attention(q, k, v, None, packing), causal_attention(q, k, v))
 
 
 @pytest.mark.gpu

@@ -37,6 +37,16 @@ def test_the_number_of_borders_grows_by_doubling_and_always_ends_with_the_end() 
         assert packing.borders[count:].eq(count).all() and packing.borders[:count].tolist() == list(range(count))
 
 
+def test_rows_of_one_document_each_are_told_by_the_size_of_the_borders() -> None:
+    for rows in (1, 2, 15, 16, 17, 31, 64):
+        whole = Packing.of(torch.full((rows, 5), 3))
+        assert whole.is_whole and whole.borders.tolist() == list(range(0, 5 * rows + 1, 5))
+        assert whole.positions_BS.tolist() == [list(range(5))] * rows
+        cut = torch.full((rows, 5), 3)
+        cut[rows // 2, 2:] = 4
+        assert not Packing.of(cut).is_whole
+
+
 def test_what_numbers_no_documents() -> None:
     for wrong in (torch.zeros(4, dtype=torch.long), torch.zeros(2, 4)):
         with pytest.raises(ModelError, match="documents are whole numbers of shape"):

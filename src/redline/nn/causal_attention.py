@@ -1,7 +1,8 @@
 """Attention of each token to those before it: whole rows, inside packed documents, inside a sliding window.
 
-Whole rows go to PyTorch's fused attention. A window or documents need a mask there, all queries times all keys, so on a
-GPU in half precision they go to the variable-length kernel, which takes borders and a window instead.
+Whole rows go to PyTorch's fused attention, also where they come packed with one document each. A window or documents
+need a mask there, all queries times all keys, so on a GPU in half precision they go to the variable-length kernel,
+which takes borders and a window instead.
 
 B: batch, S: tokens, H: heads, G: key and value heads, D: width of a head.
 """
@@ -28,6 +29,8 @@ def causal_attention(
     length = q_BSHD.shape[1]
     if window is not None and window >= length:
         window = None
+    if packing is not None and packing.is_whole:
+        packing = None
     if window is None and packing is None:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:

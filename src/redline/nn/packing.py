@@ -21,7 +21,8 @@ _LEAST_BORDERS = 16
 class Packing:
     """Documents by number, by position inside, and by their borders in all rows laid end to end.
 
-    `borders` is filled up with empty documents to a power of two: a compiled model sees few sizes of it.
+    `borders` is filled up with empty documents to a power of two: a compiled model sees few sizes of it. Where every
+    row is one document nothing is filled up, so that its size, which the host knows, tells these batches apart.
     """
 
     documents_BS: Tensor
@@ -42,7 +43,8 @@ class Packing:
         index = torch.arange(length, device=documents_BS.device).expand_as(documents_BS)
         starts = torch.where(begins, index, 0).cummax(dim=1).values
         found = begins.flatten().nonzero().flatten().to(torch.int32)
-        size = max(_LEAST_BORDERS, 1 << len(found).bit_length())
+        whole = len(found) == len(documents_BS)
+        size = len(found) if whole else max(_LEAST_BORDERS, 1 << len(found).bit_length())
         borders = torch.full((size + 1,), documents_BS.numel(), dtype=torch.int32, device=documents_BS.device)
         borders[: len(found)] = found
         # A number that comes again later in the row is another document: numbered anew, equal means the same.
@@ -51,6 +53,11 @@ class Packing:
     def to(self, device: torch.device | str) -> "Packing":
         moved = (t.to(device, non_blocking=True) for t in (self.documents_BS, self.positions_BS, self.borders))
         return Packing(*moved)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every row is one document, so that nothing keeps tokens apart."""
+        return self.borders.shape[0] == self.documents_BS.shape[0] + 1
 
     @property
     def same_BSS(self) -> Tensor:

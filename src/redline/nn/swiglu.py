@@ -4,7 +4,7 @@ from torch import Tensor
 
 from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
-from redline.ops.swiglu import swiglu
+from redline.ops.swiglu import packed_swiglu
 
 
 class SwiGLU(Dispatched):
@@ -16,5 +16,4 @@ class SwiGLU(Dispatched):
         self.down = Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(swiglu(gate, up, self.implementation))
+        return self.down(packed_swiglu(self.gate_up(x), self.implementation))

@@ -17,3 +17,5 @@ def test_compiles_for_an_h200(compiles: Callable[..., None], dtype: str, size: i
     compiles(host.forward_kernel, types, {"SMOOTH": True, "BLOCK": forward.classes}, num_warps=forward.warps)
     types |= {"pull": "*fp32", "gradient": f"*{dtype}", "gradient_stride": "i32"}
     compiles(host.gradient_kernel, types, {"BLOCK": backward.classes}, num_warps=backward.warps)
+    both = host.BOTH_TILES[size]
+    compiles(host.both_kernel, types, {"SMOOTH": True, "BLOCK": both.classes}, num_warps=both.warps)

@@ -17,8 +17,10 @@ pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
-# The tensor cores make fp32 products of three parts.
-ROUNDINGS = {torch.float32: 128.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+# Of a sum of int8 products: it becomes fp32, and is multiplied by two scales. Half a digit each.
+INT8_ROUNDINGS = 3 * 0.5
+# Of fp32 sums of rows as they are; tensor cores make fp32 products of three parts, and round their sums down.
+ROUNDINGS = 128.0
 SHAPES = [(1, 1, 1), (1, 5, 200), (7, 100, 96), (16, 17, 33), (33, 20, 70), (70, 35, 64)]
 
 
@@ -42,9 +44,16 @@ def scales(count: int) -> Tensor:
     return (torch.rand(count, device=DEVICE) + 0.1) / 100
 
 
-def is_near(found: Tensor, expected: Tensor, roundings: float) -> bool:
-    error = (found.double() - expected.double()).norm() / expected.double().norm()
-    return bool(error <= roundings * torch.finfo(found.dtype).eps)
+def is_near(found: Tensor, exact: Tensor, size: Tensor, roundings: float) -> bool:
+    """Each number by itself: so many fp32 roundings of the product, one of the sum with the bias, one to its own dtype.
+
+    `size` is the product's, or that of what it adds up: a bias that cancels it leaves its roundings as they are.
+    """
+    single, own = torch.finfo(torch.float32), torch.finfo(found.dtype)
+    limit = roundings * single.eps * size + 0.5 * single.eps * exact.abs()
+    if found.dtype != torch.float32:
+        limit = limit + 0.5 * own.eps * exact.abs().clamp_min(own.smallest_normal)
+    return bool(((found.double() - exact).abs() <= 1.001 * limit).all())
 
 
 @pytest.mark.parametrize("out_dtype", DTYPES)
@@ -54,8 +63,27 @@ def test_int8_rows_agree(rows: int, columns: int, depth: int, out_dtype: torch.d
     for x_scale in (scales(rows), scales(1), scales(1)[0]):
         for given in ((x, w, x_scale, scales(columns)), (x, w, x_scale, scales(columns), bias)):
             found = triton.int8_matmul(*given, out_dtype=out_dtype)
-            assert found.dtype == out_dtype
-            assert is_near(found, reference.int8_matmul(*given, out_dtype=torch.float64), 2)
+            exact, size = exact_int8(*given)
+            assert found.dtype == out_dtype and is_near(found, exact, size, INT8_ROUNDINGS)
+
+
+def exact_int8(*given: Tensor) -> tuple[Tensor, Tensor]:
+    """The result, and the size of its product before the bias is added."""
+    result, product = (reference.int8_matmul(*part, out_dtype=torch.float64) for part in (given, given[:4]))
+    return result, product.abs()
+
+
+def test_a_bias_that_cancels_the_product_is_no_error() -> None:
+    """What is left is small, and the roundings of what it is left from are not."""
+    x, w = (torch.tensor([[value]], dtype=torch.int8, device=DEVICE) for value in (66, 111))
+    x_scale, w_scale = (torch.tensor([value], device=DEVICE) for value in (0.0073, 0.0071))
+    product = reference.int8_matmul(x, w, x_scale, w_scale, out_dtype=torch.float64)
+    for share in torch.linspace(-1.1, -0.9, 21).tolist():
+        given = (x, w, x_scale, w_scale, (share * product[0]).float())
+        exact, size = exact_int8(*given)
+        found = triton.int8_matmul(*given, out_dtype=torch.float32)
+        assert is_near(found, exact, size, INT8_ROUNDINGS)
+        assert not is_near(found + 4e-7 * product, exact, size, INT8_ROUNDINGS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -65,7 +93,8 @@ def test_rows_as_they_are_agree(rows: int, columns: int, depth: int, dtype: torc
     for bias in (None, torch.randn(columns, device=DEVICE).to(dtype)):
         found = triton.weight_only_matmul(x, w, w_scale, bias)
         exact = reference.weight_only_matmul(x.double(), w, w_scale, None if bias is None else bias.double())
-        assert found.dtype == dtype and is_near(found, exact, ROUNDINGS[dtype])
+        size = reference.weight_only_matmul(x.double().abs(), w.double().abs(), w_scale)
+        assert found.dtype == dtype and is_near(found, exact, size, ROUNDINGS)
 
 
 def test_the_largest_numbers_do_not_saturate() -> None:
@@ -79,7 +108,7 @@ def test_takes_any_strides() -> None:
     x, w, w_scale = whole(10, 90)[::2, 3:50], whole(90, 40).t()[:, 5:52], scales(40)
     x_scale = scales(10)[::2]
     found = triton.int8_matmul(x, w, x_scale, w_scale, out_dtype=torch.float32)
-    assert is_near(found, reference.int8_matmul(x, w, x_scale, w_scale, out_dtype=torch.float64), 2)
+    assert is_near(found, *exact_int8(x, w, x_scale, w_scale), INT8_ROUNDINGS)
 
 
 def test_are_operators_as_torch_wants_them() -> None:

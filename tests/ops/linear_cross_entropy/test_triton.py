@@ -14,6 +14,7 @@ from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
 
 triton = pytest.importorskip("redline.ops.linear_cross_entropy.triton")
 chunks = pytest.importorskip("redline.ops.linear_cross_entropy.chunks")
+cross_entropy_triton = pytest.importorskip("redline.ops.cross_entropy.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 
@@ -60,6 +61,37 @@ def test_agrees_with_all_options(agrees: Agrees, reduction: str, dtype: torch.dt
     given[2][3:6] = -1
     options = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
     agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_pass_agrees(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, reduction: str, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(chunks, "ONE_PASS", True)
+    monkeypatch.setattr(cross_entropy_triton, "BOTH_TILES", dict.fromkeys((2, 4), cross_entropy_triton.Tiles(16, 1)))
+    given = inputs(11, 6, 37)
+    given[2][3:6] = -1
+    options = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
+    agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
+    agrees(*both(reduction=reduction), inputs(9, 6, 32)[:3], dtype, DEVICE, ROUNDINGS.get(dtype))
+
+
+def test_one_pass_makes_a_target_that_is_no_class_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "ONE_PASS", True)
+    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
+    target[4] = 21
+    loss = triton.linear_cross_entropy(hidden.requires_grad_(), weight, target, reduction="none")
+    (found,) = torch.autograd.grad(loss.sum(), hidden)
+    wrong = torch.arange(9, device=DEVICE) == 4
+    assert torch.equal(loss.isnan(), wrong) and torch.equal(found.isnan().all(1), wrong)
+    assert torch.equal(found.isnan().any(1), wrong)
+
+
+def test_a_pull_other_than_1_scales_the_gradients(agrees: Agrees) -> None:
+    def tenfold(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *given: 10 * function(*given) ** 2
+
+    one, other = both(z_loss=0.01)
+    agrees(tenfold(one), tenfold(other), inputs(11, 6, 37), torch.float32, DEVICE)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -140,6 +172,21 @@ def test_chunks_are_even_and_keep_to_the_memory(monkeypatch: pytest.MonkeyPatch)
     assert chunks.rows_of_a_chunk(8193, 128_256, 2) == 2816
     assert chunks.rows_of_a_chunk(5, 128_256, 2) == 128
     assert chunks.rows_of_a_chunk(10**6, 2**30, 4) == 128
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
+    assert chunks.rows_of_a_chunk(8192, 128_256, 2) == 8192
+    assert chunks.rows_of_a_chunk(8320, 128_256, 2) == 4224
+    # Rows enough: half of the memory does.
+    assert chunks.rows_of_a_chunk(65_536, 50_304, 2) == 9472
+    assert chunks.rows_of_a_chunk(10**6, 50_304, 2) * 50_304 * 2 <= 2**30
+
+
+def test_a_gradient_of_one_chunk_is_not_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
+    rows = {torch.bfloat16: 8192, torch.float32: 4096}
+    for dtype, most in rows.items():
+        assert chunks.sum_dtype(most, 128_256, dtype) == dtype
+    assert chunks.sum_dtype(8320, 128_256, torch.bfloat16) == torch.float32
+    assert chunks.sum_dtype(1, 128_256, torch.float16) == torch.float32
 
 
 def test_is_an_operator_as_torch_wants_it() -> None:

@@ -19,6 +19,10 @@ def compile_kernels(compiles: Callable[..., None], width: int, name: str, add: b
     tiles = host._chosen(host.BACKWARD_TILES, block)
     constants |= absent | {"ROWS": tiles.rows, "STAGES": tiles.stages}
     compiles(host.backward_kernel, types, constants, capability, tiles.warps)
+    types = {"partial": "*fp32", "weight_pull": f"*{name}", "programs": "i32"}
+    tiles = host.SUM_TILES
+    constants = {"WIDTH": width, "ROWS": tiles.rows, "COLUMNS": tiles.columns}
+    compiles(host.sum_kernel, types, constants, capability, tiles.warps)
 
 
 @pytest.mark.parametrize(("width", "add"), [(768, True), (4096, False)])

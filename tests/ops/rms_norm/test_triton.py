@@ -49,6 +49,16 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     assert ((normed.double() - exact).abs() <= 0.501 * torch.finfo(torch.float16).eps * exact.abs() + 1e-7).all()
 
 
+def test_many_partial_sums_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "SUM_TILES", triton.SumTiles(32, 16, 1))
+    for programs, width in ((1, 3), (32, 16), (77, 50)):
+        partial = torch.randn(programs, width, device=DEVICE)
+        found = torch.full((width + 1,), 7.0, device=DEVICE, dtype=torch.float16)
+        triton._launch_sum(partial, found[:-1])
+        exact = partial.double().sum(0)
+        assert ((found[:-1].double() - exact).abs() <= 1e-3 * partial.abs().sum(0)).all() and found[-1] == 7
+
+
 def test_either_output_alone_gives_gradients() -> None:
     x, residual = (torch.randn(4, 20, device=DEVICE, requires_grad=True) for _ in range(2))
     weight, pull = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)

@@ -6,7 +6,7 @@ import pytest
 
 host = pytest.importorskip("redline.ops.swiglu.triton")
 pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled when interpreted")
-NUMBERS = ("width", "gate_stride", "up_stride", "blocks")
+NUMBERS = ("width", "gate_stride", "up_stride", "blocks", "pull_stride")
 
 
 def compile_kernels(compiles: Callable[..., None], name: str, number: str = "i32", capability: int = 90) -> None:

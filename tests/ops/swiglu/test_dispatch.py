@@ -5,7 +5,7 @@ import torch
 
 from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
-from redline.ops.swiglu import reference, swiglu
+from redline.ops.swiglu import packed_swiglu, reference, swiglu
 
 
 def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,13 +13,17 @@ def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "swiglu", lambda *_: called.append("reference"))
     swiglu(torch.randn(3), torch.randn(3))
     swiglu(torch.randn(3), torch.randn(3), "reference")
-    assert called == ["reference", "reference"]
+    packed_swiglu(torch.randn(6))
+    packed_swiglu(torch.randn(6), "reference")
+    assert called == ["reference"] * 4
 
 
 def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
     with pytest.raises(MachineError, match="SwiGLU by Triton cannot run: it is not installed: pip install triton"):
         swiglu(torch.randn(3), torch.randn(3), "triton")
+    with pytest.raises(MachineError, match="SwiGLU by Triton cannot run"):
+        packed_swiglu(torch.randn(6), "triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -32,3 +36,7 @@ def test_what_does_not_fit_is_refused() -> None:
         swiglu(gate, gate.to("meta"))
     with pytest.raises(ModelError, match="floating-point numbers, not torch.int64"):
         swiglu(gate.long(), gate.long())
+    with pytest.raises(ModelError, match=r"takes gate and up side by side, not \(4, 3\)"):
+        packed_swiglu(gate.t())
+    with pytest.raises(ModelError, match="floating-point numbers, not torch.int64"):
+        packed_swiglu(gate.long())

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from redline.ops.swiglu import reference, swiglu
+from redline.ops.swiglu import packed_swiglu, reference, swiglu
 
 pytestmark = pytest.mark.gpu
 Agrees = Callable[..., None]
@@ -29,6 +29,23 @@ def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) 
     agrees(halves, lambda x: reference.swiglu(*x.chunk(2, -1)), (torch.randn(shape),), torch.bfloat16, "cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(2, 1000, 22016), (4000, 4096), (5, 77, 1554), (6,)])
+def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    agrees(packed_swiglu, reference.packed_swiglu, (torch.randn(shape),), dtype, "cuda")
+
+
+def test_the_gradient_of_one_tensor_is_written_once() -> None:
+    gate_up = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    pull = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    torch.autograd.grad(packed_swiglu(gate_up), gate_up, pull)
+    out = packed_swiglu(gate_up)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    (found,) = torch.autograd.grad(out, gate_up, pull)
+    assert torch.cuda.max_memory_allocated() - before == found.nbytes
+
+
 def test_halves_are_not_copied() -> None:
     gate, up = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16).chunk(2, -1)
     swiglu(gate, up)
@@ -49,8 +66,10 @@ def test_offsets_beyond_32_bits() -> None:
 def test_repeats(repeats: Callable[..., None]) -> None:
     inputs = [torch.randn(999, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
     repeats(swiglu, inputs)
+    repeats(packed_swiglu, inputs[:1])
 
 
 def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
     x = torch.randn(640, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     compiled_agrees(lambda x: swiglu(*(x * 2).chunk(2, -1)).sin(), [x])
+    compiled_agrees(lambda x: packed_swiglu(x * 2).sin(), [x])

@@ -3,12 +3,17 @@
 import pytest
 import torch
 
-from redline.ops.swiglu import swiglu
+from redline.ops.swiglu import packed_swiglu, swiglu
 
 
 def test_is_its_formula() -> None:
     gate, up = torch.randn(3, 5, 7, dtype=torch.float64) * 4, torch.randn(3, 5, 7, dtype=torch.float64)
     torch.testing.assert_close(swiglu(gate, up), gate / (1 + torch.exp(-gate)) * up)
+
+
+def test_one_tensor_is_the_gate_and_then_the_up() -> None:
+    gate, up = torch.randn(3, 5, 7, dtype=torch.float64) * 4, torch.randn(3, 5, 7, dtype=torch.float64)
+    torch.testing.assert_close(packed_swiglu(torch.cat((gate, up), -1)), gate / (1 + torch.exp(-gate)) * up)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -27,3 +32,4 @@ def test_gates_far_from_zero_stay_finite() -> None:
 def test_gradients() -> None:
     halves = torch.randn(3, 14, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: swiglu(*x.chunk(2, -1)), (halves,))
+    assert torch.autograd.gradcheck(packed_swiglu, (halves,))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redline.errors import MachineError
-from redline.ops.swiglu import reference, swiglu
+from redline.ops.swiglu import packed_swiglu, reference, swiglu
 
 triton = pytest.importorskip("redline.ops.swiglu.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
@@ -29,6 +29,24 @@ def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) 
         return lambda x: swiglu(*x.chunk(2, -1))
 
     agrees(of_halves(triton.swiglu), of_halves(reference.swiglu), (torch.randn(shape),), torch.float32, DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(2,), (1, 26), (3, 4, 26), (7, 5, 2), (2, 9000)])
+def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    agrees(triton.packed_swiglu, reference.packed_swiglu, (torch.randn(shape) * 3,), dtype, DEVICE)
+
+
+def test_one_tensor_of_any_strides_has_one_gradient_row_after_row() -> None:
+    whole = torch.randn(5, 40, 6, device=DEVICE)
+    for gate_up in (whole.transpose(1, 2), whole[:, 3:9], whole[::2, :, 1:5], whole[:, :1].expand(5, 4, 6)):
+        gate_up = gate_up.detach().requires_grad_()
+        out, expected = packed_swiglu(gate_up, "triton"), reference.packed_swiglu(gate_up)
+        torch.testing.assert_close(out, expected)
+        pull = torch.randn_like(out).transpose(0, 1).contiguous().transpose(0, 1)
+        (found,) = torch.autograd.grad(out, gate_up, pull)
+        torch.testing.assert_close(found, *torch.autograd.grad(expected, gate_up, pull))
+        assert found.is_contiguous()
 
 
 def test_halves_are_read_where_they_lie() -> None:
@@ -60,13 +78,18 @@ def test_gates_far_from_zero_stay_finite() -> None:
 def test_is_an_operator_as_torch_wants_it() -> None:
     gate, up = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
     torch.library.opcheck(triton._forward, (gate, up))
+    torch.library.opcheck(triton._packed_forward, (gate,))
 
 
 def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
     def block(x: torch.Tensor) -> torch.Tensor:
         return swiglu(*(x + 1).chunk(2, -1), "triton").sin()
 
-    compiled_agrees(block, [torch.randn(3, 5, 14, device=DEVICE, requires_grad=True)])
+    def packed_block(x: torch.Tensor) -> torch.Tensor:
+        return packed_swiglu(x + 1, "triton").sin()
+
+    for function in (block, packed_block):
+        compiled_agrees(function, [torch.randn(3, 5, 14, device=DEVICE, requires_grad=True)])
 
 
 @pytest.mark.parametrize(
@@ -76,3 +99,5 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 def test_says_what_it_cannot_take(gate: torch.Tensor, sentence: str) -> None:
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         swiglu(gate.to(DEVICE), gate.to(DEVICE), "triton")
+    with pytest.raises(MachineError, match=f"{sentence}.$"):
+        packed_swiglu(gate.to(DEVICE), "triton")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from redline.ops.cross_entropy.reference import reduced
-from redline.ops.cross_entropy.triton_kernels import forward_kernel, gradient_kernel
+from redline.ops.cross_entropy.triton_kernels import both_kernel, forward_kernel, gradient_kernel
 from redline.ops.kernel import INTERPRETED, launch
 
-__all__ = ["INTERPRETED", "cross_entropy", "write_gradient", "write_loss"]
+__all__ = ["INTERPRETED", "cross_entropy", "write_both", "write_gradient", "write_loss"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Tiles:
 # By bytes of a logit: at 4 warps each thread holds 32 (16) logits, and many programs share a multiprocessor.
 FORWARD_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 GRADIENT_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
+# So many warps that a multiprocessor holds one row, or two.
+BOTH_TILES = {2: Tiles(16_384, 32), 4: Tiles(8192, 32)}
 
 
 def cross_entropy(
@@ -70,6 +72,16 @@ def write_gradient(
     strides = (logits.stride(0), gradient.stride(0))
     arguments = (logits, target, lse, pull, gradient, *strides, classes, ignore_index, smoothing, z_loss)
     launch(gradient_kernel, (rows * -(-classes // block),), *arguments, BLOCK=block, num_warps=warps)
+
+
+def write_both(
+    logits: Tensor, target: Tensor, pull: Tensor, loss: Tensor, ignore_index: int, smoothing: float, z_loss: float
+) -> None:
+    """Fills `loss`, and puts the logits' gradient in their place, in one pass."""
+    rows, classes = logits.shape
+    block, warps = _block(BOTH_TILES, logits)
+    arguments = (logits, target, pull, loss, logits.stride(0), classes, ignore_index, smoothing, z_loss)
+    launch(both_kernel, (rows,), *arguments, SMOOTH=smoothing != 0.0, BLOCK=block, num_warps=warps)
 
 
 def _block(tiles: dict[int, Tiles], logits: Tensor) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """Linear cross-entropy a chunk of rows at a time: the logits of a chunk become their own gradient, and are dropped.
 
-Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and two Triton kernels
-between them. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once
-more, and the sum of many would lose the small ones.
+Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and Triton kernels between
+them. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once more, and
+the sum of many would lose the small ones. Where one chunk is all, there is nothing to sum, and it is rounded at once.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.ops.cross_entropy.triton import write_gradient, write_loss
+from redline.ops.cross_entropy.triton import write_both, write_gradient, write_loss
 
-# What the logits of one chunk may take: large products are what cuBLAS is best at, and the weight's gradient is read
-# and written once a chunk.
-CHUNK_BYTES = 2**30
-# What the weight's gradient is summed in; the benchmark's sweep tries others.
+# What the logits of one chunk may take at the most; half of it where that is still `CHUNK_ROWS` rows. The weight's
+# gradient is read and written once a chunk, which only many rows make up for.
+CHUNK_BYTES = 2**31
+CHUNK_ROWS = 8192
+# What the weight's gradient is summed in, and whether loss and gradient are made in one pass; the benchmark's sweep
+# tries others.
 SUM_DTYPE = torch.float32
+ONE_PASS = False
 # Rows of a chunk, and numbers between the starts of two rows of logits, are multiples of this: tiles are full, and
 # reads are wide whatever the number of classes.
 _ALIGNMENT = 128
@@ -42,7 +45,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Result:
-    """Each row's loss, and the gradients that were wanted, others empty; those of weight and bias are fp32."""
+    """Each row's loss, and the gradients that were wanted, others empty; the weight's is in `sum_dtype`, bias fp32."""
 
     loss_N: Tensor
     hidden_ND: Tensor
@@ -52,8 +55,15 @@ class Result:
 
 def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
     """Even shares of the rows, as few as the memory allows."""
-    most = max(_ALIGNMENT, CHUNK_BYTES // (_up(classes) * element_bytes) // _ALIGNMENT * _ALIGNMENT)
+    most = CHUNK_BYTES // (_up(classes) * element_bytes)
+    most = max(_ALIGNMENT, max(min(most, CHUNK_ROWS), most // 2) // _ALIGNMENT * _ALIGNMENT)
     return _up(-(-rows // -(-rows // most)))
+
+
+def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
+    """What the weight's gradient is given in; fp16 could not hold it before it is scaled."""
+    is_one_chunk = rows <= rows_of_a_chunk(rows, classes, dtype.itemsize)
+    return dtype if is_one_chunk and dtype != torch.float16 else SUM_DTYPE
 
 
 def compute(
@@ -71,7 +81,7 @@ def compute(
     result = Result(
         torch.empty((rows,), dtype=torch.float32, device=device),
         torch.empty((rows if wanted.hidden else 0, features), dtype=dtype, device=device),
-        torch.empty((classes if wanted.weight else 0, features), dtype=SUM_DTYPE, device=device),
+        torch.empty((classes if wanted.weight else 0, features), dtype=sum_dtype(rows, classes, dtype), device=device),
         torch.zeros((classes if wanted.bias else 0,), dtype=torch.float32, device=device),
     )
     settings = (options.ignore_index, options.label_smoothing, options.z_loss)
@@ -85,10 +95,14 @@ def compute(
             torch.mm(hidden_ND[chunk], weight_VD.t(), out=part)
         else:
             torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=part)
-        write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
+        if ONE_PASS and pull_N is not None:
+            write_both(part, target_N[chunk], pull_N[chunk], result.loss_N[chunk], *settings)
+        else:
+            write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
         if pull_N is None:
             continue
-        write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
+        if not ONE_PASS:
+            write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
         if wanted.hidden:
             torch.mm(part, weight_VD, out=result.hidden_ND[chunk])
         if wanted.weight:

@@ -1,8 +1,9 @@
 """Linear cross-entropy as operators that torch.compile sees as one node each.
 
 For a mean or a sum, the pull on every row is the same number, known only in backward. Forward therefore makes the
-gradients for a pull of 1, while the logits are there, and backward multiplies them by the true one, read on the
-device: the number of rows that count never comes to the host, and in fp16 nothing is made small before it is summed.
+gradients for a pull of 1 on the loss, while the logits are there, and backward multiplies them by the true one, read on
+the device; it is nearly always 1, by which nothing is rounded. The number of rows that count never comes to the host.
+In fp16, where a mean's share would be too small a number, forward takes a pull of 1 on each row, and backward the rest.
 Losses of rows by themselves have a pull each, which the weight's gradient needs before it sums over rows: there
 backward makes the logits anew.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from redline.ops.cross_entropy.reference import counted
 from redline.ops.kernel import INTERPRETED, launch
-from redline.ops.linear_cross_entropy.chunks import Options, Wanted, compute
+from redline.ops.linear_cross_entropy.chunks import Options, Wanted, compute, sum_dtype
 from redline.ops.linear_cross_entropy.triton_kernels import scale_kernel
 
 __all__ = ["INTERPRETED", "linear_cross_entropy"]
@@ -57,13 +58,15 @@ def _reduced(
     train_weight: bool,
     train_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss, what a pull on it is on each row, and gradients for a pull of 1 on each row."""
+    """The loss, gradients, and what they are still to be multiplied by for a pull of 1 on the loss."""
     options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(train_hidden, train_weight, train_bias)
-    pull = torch.ones((len(hidden),), dtype=torch.float32, device=hidden.device)
+    one = torch.ones((), dtype=torch.float32, device=hidden.device)
+    share = one / counted(target, ignore_index) if is_mean else one.clone()
+    now, later = (one, share.clone()) if hidden.dtype == torch.float16 else (share, one)
+    pull = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
     result = compute(*inputs, pull if train_hidden or train_weight or train_bias else None, options, wanted)
-    share = (1.0 / counted(target, ignore_index)) if is_mean else pull[0].clone()
-    return result.loss_N.sum() * share, share, result.hidden_ND, result.weight_VD, result.bias_V
+    return result.loss_N.sum() * share, later, result.hidden_ND, result.weight_VD, result.bias_V
 
 
 @_reduced.register_fake
@@ -83,9 +86,14 @@ def _(
     (rows, features), classes = hidden.shape, weight.shape[0]
     loss = torch.empty((), dtype=torch.float32, device=hidden.device)
     of_hidden = torch.empty((rows if train_hidden else 0, features), dtype=hidden.dtype, device=hidden.device)
-    of_weight = torch.empty((classes if train_weight else 0, features), dtype=torch.float32, device=hidden.device)
+    of_weight = _room_for_weight(hidden, weight, train_weight)
     of_bias = torch.empty((classes if train_bias else 0,), dtype=torch.float32, device=hidden.device)
     return loss, torch.empty_like(loss), of_hidden, of_weight, of_bias
+
+
+def _room_for_weight(hidden: Tensor, weight: Tensor, wanted: bool) -> Tensor:
+    (classes, features), dtype = weight.shape, sum_dtype(hidden.shape[0], weight.shape[0], hidden.dtype)
+    return torch.empty((classes if wanted else 0, features), dtype=dtype, device=hidden.device)
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -184,7 +192,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     (rows, features), classes = hidden.shape, weight.shape[0]
     of_hidden = torch.empty((rows if train[0] else 0, features), dtype=hidden.dtype, device=hidden.device)
-    of_weight = torch.empty((classes if train[1] else 0, features), dtype=torch.float32, device=hidden.device)
+    of_weight = _room_for_weight(hidden, weight, train[1])
     return of_hidden, of_weight, torch.empty((classes if train[2] else 0,), dtype=torch.float32, device=hidden.device)
 
 

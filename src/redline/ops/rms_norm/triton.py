@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.rms_norm.triton_kernels import backward_kernel, forward_kernel
+from redline.ops.rms_norm.triton_kernels import backward_kernel, forward_kernel, sum_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
@@ -24,6 +24,15 @@ class Tiles:
     warps: int
     programs: int = 0
     stages: int = 1
+
+
+@dataclass(frozen=True)
+class SumTiles:
+    """Rows of partial sums and columns that a program adds up at a time, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
 
 
 # By the widest padded row that each is for: 32 numbers a thread forward, and 16 backward, which holds more of each.
@@ -51,6 +60,8 @@ BACKWARD_TILES = {
     16384: Tiles(1, 32, 1, 2),
     65536: Tiles(1, 32, 1, 1),
 }
+# Nearly all rows that there are at once: adding them up takes as long as waiting for them.
+SUM_TILES = SumTiles(512, 16, 8)
 _WIDEST = max(FORWARD_TILES)
 
 
@@ -112,7 +123,9 @@ def _backward(x: Tensor, weight: Tensor, pull: Tensor, total_pull: Tensor | None
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": total_pull is not None}
     constants |= {"STAGES": tiles.stages, "num_warps": tiles.warps}
     kernel.launch(backward_kernel, (programs,), *read, x_pull, partial, rows, eps, **constants)
-    return x_pull, partial.sum(0).to(weight.dtype)
+    weight_pull = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    _launch_sum(partial, weight_pull)
+    return x_pull, weight_pull
 
 
 @_backward.register_fake
@@ -159,6 +172,13 @@ def _launch_forward(
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": residual is not None}
     arguments = (x, residual, weight.contiguous(), total, out, rows, eps)
     kernel.launch(forward_kernel, (-(-rows // tiles.rows),), *arguments, **constants, num_warps=tiles.warps)
+
+
+def _launch_sum(partial: Tensor, weight_pull: Tensor) -> None:
+    programs, width = partial.shape
+    rows = min(SUM_TILES.rows, kernel.padded(programs))
+    constants = {"WIDTH": width, "ROWS": rows, "COLUMNS": SUM_TILES.columns, "num_warps": SUM_TILES.warps}
+    kernel.launch(sum_kernel, (-(-width // SUM_TILES.columns),), partial, weight_pull, programs, **constants)
 
 
 def _chosen(choices: dict[int, Tiles], block: int) -> Tiles:

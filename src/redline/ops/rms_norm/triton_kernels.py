@@ -61,3 +61,18 @@ def backward_kernel(
         weight_pull += pull * normed
     place = partial + program * WIDTH + tl.arange(0, BLOCK)
     tl.store(place, tl.sum(weight_pull, axis=0), mask=tl.arange(0, BLOCK) < WIDTH)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def sum_kernel(
+    partial, weight_pull, programs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Adds up the rows of `partial` in a fixed order, and rounds once."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, programs, ROWS):
+        inside = (first + row < programs) & (column < WIDTH)[None, :]
+        total += tl.load(partial + (first + row) * WIDTH + column[None, :], mask=inside, other=0.0)
+    result = tl.sum(total, axis=0).to(weight_pull.dtype.element_ty)
+    tl.store(weight_pull + column, result, mask=column < WIDTH)

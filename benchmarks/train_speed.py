@@ -1,0 +1,333 @@
+"""Times training steps of Redline's 124M decoder and memory model, and of transformers', turn by turn, on a GPU.
+
+    python benchmarks/train_speed.py --out FILE [--length 2048 --rounds 3 --limit-s 90] [--only redline] [--plan PLAN]
+
+A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redline's arms are what `redline train` makes
+of configs/decoder-124m.toml, with other plans: its task, its loss, its optimizer with fp32 masters. Transformers' have
+the same shape and plain bf16 weights. Every row of a batch is one document for all, so that all attend alike. Lengths
+come at constant tokens a step; 32K tokens by themselves are for the memory. Rates are of turns of several steps, MFU is
+of the bf16 product measured at the start, peaks are an arm's own, weights included. An arm that fails is a row.
+"""
+
+import argparse
+import gc
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import redline.training
+from redline.files import write_text
+from redline.models.decoder.hugging_face import write_config
+from redline.nn.packing import Packing
+from redline.training.optimizers import step_unless
+from redline.training.text.config import TextTraining
+from redline.training.text.decoder_settings import DecoderSettings
+from redline.training.text.language_task import LanguageTask
+from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.packing import Batch
+
+CONFIG = Path(redline.training.__file__).parent / "configs/decoder-124m.toml"
+PLAN = "fused_ops + compile(regional=true)"
+# Tokens of a row, and rows.
+SHAPES = ((2048, 32), (8192, 8), (32_768, 2), (32_768, 1))
+TINY_SHAPES = ((64, 2), (96, 1))
+TINY_VOCABULARY = 512
+# Of the first loss to that of a guess among all tokens: fresh weights know nothing.
+LARGEST_LOSS_ERROR = 0.5
+STEPS_OF_A_TURN = 4
+
+
+@dataclass(frozen=True)
+class Race:
+    """One shape of batch on one device."""
+
+    length: int
+    rows: int
+    tiny: bool
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.tiny else "cuda")
+
+    @property
+    def tokens(self) -> int:
+        return self.length * self.rows
+
+    def training(self, kind: str, plan: str) -> TextTraining:
+        given = TextTraining.read(CONFIG)
+        decoder = given.model
+        assert isinstance(decoder, DecoderSettings)
+        memory = MemorySettings(width=decoder.width, layers=decoder.layers, heads=decoder.heads)
+        if self.tiny:
+            decoder = replace(decoder, width=64, layers=2, heads=4, mlp_width=128)
+            memory = replace(memory, width=64, layers=2, heads=4, attention_every=2, memory_chunk=16, segment=16)
+            given = replace(given, tokenizer=replace(given.tokenizer, vocabulary=TINY_VOCABULARY))
+        return replace(
+            given,
+            kind=kind,
+            model=memory if kind == "memory" else replace(decoder, context=self.length),
+            data=replace(given.data, length=self.length, batch=self.rows),
+            loop=replace(given.loop, plan=plan, precision="fp32" if self.tiny else "bf16"),
+        )
+
+    def wait(self) -> None:
+        if not self.tiny:
+            torch.cuda.synchronize()
+
+
+@dataclass
+class Arm:
+    """`step` trains once, and gives the loss without waiting for it; `later` says what is only known then."""
+
+    step: Callable[[int], Tensor]
+    model: nn.Module
+    flops_per_token: float
+    about: dict[str, Any] = field(default_factory=dict)
+    later: Callable[[], dict[str, Any]] = dict
+
+
+class RandomText(LanguageTask):
+    """Rows of random tokens, one document each."""
+
+    @property
+    def data_identity(self) -> Mapping[str, Any]:
+        return {}
+
+    def save(self, model: nn.Module, folder: Path) -> None:
+        raise NotImplementedError("a benchmark keeps no model.")
+
+    def _draw(self, step: int) -> Batch:
+        tokens = random_tokens(step, self.items_per_step // self.training.data.length, self.training)
+        return Batch(
+            tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), Packing.of(torch.zeros_like(tokens[:, 1:]))
+        )
+
+
+def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
+    random = torch.Generator().manual_seed(step)
+    return torch.randint(training.tokenizer.vocabulary, (rows, training.data.length + 1), generator=random)
+
+
+def ours(race: Race, kind: str, plan: str) -> Arm:
+    training = race.training(kind, plan)
+    task = RandomText(training, training.tokenizer.vocabulary, race.device)
+    optimizer, arithmetic = task.optimizer(), task.arithmetic
+
+    def step(index: int) -> Tensor:
+        """As the loop makes it, but for what it logs."""
+        with task.around():
+            loss = task.loss(index)
+            arithmetic.backward(loss)
+        overflowed = arithmetic.unscale(optimizer)
+        norm = nn.utils.clip_grad_norm_(task.model.parameters(), training.loop.clip_norm)
+        step_unless(~(loss.detach() + norm).isfinite() | overflowed, optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        arithmetic.publish()
+        return loss.detach()
+
+    def later() -> dict[str, Any]:
+        return {"proofs": {rung.name: rung.proof(task.trainee.job) for rung in task.trainee.plan.rungs}}
+
+    about = {"active": task.trainee.active(optimizer, training)}
+    return Arm(step, task.model, task.flops_per_item, about, later)
+
+
+def theirs(race: Race, compiled: bool, liger: bool) -> Arm:
+    import transformers
+    from transformers.models.llama import modeling_llama
+
+    training = race.training("decoder", "")
+    shape, loop = training.model, training.loop
+    assert isinstance(shape, DecoderSettings)
+    settings = write_config(shape.config(training.tokenizer.vocabulary), "float32" if race.tiny else "bfloat16")
+    for earlier in ("rope_scaling", "rope_theta"):
+        settings.pop(earlier)
+    with torch.device(race.device):
+        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    model = model.to(dtype=torch.float32 if race.tiny else torch.bfloat16).train()
+    patches = liger_patches(model, modeling_llama) if liger else {}
+    rates = {"lr": loop.learning_rate, "betas": (loop.betas[0], loop.betas[1]), "weight_decay": loop.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), **rates, fused=not race.tiny)
+    run = torch.compile(model, dynamic=False, backend="eager" if race.tiny else "inductor") if compiled else model
+
+    def step(index: int) -> Tensor:
+        tokens = random_tokens(index, race.rows, training)[:, :-1]
+        if not race.tiny:
+            tokens = tokens.pin_memory().to(race.device, non_blocking=True)
+        with attributes(modeling_llama, patches):
+            loss = run(input_ids=tokens, labels=tokens, use_cache=False).loss
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), loop.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    about = {"transformers": version("transformers")} | ({"liger": version("liger-kernel")} if liger else {})
+    return Arm(step, model, shape.flops_per_token(model, race.length), about)
+
+
+def liger_patches(model: nn.Module, module: Any) -> dict[str, Any]:
+    """Patches the model, and gives what else Liger patches, which all models share, so that it can be undone."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama  # pyright: ignore[reportMissingImports]
+
+    before = dict(vars(module))
+    apply_liger_kernel_to_llama(model=model)
+    patches = {name: value for name, value in vars(module).items() if before.get(name) is not value}
+    for name in patches:
+        setattr(module, name, before[name])
+    return patches
+
+
+@contextmanager
+def attributes(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def arms(race: Race, plans: list[str]) -> dict[str, Callable[[], Arm]]:
+    found: dict[str, Callable[[], Arm]] = {}
+    for kind in ("decoder", "memory"):
+        for plan in plans:
+            found[f"redline {kind}, {plan}"] = lambda kind=kind, plan=plan: ours(race, kind, plan)
+    found["transformers + liger"] = lambda: theirs(race, compiled=False, liger=True)
+    found["transformers + torch.compile"] = lambda: theirs(race, compiled=True, liger=False)
+    return found
+
+
+def ready(race: Race, build: Callable[[], Arm]) -> tuple[Arm, dict[str, Any]]:
+    """The arm, rehearsed, and what was seen on the way: its first losses, and its peak beside what others hold."""
+    before = 0 if race.tiny else torch.cuda.memory_allocated()
+    begun = time.perf_counter()
+    arm = build()
+    first = float(arm.step(0))
+    seen: dict[str, Any] = {"first_loss": first, "first_step_s": time.perf_counter() - begun}
+    guess = math.log(race.training("decoder", "").tokenizer.vocabulary)
+    if not abs(first - guess) <= LARGEST_LOSS_ERROR:
+        raise ArithmeticError(f"the first loss is {first:.3f}, and a guess has {guess:.3f}")
+    arm.step(1)
+    race.wait()
+    if not race.tiny:
+        torch.cuda.reset_peak_memory_stats()
+    last = float(arm.step(2))
+    if not math.isfinite(last):
+        raise ArithmeticError(f"the third loss is {last}")
+    if not race.tiny:
+        seen["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    seen |= arm.about | {"parameters": sum(p.numel() for p in arm.model.parameters())}
+    return arm, seen | arm.later()
+
+
+def measure(
+    race: Race, chosen: dict[str, Callable[[], Arm]], rounds: int, ceiling: float, is_late: Callable[[], bool]
+) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    racing: dict[str, Arm] = {}
+    for name, build in chosen.items():
+        row = rows[name] = {"arm": name, "length": race.length, "batch": race.rows}
+        if is_late():
+            row["failure"] = "left out: the time of --limit-s was over"
+            continue
+        try:
+            racing[name], seen = ready(race, build)
+            row |= seen
+        except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+            row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
+        free(race)
+        print(f"{name}: {row.get('failure', 'ready')}", file=sys.stderr, flush=True)
+    samples: dict[str, list[float]] = {name: [] for name in racing}
+    for turn in range(rounds):
+        for name, arm in racing.items():
+            race.wait()
+            begun = time.perf_counter()
+            for index in range(STEPS_OF_A_TURN):
+                arm.step(3 + turn * STEPS_OF_A_TURN + index)
+            race.wait()
+            samples[name].append((time.perf_counter() - begun) / STEPS_OF_A_TURN)
+    for name, step_s in samples.items():
+        rate = race.tokens / statistics.median(step_s)
+        mfu = rate * racing[name].flops_per_token / ceiling
+        rows[name] |= {"tokens_per_s": rate, "mfu": mfu, "step_s": step_s}
+    return list(rows.values())
+
+
+def free(race: Race) -> None:
+    gc.collect()
+    if not race.tiny:
+        torch.cuda.empty_cache()
+
+
+def matmul_flops_per_s(device: torch.device) -> float:
+    """Of large bf16 products (on a CPU, of small ones in fp32), by the median of many."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
+    one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    product, seconds = one, []
+    for _ in range(20):
+        begun = time.perf_counter()
+        for _ in range(STEPS_OF_A_TURN):
+            product = one @ other
+        product[0, 0].item()
+        seconds.append((time.perf_counter() - begun) / STEPS_OF_A_TURN)
+    return 2 * size**3 / statistics.median(seconds[5:])
+
+
+def show(row: dict[str, Any]) -> str:
+    head = f"{row['length']} × {row['batch']}, {row['arm']}"
+    if "failure" in row:
+        return f"{head}: {row['failure']}"
+    peak = f", {row['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in row else ""
+    return f"{head}: {row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}{peak}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Times training against transformers.")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
+    parser.add_argument("--length", type=int, action="append", help="tokens of a row; repeatable, all by default")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", help="arms whose name holds this")
+    parser.add_argument("--plan", action="append", help=f"plan of Redline's arms; repeatable, {PLAN!r} by default")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
+    parser.add_argument("--tiny", action="store_true", help="toys on the CPU, to see that everything runs")
+    given = parser.parse_args(arguments)
+    if not given.tiny and not torch.cuda.is_available():
+        print("the benchmark of training needs a CUDA device (or --tiny).", file=sys.stderr)
+        return 2
+    begun = time.perf_counter()
+    about: dict[str, Any] = {"gpu": "none" if given.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
+    ceiling = matmul_flops_per_s(torch.device("cpu" if given.tiny else "cuda"))
+    about["matmul_tflop_per_s"] = ceiling / 1e12
+    rows: list[dict[str, Any]] = []
+    for length, count in TINY_SHAPES if given.tiny else SHAPES:
+        if given.length and length not in given.length:
+            continue
+        race = Race(length, count, given.tiny)
+        plans = given.plan or ["fused_ops" if given.tiny else PLAN]
+        chosen = {name: build for name, build in arms(race, plans).items() if not given.only or given.only in name}
+        torch.compiler.reset()
+        measured = measure(race, chosen, given.rounds, ceiling, lambda: time.perf_counter() - begun > given.limit_s)
+        free(race)
+        rows += [about | row for row in measured]
+        write_text(given.out, "".join(json.dumps(row) + "\n" for row in rows))
+        for row in measured:
+            print(show(row), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""benchmarks/train_speed.py on toys: every arm trains or says why not, and peers do not patch each other."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+PATH = Path(__file__).parents[2] / "benchmarks/train_speed.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("redline_train_speed", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+train_speed = _load()
+
+
+def rows(out: Path, *options: str) -> list[dict[str, Any]]:
+    assert train_speed.main(["--tiny", "--rounds", "2", "--out", str(out), *options]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_both_models_train_at_every_shape(tmp_path: Path) -> None:
+    found = rows(tmp_path / "rows.jsonl", "--only", "redline")
+    assert [(row["length"], row["batch"]) for row in found] == [(64, 2), (64, 2), (96, 1), (96, 1)]
+    for row in found:
+        assert row["tokens_per_s"] > 0 and row["mfu"] > 0 and len(row["step_s"]) == 2, row
+        assert row["arm"].startswith("redline") and row["proofs"]["fused_ops"]
+
+
+def test_an_arm_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: object) -> Any:
+        return train_speed.Arm(lambda index: torch.tensor(3.0 + index), nn.Linear(1, 1), 1.0)
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("no kernels here")
+
+    monkeypatch.setattr(train_speed, "ours", wrong)
+    monkeypatch.setattr(train_speed, "theirs", lambda *_, **__: broken())
+    found = rows(tmp_path / "rows.jsonl", "--length", "96", "--plan", "")
+    assert [row["failure"] for row in found] == [
+        *["ArithmeticError: the first loss is 3.000, and a guess has 6.238"] * 2,
+        *["RuntimeError: no kernels here"] * 2,
+    ]
+
+
+def test_no_arm_begins_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(tmp_path / "rows.jsonl", "--length", "64", "--limit-s", "0")
+    assert len(found) == 4 and all("--limit-s" in row["failure"] for row in found)
+    assert "64 × 2, transformers + torch.compile: left out" in capsys.readouterr().out
+
+
+def test_what_liger_patches_for_all_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SimpleNamespace(rotate="theirs", norm="theirs", other=1)
+    patched: list[object] = []
+
+    def apply(model: object) -> None:
+        patched.append(model)
+        shared.rotate = "liger's"
+
+    liger = ModuleType("liger_kernel")
+    transformers = ModuleType("liger_kernel.transformers")
+    transformers.apply_liger_kernel_to_llama = apply  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", liger)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", transformers)
+    model = nn.Linear(1, 1)
+    patches = train_speed.liger_patches(model, shared)
+    assert patched == [model] and patches == {"rotate": "liger's"} and shared.rotate == "theirs"
+    with pytest.raises(ZeroDivisionError), train_speed.attributes(shared, patches):
+        assert shared.rotate == "liger's"
+        _ = 1 / 0
+    assert shared.rotate == "theirs"
+
+
+def test_ours_and_theirs_are_the_same_size() -> None:
+    transformers = pytest.importorskip("transformers")
+    assert transformers
+    race = train_speed.Race(64, 2, tiny=True)
+    one, other = train_speed.ours(race, "decoder", ""), train_speed.theirs(race, compiled=False, liger=False)
+    assert one.flops_per_token == other.flops_per_token
+    assert abs(float(one.step(0)) - float(other.step(0))) < 0.3
+    full = train_speed.Race(2048, 32, tiny=False).training("decoder", train_speed.PLAN)
+    assert full.tokens_per_step == 65_536 and full.loop.asked_precision == "bf16"

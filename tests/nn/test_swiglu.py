@@ -1,0 +1,28 @@
+"""The gated MLP against its formula, and that gate and up stay in the one tensor that their product gave."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from redline.nn import swiglu
+from redline.nn.swiglu import SwiGLU
+
+
+def test_it_is_its_formula() -> None:
+    mlp, x = SwiGLU(6, 10).double(), torch.randn(2, 3, 6, dtype=torch.float64)
+    gate, up = mlp.gate_up.weight[:10], mlp.gate_up.weight[10:]
+    torch.testing.assert_close(mlp(x), (F.silu(x @ gate.t()) * (x @ up.t())) @ mlp.down.weight.t())
+
+
+def test_gate_and_up_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[torch.Size, str]] = []
+
+    def packed(gate_up: torch.Tensor, implementation: str) -> torch.Tensor:
+        asked.append((gate_up.shape, implementation))
+        return gate_up[..., :10]
+
+    monkeypatch.setattr(swiglu, "packed_swiglu", packed)
+    mlp = SwiGLU(6, 10)
+    mlp.implementation = "auto"
+    mlp(torch.randn(2, 3, 6))
+    assert asked == [((2, 3, 20), "auto")]
