@@ -40,7 +40,11 @@ def wanted(score_BS: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """`recompute` is "layer" where the mixer and the feed-forward each throw their activations away."""
+    """A mixer, then a feed-forward; each reads the norm of the stream and adds to it.
+
+    What was computed last is handed on apart from the stream, so that the next norm adds it in the same pass.
+    `recompute` is "layer" where the mixer and the feed-forward each throw their activations away.
+    """
 
     def __init__(self, config: TitanConfig, layer: int) -> None:
         super().__init__()
@@ -51,21 +55,24 @@ class Block(nn.Module):
         self.feed_forward = SwiGLU(config.width, config.hidden_width)
 
     def forward(
-        self, x_BSD: Tensor, passage: Passage, state: LayerState | None
-    ) -> tuple[Tensor, LayerState | None, Tensor | None]:
+        self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
+    ) -> tuple[Tensor, Tensor, LayerState | None, Tensor | None]:
         if self.recompute == "layer":
-            mixed, state, score = recomputed(self._mix, x_BSD, passage, state)
-            x_BSD = x_BSD + mixed
-            return x_BSD + recomputed(self._feed, x_BSD), state, score
-        mixed, state, score = self._mix(x_BSD, passage, state)
-        x_BSD = x_BSD + mixed
-        return x_BSD + self._feed(x_BSD), state, score
+            mixed, residual, state, score = recomputed(self._mix, branch_BSD, residual_BSD, passage, state)
+            return *recomputed(self._feed, mixed, residual), state, score
+        mixed, residual, state, score = self._mix(branch_BSD, residual_BSD, passage, state)
+        return *self._feed(mixed, residual), state, score
 
-    def _mix(self, x_BSD: Tensor, passage: Passage, state: LayerState | None) -> Any:
-        return self.mixer(self.mixer_norm(x_BSD), passage, state)
+    def _mix(
+        self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
+    ) -> tuple[Tensor, Tensor, Any, Any]:
+        normed, residual = self.mixer_norm.add(branch_BSD, residual_BSD)
+        mixed, state, score = self.mixer(normed, passage, state)
+        return mixed, residual, state, score
 
-    def _feed(self, x_BSD: Tensor) -> Tensor:
-        return self.feed_forward(self.feed_forward_norm(x_BSD))
+    def _feed(self, branch_BSD: Tensor, residual_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        normed, residual = self.feed_forward_norm.add(branch_BSD, residual_BSD)
+        return self.feed_forward(normed), residual
 
 
 class TitanModel(nn.Module):
@@ -255,14 +262,15 @@ class TitanModel(nn.Module):
     def _run(
         self, tokens_BS: Tensor, passage: Passage, states: tuple[LayerState, ...] | None
     ) -> tuple[Tensor, tuple[LayerState, ...], list[Tensor]]:
-        x_BSD, after, scores = self.embedding(tokens_BS), [], []
+        branch, residual, after, scores = self.embedding(tokens_BS), None, [], []
         for index, block in enumerate(self.blocks):
-            before = None if states is None else states[index]
+            given = (branch, residual, passage, None if states is None else states[index])
             if self.recompute in ("block", "selective"):
-                x_BSD, state, score = recomputed(block, x_BSD, passage, before, selective=self.recompute == "selective")
+                found = recomputed(block, *given, selective=self.recompute == "selective")
             else:
-                x_BSD, state, score = block(x_BSD, passage, before)
+                found = block(*given)
+            branch, residual, state, score = found
             after.append(state)
             if score is not None:
                 scores.append(score)
-        return self.norm(x_BSD), tuple(after), scores
+        return self.norm.add(branch, residual)[0], tuple(after), scores

@@ -64,7 +64,9 @@ class MemorySettings(Architecture):
 
     def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
         assert isinstance(model, TitanModel)
-        return model.loss(tokens_BS, targets_BS, packing.documents_BS, z_loss=z_loss)
+        # Rows of one document each need none of what keeps documents apart.
+        documents_BS = None if packing.is_whole else packing.documents_BS
+        return model.loss(tokens_BS, targets_BS, documents_BS, z_loss=z_loss)
 
     def before_step(self, model: nn.Module, step: int) -> None:
         assert isinstance(model, TitanModel)
