@@ -36,7 +36,7 @@ from redline.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, cut_side
+from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.network import Network, load_network
 from redline.upscale.picture_tiles import tiles_of
 from redline.upscale.pictures import create_picture
@@ -48,6 +48,8 @@ from redline.upscale.tasks import Task
 from redline.version import VERSION
 
 GATE = Gate("psnr", 40.0)
+# 3:2, 2:3 and 4:3, as in a folder of anybody's.
+SYNTHETIC_SIZES = ((1224, 816), (816, 1224), (1152, 864))
 MEGA = 1e6
 
 
@@ -91,10 +93,12 @@ class Bench:
     def module(self) -> nn.Module:
         return load_network(self.weights).module.to(self.device)
 
-    def tiles(self, tile: int, count: int) -> Tensor:
+    def tiles(self, tile: int, count: int, height: int | None = None) -> Tensor:
+        """Square ones, or of this width and height."""
+        height = height or tile
         if self.photos is not None:
-            return tiles_of(self.photos, tile, count).to(self.device)
-        samples = np.stack([synthetic(index, tile, tile) for index in range(count)])
+            return tiles_of(self.photos, max(tile, height), count)[..., :height, :tile].contiguous().to(self.device)
+        samples = np.stack([synthetic(index, tile, height) for index in range(count)])
         return torch.from_numpy(samples).to(self.device).permute(0, 3, 1, 2).float().contiguous() / 255
 
     def done(self) -> None:
@@ -211,7 +215,7 @@ def make_photos(bench: Bench, folder: Path, count: int, megapixels: float) -> li
             keep = 0.95 ** (index // len(sources))
             photo = photo.crop((0, 0, round(photo.width * keep), round(photo.height * keep)))
         else:
-            photo = Image.fromarray(synthetic(index, *((1224, 816) if index % 3 else (816, 1224))))
+            photo = Image.fromarray(synthetic(index, *SYNTHETIC_SIZES[index % len(SYNTHETIC_SIZES)]))
         ratio = math.sqrt(megapixels * MEGA / (photo.width * photo.height))
         size = round(photo.width * ratio), round(photo.height * ratio)
         made.append(folder / f"{index:04}.jpg")
@@ -239,38 +243,41 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
     settings = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1)
     upscaling = Upscaling(settings)
     started = time.perf_counter()
-    # All sizes are shown to it, so that it takes the tile that suits them; then it has recorded its graphs.
-    cut, batch = upscaling.choose_tiles(tuple(sizes_of(photos)))
-    upscaling.enlarger = upscaling.make_enlarger(cut, batch)
-    upscale_all(upscaling, photos[:2], work / "first")
+    # All sizes are shown to it, so that it takes the tiles that suit them; then it has recorded its graphs.
+    sizes = sizes_of(photos)
+    tiling, batch = upscaling.choose_tiles(tuple(sizes))
+    upscaling.enlarger = upscaling.make_enlarger(tiling, batch)
+    shapes = [tiling.shape_for(size) for size in sizes]
+    upscale_all(upscaling, [photos[shapes.index(shape)] for shape in set(shapes)], work / "first")
     setup_s = time.perf_counter() - started
     enlarger = upscaling.enlarger
     assert enlarger is not None
-    tiles = bench.tiles(cut.tile, batch)
+    tiles = {shape: bench.tiles(shape.columns.tile, batch, shape.rows.tile) for shape in set(shapes)}
+    alone: dict[TileShape, list[float]] = {shape: [] for shape in tiles}
 
-    def model_alone() -> list[float]:
-        return [bench.seconds(lambda: enlarger(tiles)) for _ in range(bench.rounds)]
+    def model_alone() -> None:
+        for shape, seconds in bench.by_turns({s: lambda s=s: enlarger(tiles[s]) for s in tiles}).items():
+            alone[shape] += seconds
 
-    alone = model_alone()
+    model_alone()
     bench.reset_peak()
     seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / "out"))
     peak = bench.peak_since(0)
-    alone += model_alone()
-    sizes, scale = sizes_of(photos), upscaling.network.scale
-    pixels = sum(width * height for width, height in sizes)
-    batches = sum(
-        len(cut_side(height, cut).starts) * math.ceil(len(cut_side(width, cut).starts) / batch)
-        for width, height in sizes
-    )
-    busy_s = batches * statistics.median(alone)
-    alone_px_per_s = batch * cut.tile**2 / statistics.median(alone)
+    model_alone()
+    scale, pixels = upscaling.network.scale, sum(width * height for width, height in sizes)
+    busy_s, computed = 0.0, 0
+    for (width, height), shape in zip(sizes, shapes, strict=True):
+        batches = count_tiles(height, shape.rows) * math.ceil(count_tiles(width, shape.columns) / batch)
+        busy_s += batches * statistics.median(alone[shape])
+        computed += batches * batch * shape.pixels
+    alone_px_per_s = computed / busy_s
     options = {
         "share_of_model_only": round(pixels / seconds / alone_px_per_s, 4),
         "share_of_time_in_model": round(busy_s / seconds, 4),
-        "computed_over_picture": round(batches * batch * cut.tile**2 / pixels, 4),
+        "computed_over_picture": round(computed / pixels, 4),
         "model_only_output_mp_per_s": round(alone_px_per_s * scale**2 / MEGA, 3),
         "output_mp_per_s": round(pixels * scale**2 / MEGA / seconds, 3),
-        "tile": cut.tile,
+        "tile": str(tiling),
         "tile_batch": batch,
         "photos": count,
     }
@@ -368,7 +375,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
         for top in range(0, height, 256):
             sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
-    enlarger = Enlarger(network, Plan(), bench.device, Cut(512, 16, 16, 16), 4, streams=2)
+    enlarger = Enlarger(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
     run = PictureRun(enlarger, PictureSettings(pixel_limit=width * height))
     with MemoryMonitor("cpu") as monitor:
         before = monitor.current_bytes

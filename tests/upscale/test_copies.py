@@ -17,7 +17,7 @@ from redline.plan import Plan
 from redline.upscale import enlarger as enlarging
 from redline.upscale.copies import OverlappedCopies, PlainCopies
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
 from redline.upscale.pictures_run import PictureRun
@@ -219,7 +219,7 @@ def late(seed: int) -> Iterator[list[Late]]:
 def enlarge(tasks: list[Task], streams: int, plan: str = "", said: list[str] | None = None) -> list[Outcome]:
     network = Network(Twice(), 2, 4, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    using = Enlarger(network, Plan.parse(plan), "cpu", Cut(32, 4, 4, 4), 2, say, streams)
+    using = Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 2, say, streams)
     return PictureRun(using, PictureSettings()).run(tasks)
 
 

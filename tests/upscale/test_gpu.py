@@ -16,7 +16,7 @@ from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.plan import Plan
 from redline.upscale.copies import CudaDevice, OverlappedCopies
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Cut, TileShape, Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network
 from redline.upscale.pictures_run import PictureRun
@@ -26,7 +26,7 @@ from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
 
 pytestmark = pytest.mark.gpu
-CUT = Cut(64, 8, 8, 16)
+TILES = Tiling.square(Cut(64, 8, 8, 16))
 
 
 def small() -> Drct:
@@ -58,7 +58,7 @@ def made(
 ) -> Enlarger:
     network = Network(module, 2, 16, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    return Enlarger(network, Plan.parse(plan), "cuda:0", CUT, batch, say, streams)
+    return Enlarger(network, Plan.parse(plan), "cuda:0", TILES, batch, say, streams)
 
 
 def run(tasks: list[Task], using: Enlarger) -> list[Outcome]:
@@ -112,7 +112,7 @@ def test_the_gpu_agrees_with_the_cpu(pictures: list[Path], tmp_path: Path) -> No
     for folder, device in (("gpu", "cuda:0"), ("cpu", "cpu")):
         network = Network(small(), 2, 16, "a small DRCT", "digest")
         tasks = [Task(path, tmp_path / folder / path.name) for path in pictures]
-        assert not any(outcome.error for outcome in run(tasks, Enlarger(network, Plan(), device, CUT, 2)))
+        assert not any(outcome.error for outcome in run(tasks, Enlarger(network, Plan(), device, TILES, 2)))
     for path in pictures:
         one, other = pixels(tmp_path / "gpu" / path.name), pixels(tmp_path / "cpu" / path.name)
         assert np.abs(one - other).max() <= (2 if one.shape[-1:] != (4,) else 255)
@@ -185,6 +185,35 @@ def test_out_of_memory_goes_on_with_less(plan: str, tmp_path: Path) -> None:
     ]
 
 
+def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_path: Path) -> None:
+    """Its rows of tiles take about 120 MB on the way, and a batch of tiles next to nothing."""
+    source, said = save(tmp_path / "in.png", (150, 20_000, 3)), []
+    with at_most(80 * 10**6):
+        (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
+    assert not outcome.error, outcome.error
+    assert said == ["out of memory: pictures 20,000 pixels wide are put together in main memory from now on"]
+    assert np.array_equal(pixels(tmp_path / "out.png"), pixels(source).repeat(2, 0).repeat(2, 1))
+    assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=said))[0].error and len(said) == 1
+    assert (tmp_path / "out.png").read_bytes() == (tmp_path / "free.png").read_bytes()
+
+
+def test_a_graph_for_each_of_two_shapes(tmp_path: Path) -> None:
+    wide = TileShape(Cut(48, 8, 8, 16), Cut(80, 8, 8, 16))
+    network = Network(small(), 2, 16, "a small DRCT", "digest")
+    tiling = Tiling((wide, TileShape(wide.columns, wide.rows)))
+    using = Enlarger(network, Plan.parse("fused_ops + bf16 + cuda_graph"), "cuda:0", tiling, 2)
+    sources = [save(tmp_path / f"{i}.png", shape, i) for i, shape in enumerate([(90, 200, 3), (200, 90, 3)] * 2)]
+    assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in sources], using))
+    assert using._fast is not None
+    tally = using._fast.job.evidence["cuda_graph"]
+    assert tally.graphs == 2 and tally.replays > 10 and not tally.unrecorded
+    plain = Enlarger(network, Plan(), "cuda:0", tiling, 2)
+    assert not any(o.error for o in run([Task(path, tmp_path / "exact" / path.name) for path in sources], plain))
+    for path in sources:
+        difference = np.abs(pixels(tmp_path / "out" / path.name) - pixels(tmp_path / "exact" / path.name))
+        assert difference.max() <= 4 and difference.mean() < 0.5
+
+
 def test_out_of_memory_to_the_end_is_a_sentence(tmp_path: Path) -> None:
     source = save(tmp_path / "in.png", (64, 64, 3))
     with at_most(100 * 10**6), pytest.raises(ModelError, match="out of memory even with one tile"):
@@ -230,7 +259,7 @@ def test_the_measured_cost_of_a_tile_holds_for_larger_ones() -> None:
         with torch.no_grad():
             network.module(torch.rand(batch, 3, tile, tile, device="cuda:0"))
         seen = torch.cuda.max_memory_allocated() - before
-        assert 0.7 * seen < cost.bytes(tile, batch) < 1.5 * seen + 2**22
+        assert 0.7 * seen < cost.bytes(batch * tile**2) < 1.5 * seen + 2**22
     free, total = torch.cuda.mem_get_info()
     assert 0.7 * free < memory_for_tiles("cuda:0") < 0.9 * total
 
@@ -243,10 +272,11 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, pictures: list[Pat
     one = Upscaling(settings, Listener(said.append))
     assert not any(outcome.error for outcome in one.run(tasks))
     assert "fused_ops + bf16 + cuda_graph" in said[0] and one.enlarger is not None
-    tile, batch = one.enlarger.cut.tile, one.enlarger.batch
-    again = replace(settings, tile=tile, tile_batch=batch, workers=2, memory_bytes=None)
-    shared = find_tasks([tmp_path / "in"], tmp_path / "two", 2)
-    assert not any(outcome.error for outcome in Upscaling(again, Listener(said.append)).run(shared))
+    given = replace(settings, tile=one.enlarger.tiling.sizes[0], tile_batch=one.enlarger.batch, memory_bytes=None)
+    alone, shared = (find_tasks([tmp_path / "in"], tmp_path / folder, 2) for folder in ("alone", "shared"))
+    assert not any(outcome.error for outcome in Upscaling(given).run(alone))
+    two = Upscaling(replace(given, workers=2), Listener(said.append))
+    assert not any(outcome.error for outcome in two.run(shared))
     assert any(text.endswith("2 workers") for text in said), said
-    for first, second in zip(tasks, shared, strict=True):
+    for first, second in zip(alone, shared, strict=True):
         assert first.target.read_bytes() == second.target.read_bytes()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
 from redline.upscale.pictures import is_partial
@@ -41,7 +41,7 @@ def enlarger(
 ) -> Enlarger:
     network = Network(module or Twice(), 2, 4, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    return Enlarger(network, Plan.parse(plan), "cpu", Cut(32, 4, 4, 4), batch, say)
+    return Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), batch, say)
 
 
 def run(tasks: list[Task], using: Enlarger | None = None, **settings: bool) -> list[Outcome]:

@@ -14,10 +14,14 @@ import pytest
 import torch
 from PIL import Image
 
+from redline.cli.upscale import _tile
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale.journal import NAME
-from redline.upscale.layout import Cut, cut_side
+from redline.plan import Plan
+from redline.upscale import session
+from redline.upscale.journal import NAME, Journal
+from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
+from redline.upscale.listener import Listener
 from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings, with_preset
@@ -89,42 +93,153 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
     assert with_preset(UpscaleSettings(), "quality").precision == "fp32"
     assert with_preset(UpscaleSettings(plan=Path("plan.toml")), "quality").precision == "auto"
     assert with_preset(UpscaleSettings(), "balanced") == UpscaleSettings()
-    for bad in ({"precision": "fp64"}, {"tile": 3}, {"tile_batch": 0}, {"plan": Path("p"), "precision": "bf16"}):
+    for bad in (
+        {"precision": "fp64"},
+        {"tile": 3},
+        {"tile": (256, 3)},
+        {"tile_batch": 0},
+        {"plan": Path("p"), "precision": "bf16"},
+    ):
         with pytest.raises(RedlineError):
             UpscaleSettings(**bad)
     with pytest.raises(RedlineError, match="speed, balanced"):
         with_preset(UpscaleSettings(), "warp")
 
 
+def tiles(*sizes: tuple[int, int]) -> Tiling:
+    return Tiling(tuple(TileShape(Cut(height, 16, 16, 16), Cut(width, 16, 16, 16)) for width, height in sizes))
+
+
 def test_tiles_from_a_budget() -> None:
     cost, like, large = TileCost(10_000_000, 1000.0), Cut(80, 16, 16, 16), [(10**5, 10**5)]
-    assert choose_tiles(cost, 10**12, like, large) == (Cut(512, 16, 16, 16), 8)
-    larger, two = choose_tiles(cost, 10**12, like, large, kind="cuda")
-    assert 960 < larger.tile <= 1024 and two == 2
-    assert choose_tiles(cost, 10**12, like, [(100, 70)]) == (Cut(112, 16, 16, 16), 1)
-    small, one = choose_tiles(cost, 10_000_000 + 1000 * 130**2, like, large)
-    assert (small.tile, one) == (128, 1) and cost.bytes(small.tile, one) <= 10_000_000 + 1000 * 130**2
-    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, like, large, batch=4)[0].tile == 128
+    assert choose_tiles(cost, 10**12, like, large) == (tiles((512, 512)), 8)
+    (larger,) = choose_tiles(cost, 10**12, like, large, kind="cuda")[0].shapes
+    assert 1024 * 1024 < larger.pixels <= 1280 * 1024
+    assert choose_tiles(cost, 10**12, like, [(100, 70)]) == (tiles((112, 80)), 1)
+    budget = 10_000_000 + 1000 * 130**2
+    small, one = choose_tiles(cost, budget, like, large)
+    assert (small, one) == (tiles((128, 128)), 1) and cost.bytes(small.largest.pixels) <= budget
+    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, like, large, batch=4)[0] == tiles((128, 128))
+    # Of a strip there is nothing to gain from height, so that memory goes into width.
+    strip, one = choose_tiles(cost, budget, like, [(2000, 60)])
+    assert strip == tiles((192, 80)) and cost.bytes(192 * 80) <= budget
     with pytest.raises(RedlineError, match="too little: the smallest tile, 80 × 80"):
         choose_tiles(cost, 11_000_000, like, large)
 
 
+def computed(tiling: Tiling, batch: int, *sizes: tuple[int, int]) -> int:
+    """By cutting the pictures, not by counting."""
+    total = 0
+    for width, height in sizes:
+        shape = min(tiling.shapes, key=lambda shape: shape.computed_pixels((width, height)))
+        columns, rows = (len(cut_side(*side).starts) for side in ((width, shape.columns), (height, shape.rows)))
+        total += -(-columns // batch) * batch * rows * shape.columns.tile * shape.rows.tile
+    return total
+
+
 def test_tiles_waste_little_of_the_pictures_at_hand() -> None:
     cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
-
-    def computed(cut: Cut, batch: int, width: int, height: int) -> int:
-        columns, rows = (len(cut_side(length, cut).starts) for length in (width, height))
-        return -(-columns // batch) * batch * rows * cut.tile**2
-
     rng = random.Random(5)
-    for _ in range(20):
-        width, height = rng.randint(300, 3000), rng.randint(300, 3000)
-        cut, batch = choose_tiles(cost, 10**12, like, [(width, height)])
-        others = [Cut(tile, 16, 16, 16) for tile in range(80, 513, 16)]
-        assert computed(cut, batch, width, height) == min(computed(other, 1, width, height) for other in others)
+    sides = range(80, 1025, 16)
+    for _ in range(5):
+        size = rng.randint(300, 3000), rng.randint(300, 3000)
+        tiling, batch = choose_tiles(cost, 10**12, like, [size])
+        others = [tiles((width, height)) for width in sides for height in sides if width * height <= 512**2]
+        assert computed(tiling, batch, size) == min(other.shapes[0].computed_pixels(size) for other in others)
     # With tiles of 512, pictures of 1,000 × 1,000 would be nine of them, 2.4 times the picture.
-    assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (Cut(1008, 16, 16, 16), 1)
-    assert computed(*choose_tiles(cost, 10**12, like, [(1000, 1000)]), 1000, 1000) < 1.4e6
+    assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (tiles((1008, 1008)), 1)
+    assert computed(*choose_tiles(cost, 10**12, like, [(1000, 1000)]), (1000, 1000)) < 1.2e6
+
+
+def test_which_share_of_what_is_computed_is_of_use() -> None:
+    """Photos of one megapixel: square tiles as large as 1,024 reached 83% for 3:2 alone, and 77% for a mixed folder."""
+    cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
+    lying, upright, four_to_three = (1224, 816), (816, 1224), (1152, 864)
+
+    def useful(tiling: Tiling, batch: int, sizes: list[tuple[int, int]]) -> float:
+        return sum(width * height for width, height in sizes) / computed(tiling, batch, *sizes)
+
+    def squares(sizes: list[tuple[int, int]]) -> float:
+        return max(useful(tiles((side, side)), 1, sizes) for side in range(80, 1025, 16))
+
+    for sizes, kind, before, after in (
+        ([lying], "cuda", 0.829, 0.994),
+        ([lying, upright], "cuda", 0.829, 0.994),
+        ([lying, upright, four_to_three], "cuda", 0.772, 0.955),
+        ([lying], "cpu", 0.829, 0.860),
+        ([four_to_three], "cpu", 0.771, 0.859),
+    ):
+        assert squares(sizes) == pytest.approx(before, abs=1e-3)
+        assert useful(*choose_tiles(cost, 10**12, like, sizes, kind=kind), sizes) == pytest.approx(after, abs=1e-3)
+
+
+def test_upright_pictures_have_a_shape_of_their_own_where_it_is_worth_one() -> None:
+    cost, like, mixed = TileCost(0, 1000.0), Cut(80, 16, 16, 16), [(1224, 816), (816, 1224)]
+    assert choose_tiles(cost, 10**12, like, mixed, kind="cuda") == (tiles((1232, 816), (816, 1232)), 1)
+    assert len(choose_tiles(cost, 10**12, like, mixed, kind="cuda", most_shapes=1)[0].shapes) == 1
+    assert len(choose_tiles(cost, 10**12, like, [(10**5, 10**5), (10**5, 10**5 + 1)])[0].shapes) == 1
+    # A whole folder of them, each a little different: never more than two.
+    rng = random.Random(2)
+    folder = [(rng.randint(700, 1300), rng.randint(700, 1300)) for _ in range(64)]
+    tiling, batch = choose_tiles(cost, 10**12, like, folder, kind="cuda")
+    assert len(tiling.shapes) <= 2
+    one, _ = choose_tiles(cost, 10**12, like, folder, kind="cuda", most_shapes=1)
+    assert computed(tiling, batch, *folder) <= computed(one, 1, *folder)
+
+
+def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_them(
+    weights: Path, tmp_path: Path
+) -> None:
+    for index, (height, width) in enumerate([(31, 96), (96, 31), (30, 90), (90, 30)]):
+        save(tmp_path / "in" / f"{index}.png", height, width, seed=index)
+    out, said = tmp_path / "out", []
+    tasks = find_tasks([tmp_path / "in"], out, 2)
+    settings = UpscaleSettings(weights, device="cpu", workers=1, margin_px=4, ramp_px=4)
+    first = Upscaling(settings, Listener(said.append))
+    assert not any(o.error for o in first.run(tasks, out))
+    assert "1 tile of 96 × 32 or 32 × 96 at a time" in said[0]
+    assert first.enlarger is not None and first.enlarger.tiling.sizes == ((96, 32), (32, 96))
+    assert Journal(out, first.made_as).tiles == ((96, 32), (32, 96))
+    before = tasks[3].target.read_bytes()
+    for task in (tasks[1], tasks[3]):
+        task.target.unlink()
+    # Alone, the two that are left would be given one shape; the folder's are used again.
+    resumed = Upscaling(replace(settings, resume=True))
+    assert sum(o.skipped for o in resumed.run(tasks, out)) == 2
+    assert tasks[3].target.read_bytes() == before
+    assert resumed.enlarger is not None and resumed.enlarger.tiling == first.enlarger.tiling
+
+
+def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
+    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    sizes = ((96, 31), (31, 96))
+    assert len(upscaling.choose_tiles(sizes)[0].shapes) == 2
+    upscaling.plan = Plan.parse("compile")
+    assert len(upscaling.choose_tiles(sizes)[0].shapes) == 1
+
+
+def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps({"target": "a.png", "settings": "s", "tile": 96}) + "\n")
+    assert Journal(tmp_path, "s").tiles == ((96, 96),) and Journal(tmp_path, "t").tiles is None
+
+
+@pytest.mark.parametrize(
+    ("text", "tile"), [("auto", None), ("256", 256), ("256x384", (256, 384)), ("384x256", (384, 256))]
+)
+def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> None:
+    assert _tile(text) == tile
+    if tile is not None:
+        tiling = Upscaling(UpscaleSettings(weights, tile=_tile(text))).choose_tiles(
+            (), UpscaleSettings(tile=tile).tile_sizes
+        )[0]
+        assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
+
+
+@pytest.mark.parametrize("text", ["x", "256x", "x256", "256x384x3", "-256", "256,384", "1.5x2"])
+def test_what_is_no_tile(text: str) -> None:
+    with pytest.raises(RedlineError, match="such as 384x256, a whole number of pixels or auto"):
+        _tile(text)
 
 
 def test_resuming_skips_what_is_whole_and_only_that(weights: Path, tmp_path: Path) -> None:

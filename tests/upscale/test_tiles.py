@@ -1,6 +1,7 @@
 """Tiles: they cover, their weights sum to one exactly, and the result is what the whole picture would have given."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from redline.edges import reflected, wrapped
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import enlarge_by_tiles
-from redline.upscale.layout import Cut, cut_side
+from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, cut_side
 from redline.upscale.padding import frame
 
 
@@ -72,6 +73,29 @@ def test_mirroring_goes_on_for_ever() -> None:
     assert wrapped(-4, 5, 3).tolist() == [2, 0, 1, 2, 0, 1, 2, 0, 1]
 
 
+def test_counting_is_cutting() -> None:
+    rng = random.Random(4)
+    for _ in range(300):
+        cut, length = random_cut(rng), rng.randint(1, 900)
+        assert count_tiles(length, cut) == len(cut_side(length, cut).starts)
+
+
+def test_a_picture_is_cut_by_the_shape_that_computes_least_of_it() -> None:
+    wide, tall = (
+        TileShape(Cut(rows, 16, 16, 16), Cut(columns, 16, 16, 16)) for rows, columns in ((96, 160), (160, 96))
+    )
+    tiling = Tiling((wide, tall))
+    assert tiling.sizes == ((160, 96), (96, 160)) and str(tiling) == "160 × 96 or 96 × 160"
+    assert wide.computed_pixels((160, 96)) == 160 * 96 and wide.computed_pixels((161, 97), 4) == 4 * 2 * 160 * 96
+    assert tiling.shape_for((150, 90)) is wide and tiling.shape_for((90, 150)) is tall
+    assert tiling.shape_for((30, 40)) is wide  # of equals the first, whatever else is in the folder
+
+
+def squarish(cut: Cut, columns: int) -> TileShape:
+    """Columns cut like the rows, but at another length."""
+    return TileShape(cut, replace(cut, tile=columns))
+
+
 class Nearby(nn.Module):
     """Enlarges twice; an output pixel depends on input pixels at most `reach` away, and on nothing else."""
 
@@ -85,15 +109,22 @@ class Nearby(nn.Module):
         return nn.functional.pixel_shuffle(self.last(self.layers(x).tanh()), 2)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("columns", "batch"), [(32, 1), (32, 3), (57, 1), (57, 3), (26, 2)])
 @pytest.mark.parametrize(("height", "width"), [(77, 131), (40, 200), (130, 33)])
-def test_tiled_equals_whole_for_a_model_whose_reach_is_inside_the_margin(height: int, width: int, batch: int) -> None:
+def test_tiled_equals_whole_for_a_model_whose_reach_is_inside_the_margin(
+    height: int, width: int, columns: int, batch: int
+) -> None:
     torch.manual_seed(height)
-    model, cut = Nearby(4), Cut(32, 4, 6)
+    model, shape, seen = Nearby(4), squarish(Cut(32, 4, 6), columns), set()
+
+    def enlarge(tiles: Tensor) -> Tensor:
+        seen.add(tuple(tiles.shape[-2:]))
+        return model(tiles)
+
     picture = torch.rand(2, 3, height, width)
     whole = model(picture)
-    tiled = enlarge_by_tiles(picture, model, 2, cut, batch)
-    assert tiled.shape == whole.shape
+    tiled = enlarge_by_tiles(picture, enlarge, 2, shape, batch)
+    assert tiled.shape == whole.shape and seen == {(32, columns)}
     # At the picture's own edge a tile may be padded where the whole picture is not.
     inner = (..., slice(8, -8), slice(8, -8))
     torch.testing.assert_close(tiled[inner], whole[inner], atol=2e-6, rtol=0)
@@ -103,20 +134,21 @@ def test_tiled_equals_whole_for_a_model_whose_reach_is_inside_the_margin(height:
 def test_any_size_down_to_one_pixel(height: int, width: int) -> None:
     picture = torch.rand(1, 3, height, width)
     nearest = lambda x: x.repeat_interleave(2, -1).repeat_interleave(2, -2)  # noqa: E731
-    for wrap in (False, True):
-        tiled = enlarge_by_tiles(picture, nearest, 2, Cut(32, 4, 6, 4), 2, wrap)
+    for wrap, columns in ((False, 32), (True, 32), (False, 44), (True, 28)):
+        tiled = enlarge_by_tiles(picture, nearest, 2, squarish(Cut(32, 4, 6, 4), columns), 2, wrap)
         torch.testing.assert_close(tiled, nearest(picture), atol=1e-6, rtol=0)
 
 
-def test_a_wrapped_texture_has_no_seam_where_it_wraps() -> None:
+@pytest.mark.parametrize("columns", [32, 50])
+def test_a_wrapped_texture_has_no_seam_where_it_wraps(columns: int) -> None:
     torch.manual_seed(0)
-    model, cut = Nearby(4), Cut(32, 4, 6)
+    model, shape = Nearby(4), squarish(Cut(32, 4, 6), columns)
     texture = torch.rand(1, 3, 48, 60)
-    tiled = enlarge_by_tiles(texture, model, 2, cut, 4, wrap=True)
+    tiled = enlarge_by_tiles(texture, model, 2, shape, 4, wrap=True)
     # The same texture, moved: its enlargement must be the enlargement, moved.
-    moved = enlarge_by_tiles(texture.roll((11, 23), (2, 3)), model, 2, cut, 4, wrap=True)
+    moved = enlarge_by_tiles(texture.roll((11, 23), (2, 3)), model, 2, shape, 4, wrap=True)
     torch.testing.assert_close(moved, tiled.roll((22, 46), (2, 3)), atol=2e-6, rtol=0)
-    mirrored = enlarge_by_tiles(texture, model, 2, cut, 4)
+    mirrored = enlarge_by_tiles(texture, model, 2, shape, 4)
     assert (mirrored - tiled).abs().max() > 1e-3
 
 
@@ -129,9 +161,13 @@ def test_no_seam_along_tile_borders() -> None:
     cut = Cut(48, 8, 8, 4)
     with torch.no_grad():
         whole = model(picture)
-        tiled = enlarge_by_tiles(picture, model, 2, cut, 4)
+        tiled = enlarge_by_tiles(picture, model, 2, TileShape.square(cut), 4)
         hard = enlarge_by_tiles(
-            picture, lambda x: model(x) + 0.02 * x.mean((1, 2, 3), keepdim=True), 2, Cut(48, 0, 0, 4), 4
+            picture,
+            lambda x: model(x) + 0.02 * x.mean((1, 2, 3), keepdim=True),
+            2,
+            TileShape.square(Cut(48, 0, 0, 4)),
+            4,
         )
     starts = frame(120, cut).side.starts
 

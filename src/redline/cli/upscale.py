@@ -39,7 +39,9 @@ def upscale(
         Path | None, typer.Option(help="A plan of the ladder to run under; a shipped one by default.")
     ] = None,
     provider: Annotated[str, typer.Option(help="What runs weights in ONNX: cpu, cuda or tensorrt.")] = "cpu",
-    tile: Annotated[str, typer.Option(help="The side of a tile in pixels, or auto: from the memory.")] = "auto",
+    tile: Annotated[
+        str, typer.Option(help="A tile in pixels, 256 or 384x256 (width and height), or auto: from the memory.")
+    ] = "auto",
     tile_batch: Annotated[int | None, typer.Option(help="Tiles at a time; from the memory by default.")] = None,
     streams: Annotated[
         int | None, typer.Option(help="CUDA streams: one computes, the others copy meanwhile; 2 by default.")
@@ -75,7 +77,7 @@ def upscale(
         precision=precision,
         plan=plan,
         provider=provider,
-        tile=_whole(tile, "a tile is a whole number of pixels"),
+        tile=_tile(tile),
         tile_batch=tile_batch,
         streams=streams,
         memory_bytes=parse_bytes(memory) if memory else None,
@@ -126,6 +128,13 @@ def _compare(page: Path, tasks: list[Task], outcomes: list[Outcome]) -> bool:
         return False
     progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
     return True
+
+
+def _tile(text: str) -> int | tuple[int, int] | None:
+    width, by, height = text.partition("x")
+    if by and width.isdecimal() and height.isdecimal():
+        return int(width), int(height)
+    return _whole(text, "a tile is a width and a height such as 384x256, a whole number of pixels")
 
 
 def _whole(text: str, what: str) -> int | None:

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from redline.upscale.layout import Cut, Side
+from redline.upscale.layout import Side, TileShape
 from redline.upscale.padding import Framed, frame
 
-Enlarge = Callable[[Tensor], Tensor]  # (N, 3, tile, tile) -> (N, 3, scale · tile, scale · tile)
+Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
 EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for batch after batch, in order
 
 
@@ -22,43 +22,50 @@ class Blender:
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
-        self._row_weights = rows.weights(scale).to(device)[:, :, None]
-        self._column_weights = columns.weights(scale).to(device)
-        self._carried: Tensor | None = None
+        self._row_weights, self._column_weights = rows.weights(scale)[:, :, None], columns.weights(scale)
+        # Both may be set between two rows of tiles: to go on elsewhere, or to do a row again.
+        self.device = torch.device(device)
+        self.carried: Tensor | None = None
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Tensor:
         """The finished rows above the next row of tiles, (…, rows, scale · padded width); tiles go left to right."""
         scale, starts = self._scale, self._rows.starts
+        self._row_weights, self._column_weights = (
+            weights.to(self.device) for weights in (self._row_weights, self._column_weights)
+        )
         band: Tensor | None = None
         for column, tile in enumerate(tiles):
+            tile = tile.to(self.device)
             if band is None:
                 band = tile.new_zeros((*tile.shape[:-1], self._columns.padded * scale), dtype=torch.float32)
             left = self._columns.starts[column] * scale
             band[..., left : left + tile.shape[-1]] += tile * self._column_weights[column]
         assert band is not None
         band *= self._row_weights[row]
-        if self._carried is not None:
-            band[..., : self._carried.shape[-2], :] += self._carried
+        if self.carried is not None:
+            band[..., : self.carried.shape[-2], :] += self.carried.to(self.device)
         last = row == len(starts) - 1
         finished = band.shape[-2] if last else (starts[row + 1] - starts[row]) * scale
-        self._carried = None if last else band[..., finished:, :]
+        self.carried = None if last else band[..., finished:, :]
         return band[..., :finished, :]
 
 
-def enlarge_by_tiles(picture: Tensor, enlarge: Enlarge, scale: int, cut: Cut, batch: int, wrap: bool = False) -> Tensor:
+def enlarge_by_tiles(
+    picture: Tensor, enlarge: Enlarge, scale: int, shape: TileShape, batch: int, wrap: bool = False
+) -> Tensor:
     """A picture, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
-    rows, columns = (frame(length, cut, wrap) for length in picture.shape[-2:])
+    rows, columns = frame(picture.shape[-2], shape.rows, wrap), frame(picture.shape[-1], shape.columns, wrap)
     blender = Blender(rows.side, columns.side, scale, picture.device)
     finished = []
     for row, top in enumerate(rows.side.starts):
-        band = picture[..., rows.positions[top : top + cut.tile].to(picture.device), :]
+        band = picture[..., rows.positions[top : top + shape.rows.tile].to(picture.device), :]
         finished.append(blender.blend(row, enlarged_tiles(band, columns, partial(map, enlarge), batch)))
     whole = torch.cat(finished, dim=-2)
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 
 def enlarged_tiles(band: Tensor, columns: Framed, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
-    """The enlarged tiles of a band (B, 3, tile, W) from left to right, computed `batch` at a time."""
+    """The enlarged tiles of a band (B, 3, tile height, W) from left to right, computed `batch` at a time."""
     tile, starts, count = columns.side.cut.tile, columns.side.starts, band.shape[0]
     padded = band[..., columns.positions.to(band.device)]
     tiles = torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1)

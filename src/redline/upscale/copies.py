@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -132,6 +132,8 @@ def _nothing() -> None:
 class PlainCopies:
     """Where the host is the device."""
 
+    has_own_memory: ClassVar[bool] = False
+
     def bring_in(self, tensor: Tensor) -> Arriving:
         return Arriving(tensor, _nothing, _nothing)
 
@@ -142,6 +144,8 @@ class PlainCopies:
 @dataclass(eq=False)
 class OverlappedCopies(PlainCopies):
     """`streams` in all, one of which computes; so many results may be on their way out at once."""
+
+    has_own_memory: ClassVar[bool] = True  # that of a device, apart from the host's
 
     device: Device
     streams: int

@@ -9,7 +9,7 @@ the precision is held against fp32 on those tiles first, and one that overflows 
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import torch
@@ -23,7 +23,7 @@ from redline.plan import Plan
 from redline.rung import Stage
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import Arriving, copies_for
-from redline.upscale.layout import Cut, smallest_tile
+from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.network import Network
 
 # Below this, what a lower precision changes could be seen.
@@ -41,26 +41,39 @@ class _Batch:
     is_finite: Arriving
 
 
+class OutOfMemory(ModelError):
+    """Nothing is left to make smaller."""
+
+
 class Enlarger:
-    """Called with (N, 3, tile, tile) in [0, 1] on any device; gives (N, 3, scale · tile, scale · tile) on its own."""
+    """Called with tiles (N, 3, H, W) in [0, 1] on any device; gives (N, 3, scale · H, scale · W) on its own."""
 
     def __init__(
         self,
         network: Network,
         plan: Plan,
         device: torch.device | str,
-        cut: Cut,
+        tiling: Tiling,
         batch: int = 1,
         say: Callable[[str], None] = lambda _text: None,
         streams: int = 1,
     ) -> None:
-        if cut.align % network.window:
-            raise RedlineError(f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}.")
-        self.network, self.plan, self.device, self.cut, self.batch = network, plan, torch.device(device), cut, batch
+        for cut in (side for shape in tiling.shapes for side in (shape.rows, shape.columns)):
+            if cut.align % network.window:
+                raise RedlineError(
+                    f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}."
+                )
+        self.network, self.plan, self.device, self.tiling, self.batch = (
+            network,
+            plan,
+            torch.device(device),
+            tiling,
+            batch,
+        )
         self.copies, self._ahead = copies_for(self.device, streams), streams
-        self._say = say
+        self.say = say
         self._fast: Callable[[Tensor], Tensor] | None = None
-        self._smaller: Cut | None = None
+        self._halvings = 0
 
     def __call__(self, tiles: Tensor) -> Tensor:
         tiles = tiles.to(self.device, non_blocking=True)
@@ -71,7 +84,7 @@ class Enlarger:
                 if not is_out_of_memory(error):
                     raise
             # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
-            self._shrink()
+            self.shrink(*tiles.shape[-2:])
 
     def checked(self, tiles: Tensor) -> Tensor:
         """The same, and never anything that is not a number: a precision that overflows is left for a safer one."""
@@ -106,8 +119,8 @@ class Enlarger:
             under_way.extend(self._begin(tiles) for tiles in again)
 
     def _enlarge(self, tiles: Tensor) -> Tensor:
-        if self._smaller is not None:
-            return enlarge_by_tiles(tiles, self._run, self.network.scale, self._smaller, self.batch)
+        if self._halvings:
+            return enlarge_by_tiles(tiles, self._run, self.network.scale, self._inside(*tiles.shape[-2:]), self.batch)
         return torch.cat([self._run(tiles[first : first + self.batch]) for first in range(0, len(tiles), self.batch)])
 
     def _run(self, tiles: Tensor) -> Tensor:
@@ -144,23 +157,31 @@ class Enlarger:
             safer = ""
         self.plan = plan.with_rung(Plan.parse(safer).rungs[0]) if safer else plan
         self._let_go()
-        self._say(f"{name} was left for {safer or 'fp32'}: {reason}")
+        self.say(f"{name} was left for {safer or 'fp32'}: {reason}")
         return True
 
-    def _shrink(self) -> None:
-        """Half the batch; at one tile, tiles of half the size inside it."""
+    def shrink(self, height: int, width: int) -> None:
+        """Half the batch; at one tile, tiles of half the size inside those of this one."""
         self._let_go()
         if self.batch > 1:
             self.batch //= 2
-            self._say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
+            self.say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
             return
-        size = (self._smaller or self.cut).tile
-        margin, ramp, align = self.cut.margin, self.cut.ramp, self.cut.align
-        half = max(ceil(size / 2 / align) * align, smallest_tile(margin, ramp, align))
-        if half >= size:
-            raise ModelError(f"out of memory even with one tile of {size} × {size}: free some, or use --device cpu.")
-        self._smaller = Cut(half, margin, ramp, align)
-        self._say(f"out of memory: going on with tiles of {half} × {half}")
+        before = self._inside(height, width)
+        self._halvings += 1
+        after = self._inside(height, width)
+        if after == before:
+            raise OutOfMemory(f"out of memory even with one tile of {before}: free some, or use --device cpu.")
+        self.say(f"out of memory: going on with tiles of {after}")
+
+    def _inside(self, height: int, width: int) -> TileShape:
+        """What tiles of this size are cut into, after as many halvings as were needed."""
+        return TileShape(self._halved(height), self._halved(width))
+
+    def _halved(self, length: int) -> Cut:
+        like = self.tiling.shapes[0].rows
+        least = smallest_tile(like.margin, like.ramp, like.align)
+        return replace(like, tile=max(ceil(length / 2**self._halvings / like.align) * like.align, least))
 
     def _let_go(self) -> None:
         """The memory of the fast model and of its graphs is free again afterwards, and not while they still run."""

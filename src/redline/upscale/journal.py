@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from redline.upscale.settings import TileSizes
 from redline.upscale.tasks import Task
 
 NAME = ".redline-upscale.jsonl"
@@ -40,13 +41,16 @@ class Journal:
             return False
 
     @property
-    def tile(self) -> int | None:
-        """The tile that was used before: another one would give slightly different pixels."""
-        return next((e.get("tile") for e in self._lines.values() if e.get("settings") == self._settings), None)
+    def tiles(self) -> TileSizes | None:
+        """The tiles that were used before: others would give slightly different pixels."""
+        noted = next((e.get("tile") for e in self._lines.values() if e.get("settings") == self._settings), None)
+        if isinstance(noted, int):  # as earlier versions noted it
+            return ((noted, noted),)
+        return tuple((int(width), int(height)) for width, height in noted) if noted else None
 
-    def record(self, task: Task, tile: int) -> None:
+    def record(self, task: Task, tiles: TileSizes) -> None:
         size = task.target.stat().st_size
-        entry = {"target": str(task.target.resolve()), **self._made_from(task), "tile": tile, "bytes": size}
+        entry = {"target": str(task.target.resolve()), **self._made_from(task), "tile": tiles, "bytes": size}
         line = json.dumps({**entry, "sha256": _digest(task.target)}, ensure_ascii=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # One write at the end of the file, so that several workers may share it.

@@ -1,10 +1,12 @@
-"""How one side of a picture is cut into tiles of one length, and how much each position of a tile counts.
+"""How a picture's sides are cut into tiles of one length each, and how much each position of a tile counts.
 
 A tile knows nothing of what lies outside of it, so its outermost `margin` positions are thrown away. Over `ramp`
 positions in the middle of what two neighbours share, one fades out as the other fades in, along a Hann window. All
 starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole picture.
 
 Weights are multiples of 1/2048: products of two (rows and columns) are then exact in fp32, and so is their sum, 1.
+
+Sizes are (width, height), as everywhere that people read them.
 """
 
 import math
@@ -77,11 +79,16 @@ def smallest_tile(margin: int, ramp: int, align: int) -> int:
     return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
 
 
+def count_tiles(length: int, cut: Cut) -> int:
+    """The fewest tiles that cover a side."""
+    spare = max(0, math.ceil(length / cut.align) - cut.tile // cut.align)
+    return 1 + math.ceil(spare / (cut.stride // cut.align))
+
+
 def cut_side(length: int, cut: Cut) -> Side:
     """The fewest tiles that cover the side, as evenly spread as the alignment lets them be."""
     padded = max(cut.tile, math.ceil(length / cut.align) * cut.align)
-    spare = (padded - cut.tile) // cut.align
-    steps = math.ceil(spare / (cut.stride // cut.align))
+    spare, steps = (padded - cut.tile) // cut.align, count_tiles(length, cut) - 1
     starts = tuple(index * spare // steps * cut.align for index in range(steps + 1)) if steps else (0,)
     return Side(length, padded, starts, cut)
 
@@ -90,3 +97,59 @@ def hann_ramp(length: int) -> Tensor:
     """From nearly 0 to nearly 1 along half a Hann window, in steps that sums keep exact."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Both sides of a tile: how the rows and how the columns of a picture are cut."""
+
+    rows: Cut
+    columns: Cut
+
+    @classmethod
+    def square(cls, cut: Cut) -> "TileShape":
+        return cls(cut, cut)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.columns.tile, self.rows.tile
+
+    @property
+    def pixels(self) -> int:
+        return self.columns.tile * self.rows.tile
+
+    def computed_pixels(self, size: tuple[int, int], batch: int = 1) -> int:
+        """What the network sees of a picture of this size; a batch is filled from one row of tiles."""
+        columns, rows = count_tiles(size[0], self.columns), count_tiles(size[1], self.rows)
+        return rows * math.ceil(columns / batch) * batch * self.pixels
+
+    def __str__(self) -> str:
+        return f"{self.columns.tile} × {self.rows.tile}"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The shapes of all tiles of a run: few, because each is recorded or compiled apart.
+
+    A picture is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
+    """
+
+    shapes: tuple[TileShape, ...]
+
+    @classmethod
+    def square(cls, cut: Cut) -> "Tiling":
+        return cls((TileShape.square(cut),))
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        return tuple(shape.size for shape in self.shapes)
+
+    @property
+    def largest(self) -> TileShape:
+        return max(self.shapes, key=lambda shape: shape.pixels)
+
+    def shape_for(self, size: tuple[int, int]) -> TileShape:
+        return min(self.shapes, key=lambda shape: shape.computed_pixels(size))
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.shapes))

@@ -4,88 +4,44 @@ What flows is bands: one row of tiles of one picture, in order. A picture that f
 half-written file goes, and the next one is begun.
 """
 
-import time
+import sys
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.blend import Blender, enlarged_tiles
-from redline.upscale.copies import Arriving
-from redline.upscale.enlarger import Enlarger
+from redline.memory import is_out_of_memory
+from redline.upscale.blend import enlarged_tiles
+from redline.upscale.copies import Arriving, PlainCopies
+from redline.upscale.enlarger import Enlarger, OutOfMemory
 from redline.upscale.listener import Outcome
 from redline.upscale.overlap import overlap
-from redline.upscale.padding import Framed, frame
+from redline.upscale.padding import Framed
+from redline.upscale.picture_under_way import PictureUnderWay
 from redline.upscale.pictures import (
     PictureSink,
-    PictureSource,
-    check_can_hold,
     create_picture,
-    format_for,
     from_planes,
-    open_picture,
     premultiply,
     to_planes,
     unpremultiply,
 )
 from redline.upscale.settings import PictureSettings
 from redline.upscale.tasks import Task
-from redline.upscale.workers.split_picture import Part, PartSink, first_needed
+from redline.upscale.workers.split_picture import Part, PartSink
 
 # Bands that may wait between two stages.
 _WAITING_BANDS = 2
-
-
-class _Picture:
-    """A picture on its way: opened by the reader, blended by the worker, written by the writer."""
-
-    def __init__(self, task: Task, enlarger: Enlarger, settings: PictureSettings) -> None:
-        self.task, self.started = task, time.monotonic()
-        if task.target.exists() and task.target.samefile(task.source):
-            raise RedlineError(f"{str(task.target)!r} is the picture itself: choose another target.")
-        self.source: PictureSource = open_picture(task.source, settings.pixel_limit, random_access=settings.wrap)
-        self.scale = enlarger.network.scale
-        self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
-        self.channels, self.bits = self.source.channels, self.source.bits
-        # Asked before any work is done, because the answer may be no.
-        check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
-        self.rows: Framed = frame(self.source.height, enlarger.cut, settings.wrap)
-        self.columns: Framed = frame(self.source.width, enlarger.cut, settings.wrap)
-        self.blender = Blender(self.rows.side, self.columns.side, self.scale, enlarger.device)
-        # Which rows of tiles are wanted, and from where they are computed.
-        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.side.starts))
-        self.begin = first_needed(self.rows.side, self.first, self.scale)
-        self.sink: PictureSink | PartSink | None = None
-        self.error = ""
-
-    def band(self, row: int) -> np.ndarray:
-        top = self.rows.side.starts[row]
-        positions = self.rows.positions[top : top + self.rows.side.cut.tile]
-        first, last = int(positions.min()), int(positions.max())
-        return self.source.rows(first, last + 1)[(positions - first).numpy()]
-
-    def inside(self, row: int, count: int) -> slice:
-        """Which of the `count` rows that a row of tiles finished belong to the picture, or to this part of it."""
-        if row < self.first:
-            return slice(0, 0)
-        begin = self.rows.side.starts[row] * self.scale
-        whole = self.rows.inside(self.scale)
-        return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
-
-    def outcome(self, error: str = "") -> Outcome:
-        notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
-        return Outcome(self.task, self.width, self.height, time.monotonic() - self.started, notes, error)
 
 
 @dataclass(frozen=True)
 class _Band:
     """A row of tiles to do, or its finished rows; without either, the picture's end or failure."""
 
-    picture: _Picture
+    picture: PictureUnderWay
     row: int = 0
     samples: Arriving | None = None
     last: bool = False
@@ -105,8 +61,11 @@ class PictureRun:
         advance: Callable[[Task, int, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._enlarger, self._settings, self._tell, self._advance = enlarger, settings, tell, advance
+        # Rows of tiles with as many pixels as this did not fit on the device.
+        self._too_large = sys.maxsize
+        self._copies_late = False
         self._outcomes: list[Outcome] = []
-        self._open: set[_Picture] = set()
+        self._open: set[PictureUnderWay] = set()
 
     def run(self, tasks: Iterable[Task]) -> list[Outcome]:
         """One outcome for each task, in no particular order; the next task is asked for when it can be read."""
@@ -135,12 +94,13 @@ class PictureRun:
         """Runs the first tiles of the first picture that can be read, which are what a plan is calibrated on."""
         for task in tasks:
             try:
-                picture = _Picture(task, self._enlarger, self._settings)
+                picture = PictureUnderWay(task, self._enlarger, self._settings)
                 with picture.source:
                     samples = picture.band(0)
             except (RedlineError, OSError):
                 continue
-            colour, _ = self._planes(torch.from_numpy(samples).to(self._enlarger.device))
+            # From main memory, where a row of any width fits.
+            colour, _ = self._planes(torch.from_numpy(samples))
             next(iter(enlarged_tiles(colour[None], picture.columns, self._enlarger.checked_each, self._enlarger.batch)))
             return
 
@@ -149,7 +109,7 @@ class PictureRun:
     def _read(self, tasks: Iterable[Task]) -> Generator[_Band, None, None]:
         for task in tasks:
             try:
-                picture = _Picture(task, self._enlarger, self._settings)
+                picture = PictureUnderWay(task, self._enlarger, self._settings)
             except (RedlineError, OSError) as error:
                 self._finish(Outcome(task, error=str(error)))
                 continue
@@ -163,9 +123,20 @@ class PictureRun:
                     except RedlineError as error:
                         yield _Band(picture, error=str(error))
                         break
-                    coming = self._enlarger.copies.bring_in(torch.from_numpy(samples))
+                    coming = self._bring_in(torch.from_numpy(samples))
                     flat = picture.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
                     yield _Band(picture, row, coming, row == picture.last - 1, has_flat_alpha=flat)
+
+    def _bring_in(self, samples: Tensor) -> Arriving:
+        try:
+            return self._enlarger.copies.bring_in(samples)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        if not self._copies_late:
+            self._enlarger.say("out of memory: rows of tiles are copied in one at a time where they do not fit")
+        self._copies_late = True
+        return PlainCopies().bring_in(samples)
 
     # Enlarging
 
@@ -176,22 +147,57 @@ class PictureRun:
         if picture.error:
             band.samples.done()
             return replace(band, samples=None)
-        colour, alpha = self._planes(band.samples.take())
+        samples = band.samples.take()
+        if picture.band_pixels >= self._too_large:
+            picture.blend_in_main_memory()
+        while (rows := self._try_rows(band, samples)) is None:
+            self._make_room(picture)
         band.samples.done()
+        self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
+        return _Band(picture, band.row, rows, band.last)
+
+    def _try_rows(self, band: _Band, samples: Tensor) -> Arriving | None:
+        """The rows that the band finishes, on their way to the host; None where memory runs out around the network."""
+        blender = band.picture.blender
+        carried = blender.carried
+        try:
+            return self._rows(band, samples.to(blender.device))
+        except Exception as error:
+            can_leave = self._enlarger.copies.has_own_memory and not band.picture.in_main_memory
+            if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and can_leave):
+                raise
+        blender.carried = carried
+        return None
+
+    def _rows(self, band: _Band, samples: Tensor) -> Arriving:
+        picture = band.picture
+        colour, alpha = self._planes(samples)
         tiles = self._tiles(colour[None], picture.columns)
         if alpha is not None:
             # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
-            of_colour = list(tiles)
-            of_alpha = self._alpha_tiles(alpha, picture.columns, band.has_flat_alpha)
+            place = picture.blender.device
+            of_colour = [tile.to(place) for tile in tiles]
+            of_alpha = (tile.to(place) for tile in self._alpha_tiles(alpha, picture, band.has_flat_alpha))
             tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
         finished = picture.blender.blend(band.row, tiles)
         finished = finished[..., picture.inside(band.row, finished.shape[-2]), picture.columns.inside(picture.scale)]
         colour, alpha = finished[0], finished[1].mean(0, keepdim=True) if alpha is not None else None
         if alpha is not None:
             colour = unpremultiply(colour, alpha)
-        self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
         rows = from_planes(colour, alpha, picture.channels, picture.bits)
-        return _Band(picture, band.row, self._enlarger.copies.bring_out(rows), band.last)
+        copies = PlainCopies() if picture.in_main_memory else self._enlarger.copies
+        return copies.bring_out(rows)
+
+    def _make_room(self, picture: PictureUnderWay) -> None:
+        """First the rows of tiles are put together in main memory, which costs least; then the network takes less."""
+        if picture.in_main_memory or not self._enlarger.copies.has_own_memory:
+            self._enlarger.shrink(picture.rows.side.cut.tile, picture.columns.side.cut.tile)
+            return
+        picture.blend_in_main_memory()
+        self._too_large = min(self._too_large, picture.band_pixels)
+        self._enlarger.say(
+            f"out of memory: pictures {picture.source.width:,} pixels wide are put together in main memory from now on"
+        )
 
     def _planes(self, samples: Tensor) -> tuple[Tensor, Tensor | None]:
         colour, alpha = to_planes(samples)
@@ -200,12 +206,12 @@ class PictureRun:
     def _tiles(self, planes: Tensor, columns: Framed) -> Iterable[Tensor]:
         return enlarged_tiles(planes, columns, self._enlarger.checked_each, self._enlarger.batch)
 
-    def _alpha_tiles(self, alpha: Tensor, columns: Framed, is_flat: bool) -> Iterable[Tensor]:
+    def _alpha_tiles(self, alpha: Tensor, picture: PictureUnderWay, is_flat: bool) -> Iterable[Tensor]:
         """Alpha goes through the network too, as grey."""
         if is_flat:
-            size = self._enlarger.cut.tile * self._enlarger.network.scale
-            return [alpha[0, 0, 0].expand(1, 3, size, size)] * len(columns.side.starts)
-        return self._tiles(alpha.expand(3, -1, -1)[None], columns)
+            height, width = (side.side.cut.tile * picture.scale for side in (picture.rows, picture.columns))
+            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(picture.columns.side.starts)
+        return self._tiles(alpha.expand(3, -1, -1)[None], picture.columns)
 
     # Writing
 
@@ -231,7 +237,7 @@ class PictureRun:
                 waiting[0].result()
             encoding.append(encoders.submit(self._encode, picture))
 
-    def _create(self, picture: _Picture) -> PictureSink | PartSink:
+    def _create(self, picture: PictureUnderWay) -> PictureSink | PartSink:
         if isinstance(picture.task, Part):
             return PartSink(picture.task)
         return create_picture(
@@ -245,7 +251,7 @@ class PictureRun:
             self._settings.strip,
         )
 
-    def _encode(self, picture: _Picture) -> None:
+    def _encode(self, picture: PictureUnderWay) -> None:
         assert picture.sink is not None
         try:
             picture.sink.finish()
@@ -255,7 +261,7 @@ class PictureRun:
         self._open.discard(picture)
         self._finish(picture.outcome())
 
-    def _give_up(self, picture: _Picture, error: str) -> None:
+    def _give_up(self, picture: PictureUnderWay, error: str) -> None:
         picture.error = error
         if picture.sink is not None:
             picture.sink.abort()

@@ -6,32 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.plan import Plan
-from redline.upscale.blend import enlarge_by_tiles
+from redline.rung import Stage
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.journal import Journal
-from redline.upscale.layout import Cut, smallest_tile
+from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.pictures import open_picture
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
-from redline.upscale.settings import UpscaleSettings, describe
+from redline.upscale.settings import TileSizes, UpscaleSettings, describe
 from redline.upscale.tasks import Task
 from redline.upscale.tile_choice import choose_tiles, measure_cost, memory_for_tiles
 from redline.upscale.video import VideoProgress, probe, upscale_video
+from redline.upscale.whole_pictures import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_picture import is_large
 
 Sizes = tuple[tuple[int, int], ...]
-Finished = Callable[[Outcome, int], None]  # what became of a file, and the tile it was made with
+Finished = Callable[[Outcome, TileSizes], None]  # what became of a file, and the tiles of its run
 
 # Enough for copies to hide behind the computing.
 _STREAMS = 2
@@ -73,23 +73,24 @@ class Upscaling:
                 waiting.append(task)
         if not waiting:
             return outcomes
-        before = journal.tile if self.settings.resume and journal is not None else None
+        before = journal.tiles if self.settings.resume and journal is not None else None
 
-        def finished(outcome: Outcome, tile: int) -> None:
+        def finished(outcome: Outcome, tiles: TileSizes) -> None:
             if journal is not None and not outcome.error:
-                journal.record(outcome.task, tile)
+                journal.record(outcome.task, tiles)
             self.listener.finished(outcome)
 
-        tile = self.network.tile or self.settings.tile or before
-        sizes = () if tile is not None else sizes_of(tasks, self.settings)
+        exported = self.network.tile
+        tiles = ((exported, exported),) if exported else self.settings.tile_sizes or before
+        sizes = () if tiles is not None else sizes_of(tasks, self.settings)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
         if crew is None:
             with torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext():
-                return outcomes + self._run_alone(waiting, tile, sizes, finished)
+                return outcomes + self._run_alone(waiting, tiles, sizes, finished)
         with crew:
-            return outcomes + self._run_shared(crew, waiting, tile, sizes, finished)
+            return outcomes + self._run_shared(crew, waiting, tiles, sizes, finished)
 
     def _devices(self, tasks: Sequence[Task]) -> list[str]:
         """One for each worker that finds something to do: as many as there are files, more when one can be shared."""
@@ -98,15 +99,17 @@ class Upscaling:
             return devices[: len(tasks)]
         return devices
 
-    def _run_alone(self, tasks: Sequence[Task], tile: int | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
+    def _run_alone(
+        self, tasks: Sequence[Task], tiles: TileSizes | None, sizes: Sizes, finished: Finished
+    ) -> list[Outcome]:
         if self.enlarger is None:
-            cut, batch = self.choose_tiles(sizes, tile)
-            self._say_what_runs(cut, batch)
-            self.enlarger = self.make_enlarger(cut, batch)
+            tiling, batch = self.choose_tiles(sizes, tiles)
+            self._say_what_runs(tiling, batch)
+            self.enlarger = self.make_enlarger(tiling, batch)
         enlarger = self.enlarger
 
         def tell(outcome: Outcome) -> None:
-            finished(outcome, enlarger.cut.tile)
+            finished(outcome, enlarger.tiling.sizes)
 
         pictures = [task for task in tasks if not task.is_film]
         outcomes = PictureRun(enlarger, self.settings.pictures, tell, self.listener.picture_progress).run(pictures)
@@ -120,52 +123,63 @@ class Upscaling:
         self,
         crew: Crew,
         tasks: Sequence[Task],
-        tile: int | None,
+        tiles: TileSizes | None,
         sizes: Sizes,
         finished: Finished,
     ) -> list[Outcome]:
         samples = tuple(task for task in tasks if not task.is_film)[:_SAMPLES]
-        shared = SharedRun(crew, Job(self.settings, samples, tile, sizes), self.listener)
+        shared = SharedRun(crew, Job(self.settings, samples, tiles, sizes), self.listener)
         agreed = shared.agree(str(self.plan), self.network.digest)
-        cut = self.cut(agreed.tile)
-        self._say_what_runs(cut, agreed.batch, f", {len(crew)} workers")
-        return shared.run(tasks, cut, self.network.scale, lambda outcome: finished(outcome, cut.tile))
+        tiling = self.tiling(agreed.tiles)
+        self._say_what_runs(tiling, agreed.batch, f", {len(crew)} workers")
+        return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, tiling.sizes))
 
     def enlarge_film(self, task: Task, enlarger: Enlarger) -> Outcome:
-        def enlarge(frames: Tensor) -> Tensor:
-            return enlarge_by_tiles(frames, enlarger.checked, self.network.scale, enlarger.cut, enlarger.batch)
-
         def advance(progress: VideoProgress) -> None:
             self.listener.film_progress(task, progress)
 
         settings = replace(self.settings.films, model=self.made_as, resume=self.settings.resume)
         try:
             film = upscale_video(
-                task.source, task.target, enlarge, self.network.scale, settings, advance, enlarger.copies
+                task.source,
+                task.target,
+                WholePictures(enlarger),
+                self.network.scale,
+                settings,
+                advance,
+                enlarger.copies,
             )
         except (RedlineError, OSError) as error:
             return Outcome(task, error=str(error))
         return Outcome(task, film.width, film.height, film.seconds, film.notes)
 
-    def choose_tiles(self, sizes: Sizes, tile: int | None = None, sharing: int = 1) -> tuple[Cut, int]:
-        """The cut and the batch for such pictures, where `sharing` workers use the memory; `tile` if given."""
-        settings, window, device = self.settings, self.network.window, torch.device(self.machine.device)
-        if tile is not None:
-            return self.cut(-(-tile // window) * window), settings.tile_batch or 1
+    def choose_tiles(self, sizes: Sizes, tiles: TileSizes | None = None, sharing: int = 1) -> tuple[Tiling, int]:
+        """The tiles and the batch for such pictures, where `sharing` workers use the memory; `tiles` if given."""
+        settings, device = self.settings, torch.device(self.machine.device)
+        if tiles is not None:
+            return self.tiling(tiles), settings.tile_batch or 1
         budget = (settings.memory_bytes or memory_for_tiles(device)) // sharing
         cost = measure_cost(self.network, device)
-        like = self.cut(smallest_tile(settings.margin_px, settings.ramp_px, window))
-        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type)
+        like = self._cut(smallest_tile(settings.margin_px, settings.ramp_px, self.network.window))
+        # A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for others.
+        most_shapes = 1 if any(rung.stage == Stage.COMPILE for rung in self.plan.rungs) else 2
+        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, most_shapes)
 
-    def cut(self, tile: int) -> Cut:
+    def tiling(self, sizes: TileSizes) -> Tiling:
+        """Tiles of these widths and heights, or of the next multiples of the network's window."""
+        window = self.network.window
+        rounded = ((-(-length // window) * window for length in size) for size in sizes)
+        return Tiling(tuple(TileShape(self._cut(height), self._cut(width)) for width, height in rounded))
+
+    def _cut(self, tile: int) -> Cut:
         return Cut(tile, self.settings.margin_px, self.settings.ramp_px, self.network.window)
 
-    def make_enlarger(self, cut: Cut, batch: int) -> Enlarger:
+    def make_enlarger(self, tiling: Tiling, batch: int) -> Enlarger:
         streams = self.settings.streams or _STREAMS
-        return Enlarger(self.network, self.plan, self.machine.device, cut, batch, self.listener.say, streams)
+        return Enlarger(self.network, self.plan, self.machine.device, tiling, batch, self.listener.say, streams)
 
-    def _say_what_runs(self, cut: Cut, batch: int, by: str = "") -> None:
-        tiles = f"{batch} tile{'s' if batch > 1 else ''} of {cut.tile} × {cut.tile} at a time"
+    def _say_what_runs(self, tiling: Tiling, batch: int, by: str = "") -> None:
+        tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"
         self.listener.say(f"{self.network.name} on {self.machine.name} under {self.plan}, {tiles}{by}")
 
 

@@ -7,6 +7,9 @@ from redline.errors import RedlineError
 from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.video import VideoSettings
 
+# Widths and heights of all tiles of a run.
+TileSizes = tuple[tuple[int, int], ...]
+
 PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 
 
@@ -31,7 +34,8 @@ class UpscaleSettings:
     plan: Path | None = None
     # What runs weights that are an ONNX file.
     provider: str = "cpu"
-    tile: int | None = None
+    # A side of a tile, or its width and height.
+    tile: int | tuple[int, int] | None = None
     tile_batch: int | None = None
     # Of a GPU: one computes and the others copy. So many batches of tiles are under way at once.
     streams: int | None = None
@@ -63,11 +67,18 @@ class UpscaleSettings:
         elif self.provider != "cpu":
             raise RedlineError("a provider runs ONNX files: give one with --weights, or leave out --provider.")
         for name, least in limits.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise RedlineError(
-                    f"{name.removesuffix('_px').removesuffix('_bytes')} is at least {least}, not {value}."
-                )
+            given = getattr(self, name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if value is not None and value < least:
+                    raise RedlineError(
+                        f"{name.removesuffix('_px').removesuffix('_bytes')} is at least {least}, not {value}."
+                    )
+
+    @property
+    def tile_sizes(self) -> "TileSizes | None":
+        if self.tile is None:
+            return None
+        return (self.tile if isinstance(self.tile, tuple) else (self.tile, self.tile),)
 
 
 PRESETS = {

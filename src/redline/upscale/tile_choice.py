@@ -1,26 +1,30 @@
 """How large tiles are, and how many go at once: from the memory that may be used and the measured cost of a tile.
 
 What two neighbours share is computed twice, and so is what reaches beyond a picture's edge. Large tiles waste less of
-the one and more of the other, so of those that fit the one is taken with which the pictures at hand cost least. The
-batch follows in the same way: a last one that is not full is filled up. The cost in memory is measured on two small
-tiles in fp32, eager: what a plan makes smaller stays in hand.
+the one and more of the other, so of those that fit the one is taken with which the pictures at hand cost least, its
+width and its height chosen apart. Upright pictures get a shape of their own beside that of the others where this saves
+enough. The batch follows in the same way: a last one that is not full is filled up. The cost in memory is measured on
+two small tiles in fp32, eager: what a plan makes smaller stays in hand.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isqrt
 
+import numpy as np
 import torch
 
 from redline.errors import RedlineError
 from redline.memory import MemoryMonitor
 from redline.quantities import format_bytes
 from redline.resident import available_host_bytes, return_freed_memory
-from redline.upscale.layout import Cut, cut_side, smallest_tile
+from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, smallest_tile
 from redline.upscale.network import Network
 
 # From here on larger ones gain little; a GPU has the memory for more, and loses more with each batch it waits for.
-_LARGEST_TILE = {"cpu": 512, "cuda": 1024}
+_LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
+# The share of the pixels of one shape that two must save to be worth a second graph.
+_WORTH_A_SHAPE = 0.05
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
 _PROBES = (2, 4)  # in windows of the network
@@ -28,13 +32,13 @@ _PROBES = (2, 4)  # in windows of the network
 
 @dataclass(frozen=True)
 class TileCost:
-    """Peak bytes of one forward pass: `fixed`, and so many for each pixel of each tile in it."""
+    """Peak bytes of one forward pass: `fixed`, and so many for each pixel in it."""
 
     fixed_bytes: int
     bytes_per_pixel: float
 
-    def bytes(self, tile: int, batch: int = 1) -> int:
-        return int(self.fixed_bytes + self.bytes_per_pixel * tile**2 * batch)
+    def bytes(self, pixels: int) -> int:
+        return int(self.fixed_bytes + self.bytes_per_pixel * pixels)
 
 
 def measure_cost(network: Network, device: torch.device | str) -> TileCost:
@@ -74,33 +78,52 @@ def choose_tiles(
     sizes: Sequence[tuple[int, int]],
     batch: int | None = None,
     kind: str = "cpu",
-) -> tuple[Cut, int]:
-    """The cut (`like` this one but for its tile) and the batch for pictures of these sizes that fit in the budget."""
-    window, least = like.align, smallest_tile(like.margin, like.ramp, like.align)
-    room = (budget_bytes - cost.fixed_bytes) / cost.bytes_per_pixel / (batch or 1)
-    fits = isqrt(int(max(room, 0))) // window * window
-    if fits < least:
-        needed = format_bytes(cost.bytes(least, batch or 1))
+    most_shapes: int = 2,
+) -> tuple[Tiling, int]:
+    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget."""
+    least = smallest_tile(like.margin, like.ramp, like.align)
+    room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
+    if room < least**2:
+        needed = format_bytes(cost.bytes(least**2 * (batch or 1)))
         raise RedlineError(
             f"{format_bytes(budget_bytes)} are too little: the smallest tile, {least} × {least}, takes {needed}."
         )
-    longest = ceil(max(max(size) for size in sizes) / window) * window
-    largest = max(least, min(fits, _LARGEST_TILE[kind] // window * window, longest))
-    cuts = [Cut(tile, like.margin, like.ramp, window) for tile in range(least, largest + 1, window)]
-    cut = min(reversed(cuts), key=lambda cut: _computed_pixels(cut, 1, sizes))
+    most_pixels = max(least**2, min(room, _LARGEST_TILE_PIXELS[kind]))
+    tiling = Tiling((_best_shape(like, most_pixels, sizes, batch or 1),))
+    upright = [(width, height) for width, height in sizes if height > width]
+    others = [(width, height) for width, height in sizes if height <= width]
+    if most_shapes > 1 and upright and others:
+        both = Tiling(tuple(_best_shape(like, most_pixels, group, batch or 1) for group in (others, upright)))
+        whole = _computed_pixels(tiling, batch or 1, sizes)
+        if _computed_pixels(both, batch or 1, sizes) <= (1 - _WORTH_A_SHAPE) * whole:
+            tiling = both
     if batch is None:
-        most = max(1, min(_MOST_TILES, int(room / cut.tile**2), _MOST_PIXELS // cut.tile**2))
-        batch = min(range(most, 0, -1), key=lambda batch: _computed_pixels(cut, batch, sizes))
+        largest = tiling.largest.pixels
+        most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
+        batch = min(range(most, 0, -1), key=lambda batch: _computed_pixels(tiling, batch, sizes))
         # One that is never full would only be filled up.
-        batch = min(batch, max(_count(width, cut) for width, _ in sizes))
-    return cut, batch
+        batch = min(batch, max(count_tiles(size[0], tiling.shape_for(size).columns) for size in sizes))
+    return tiling, batch
 
 
-def _computed_pixels(cut: Cut, batch: int, sizes: Sequence[tuple[int, int]]) -> int:
-    """What the network sees of pictures of these sizes; a batch is filled from one row of tiles."""
-    tiles = sum(_count(height, cut) * ceil(_count(width, cut) / batch) * batch for width, height in sizes)
-    return tiles * cut.tile**2
+def _best_shape(like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], batch: int) -> TileShape:
+    """Of all widths and heights at once; of equals the one that makes fewest tiles, and of these the squarest."""
+    least, step = smallest_tile(like.margin, like.ramp, like.align), like.align
+    counts: list[np.ndarray] = []
+    sides: list[np.ndarray] = []
+    for lengths in zip(*sizes, strict=True):
+        longest = min(ceil(max(lengths) / step) * step, 2 * isqrt(most_pixels) // step * step)
+        sides.append(np.arange(least, max(least, longest) + 1, step, dtype=np.int64))
+        cuts = [replace(like, tile=int(tile)) for tile in sides[-1]]
+        counts.append(np.array([[count_tiles(length, cut) for length in lengths] for cut in cuts], dtype=np.int64))
+    (widths, heights), (columns, rows) = sides, counts
+    tiles = rows @ (-(-columns // batch) * batch).T
+    pixels = heights[:, None] * widths[None, :]
+    computed = np.where(pixels <= most_pixels, tiles * pixels, np.iinfo(np.int64).max)
+    equals = np.argwhere(computed == computed.min())
+    row, column = min(equals, key=lambda at: (tiles[tuple(at)], abs(heights[at[0]] - widths[at[1]])))
+    return TileShape(replace(like, tile=int(heights[row])), replace(like, tile=int(widths[column])))
 
 
-def _count(length: int, cut: Cut) -> int:
-    return len(cut_side(length, cut).starts)
+def _computed_pixels(tiling: Tiling, batch: int, sizes: Sequence[tuple[int, int]]) -> int:
+    return sum(tiling.shape_for(size).computed_pixels(size, batch) for size in sizes)

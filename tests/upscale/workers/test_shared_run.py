@@ -22,7 +22,7 @@ import redline.cli
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
@@ -247,12 +247,12 @@ def pipes(*names: str) -> tuple[Crew, list[Connection]]:
 
 def test_workers_agree_or_say_why_not() -> None:
     job = Job(UpscaleSettings(), (), None, ((100, 70),))
-    good = Proposal(64, 3, "eager", "abc")
+    good = Proposal(((64, 64),), 3, "eager", "abc")
     for proposals, expected in (
-        ((good, Proposal(48, 4, "eager", "abc")), Agreed(48, 3)),
-        ((good, Failed("2 GiB are too little.")), Agreed(64, 3)),
-        ((good, Proposal(64, 3, "bf16", "abc")), "two would work under bf16 and others under eager"),
-        ((Proposal(64, 3, "eager", "abd"),), "one has other weights"),
+        ((good, Proposal(((80, 48), (48, 80)), 4, "eager", "abc")), Agreed(((80, 48), (48, 80)), 3)),
+        ((good, Failed("2 GiB are too little.")), Agreed(((64, 64),), 3)),
+        ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two would work under bf16 and others under eager"),
+        ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has other weights"),
         ((Failed("there is no memory."), None), "no worker could begin: (one|two)"),
     ):
         crew, ends = pipes(*("one", "two")[: len(proposals)])
@@ -296,12 +296,12 @@ def test_a_worker_that_gives_up_leaves_its_work_to_the_others(tmp_path: Path) ->
         run, heard = SharedRun(crew, Job(UpscaleSettings(), (), None, ()), Listener()), []
         with crew:
             if others:
-                assert sorted(o.task.source for o in run.run(tasks, Cut(32, 4, 4), 2, heard.append)) == [
+                assert sorted(o.task.source for o in run.run(tasks, Tiling.square(Cut(32, 4, 4)), 2, heard.append)) == [
                     task.source for task in tasks
                 ]
             else:
                 with pytest.raises(RedlineError, match="no memory"):
-                    run.run(tasks, Cut(32, 4, 4), 2, heard.append)
+                    run.run(tasks, Tiling.square(Cut(32, 4, 4)), 2, heard.append)
         assert len(heard) == 3 * others
         for thread in threads:
             thread.join()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, cut_side
+from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
 from redline.upscale.pictures import is_partial
@@ -33,35 +33,41 @@ class Smeared(nn.Module):
         return nn.functional.pixel_shuffle(self.convolution(x), 2).sigmoid()
 
 
-def made(cut: Cut) -> Enlarger:
-    return Enlarger(Network(Smeared(), 2, cut.align, "a planted network", "digest"), Plan(), "cpu", cut, 2)
+def made(tiling: Tiling) -> Enlarger:
+    return Enlarger(Network(Smeared(), 2, 4, "a planted network", "digest"), Plan(), "cpu", tiling, 2)
 
 
-def in_parts(task: Task, count: int, cut: Cut, wrap: bool = False) -> tuple[Split, list[Outcome]]:
+def tiles(*cuts: Cut) -> Tiling:
+    """Square ones; of two cuts, one for rows and one for columns, and lying and upright."""
+    return Tiling((TileShape(cuts[0], cuts[-1]), TileShape(cuts[-1], cuts[0])))
+
+
+def in_parts(task: Task, count: int, tiling: Tiling, wrap: bool = False) -> tuple[Split, list[Outcome]]:
     settings = UpscaleSettings(pictures=PictureSettings(wrap=wrap), split_pixels=1)
-    found = split(task, count, settings, cut, 2)
+    found = split(task, count, settings, tiling, 2)
     assert found is not None and is_partial(found.folder) and len(found.parts) == count
     # From the last to the first: no part waits for what another one carries over.
-    return found, [PictureRun(made(cut), settings.pictures).run([part])[0] for part in reversed(found.parts)]
+    return found, [PictureRun(made(tiling), settings.pictures).run([part])[0] for part in reversed(found.parts)]
 
 
 @pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "kind", "cut", "count"),
+    ("shape", "kind", "tiling", "count"),
     [
-        ((131, 37, 3), np.uint8, Cut(32, 4, 4, 4), 2),
-        ((150, 21), np.uint16, Cut(32, 4, 8, 4), 3),
-        ((90, 33, 4), np.uint8, Cut(20, 4, 4, 4), 4),  # three tiles lie above each other
+        ((131, 37, 3), np.uint8, tiles(Cut(32, 4, 4, 4)), 2),
+        ((150, 21), np.uint16, tiles(Cut(32, 4, 8, 4)), 3),
+        ((90, 33, 4), np.uint8, tiles(Cut(20, 4, 4, 4)), 4),  # three tiles lie above each other
+        ((131, 60, 3), np.uint8, tiles(Cut(24, 4, 4, 4), Cut(40, 4, 4, 4)), 2),
     ],
 )
 def test_parts_are_what_one_worker_makes(
-    shape: tuple[int, ...], kind: type, cut: Cut, count: int, wrap: bool, tmp_path: Path
+    shape: tuple[int, ...], kind: type, tiling: Tiling, count: int, wrap: bool, tmp_path: Path
 ) -> None:
     samples = np.random.default_rng(sum(shape)).integers(0, np.iinfo(kind).max + 1, shape, dtype=kind)
     Image.fromarray(samples).save(tmp_path / "in.png", dpi=(72, 72))
     task, alone = Task(tmp_path / "in.png", tmp_path / "out" / "big.png"), Task(tmp_path / "in.png", tmp_path / "1.png")
-    (expected,) = PictureRun(made(cut), PictureSettings(wrap=wrap)).run([alone])
-    found, outcomes = in_parts(task, count, cut, wrap)
+    (expected,) = PictureRun(made(tiling), PictureSettings(wrap=wrap)).run([alone])
+    found, outcomes = in_parts(task, count, tiling, wrap)
     assert not expected.error and not any(outcome.error for outcome in outcomes) and not task.target.exists()
     outcome = found.assemble(PictureSettings(wrap=wrap), 2)
     assert not outcome.error and (outcome.width, outcome.height) == (expected.width, expected.height)
@@ -85,9 +91,12 @@ def test_what_is_left_whole(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
     task, cut = Task(tmp_path / "in.png", tmp_path / "out" / "big.png"), Cut(32, 4, 4, 4)
     rows = len(cut_side(131, cut).starts)
-    assert split(task, 2, UpscaleSettings(split_pixels=131 * 37), cut, 2) is None
-    assert split(Task(tmp_path / "gone.png", task.target), 2, UpscaleSettings(split_pixels=1), cut, 2) is None
-    most = split(task, 100, UpscaleSettings(split_pixels=1), cut, 2)
+    assert split(task, 2, UpscaleSettings(split_pixels=131 * 37), Tiling.square(cut), 2) is None
+    assert (
+        split(Task(tmp_path / "gone.png", task.target), 2, UpscaleSettings(split_pixels=1), Tiling.square(cut), 2)
+        is None
+    )
+    most = split(task, 100, UpscaleSettings(split_pixels=1), Tiling.square(cut), 2)
     assert most is not None and len(most.parts) == rows // 2
     assert [(part.first, part.last) for part in most.parts] == even_ranges(rows, rows // 2)
     most.discard()
@@ -98,14 +107,14 @@ def test_a_part_that_went_is_a_sentence_and_nothing_is_left(tmp_path: Path) -> N
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
     cut, settings = Cut(32, 4, 4, 4), PictureSettings()
     task = Task(tmp_path / "in.png", tmp_path / "out" / "big.png")
-    found, _ = in_parts(task, 2, cut)
+    found, _ = in_parts(task, 2, Tiling.square(cut))
     found.parts[1].rows.write_bytes(found.parts[1].rows.read_bytes()[: 74 * 3 * 5])
     assert "rows were given" in found.assemble(settings, 2).error
-    found, _ = in_parts(task, 2, cut)
+    found, _ = in_parts(task, 2, Tiling.square(cut))
     shutil.rmtree(found.folder)
     assert found.assemble(settings, 2).error
-    again = split(task, 2, UpscaleSettings(split_pixels=1), cut, 2)
+    again = split(task, 2, UpscaleSettings(split_pixels=1), Tiling.square(cut), 2)
     assert again is not None
     shutil.rmtree(again.folder)
-    (outcome,) = PictureRun(made(cut), settings).run(again.parts[:1])
+    (outcome,) = PictureRun(made(Tiling.square(cut)), settings).run(again.parts[:1])
     assert outcome.error.startswith("cannot write") and not list((tmp_path / "out").iterdir())

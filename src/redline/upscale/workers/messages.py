@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from redline.upscale.settings import UpscaleSettings
+from redline.upscale.settings import TileSizes, UpscaleSettings
 from redline.upscale.tasks import Task
 
 
@@ -15,15 +15,15 @@ class Job:
 
     settings: UpscaleSettings
     samples: tuple[Task, ...]
-    tile: int | None
+    tiles: TileSizes | None
     sizes: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A worker's answer: the tile and the batch that fit it, and what decides how its pixels look."""
+    """A worker's answer: the tiles and the batch that fit it, and what decides how its pixels look."""
 
-    tile: int
+    tiles: TileSizes
     batch: int
     plan: str
     digest: str
@@ -31,9 +31,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The tile and the batch for everyone: others would give other pixels."""
+    """The tiles and the batch for everyone: others would give other pixels."""
 
-    tile: int
+    tiles: TileSizes
     batch: int
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from redline.errors import RedlineError
-from redline.upscale.layout import Cut
+from redline.upscale.layout import Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.tasks import Task
 from redline.upscale.workers.crew import Crew, Member
@@ -23,7 +23,7 @@ class SharedRun:
         self._crew, self._job, self._listener = crew, job, listener
 
     def agree(self, plan: str, digest: str) -> Agreed:
-        """The smallest tile and batch that any worker proposes, once all of them are ready to work as we would."""
+        """The smallest tiles and batch that any worker proposes, once all of them are ready to work as we would."""
         proposals: dict[Member, Proposal] = {}
         for member in self._crew.members:
             member.send(self._job)
@@ -41,12 +41,15 @@ class SharedRun:
         if not self._crew.members:
             raise RedlineError(f"no worker could begin: {why}.")
         there = [proposals[member] for member in self._crew.members]
-        agreed = Agreed(min(one.tile for one in there), min(one.batch for one in there))
+        smallest = min(there, key=lambda one: max(width * height for width, height in one.tiles))
+        agreed = Agreed(smallest.tiles, min(one.batch for one in there))
         for member in self._crew.members:
             member.send(agreed)
         return agreed
 
-    def run(self, tasks: Sequence[Task], cut: Cut, scale: int, finished: Callable[[Outcome], None]) -> list[Outcome]:
+    def run(
+        self, tasks: Sequence[Task], tiling: Tiling, scale: int, finished: Callable[[Outcome], None]
+    ) -> list[Outcome]:
         settings = self._job.settings
         outcomes: list[Outcome] = []
 
@@ -57,7 +60,7 @@ class SharedRun:
             finished(outcome)
 
         def cut_up(task: Task, count: int) -> Split | None:
-            return split(task, count, settings, cut, scale)
+            return split(task, count, settings, tiling, scale)
 
         queue = WorkQueue(tasks, [member.name for member in self._crew.members], cut_up)
         settling: list[Future[None]] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.upscale.layout import Cut, Side
+from redline.upscale.layout import Side, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame
 from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
@@ -124,12 +124,14 @@ def is_large(task: Task, settings: UpscaleSettings) -> bool:
         return False
 
 
-def split(task: Task, count: int, settings: UpscaleSettings, cut: Cut, scale: int) -> Split | None:
+def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, scale: int) -> Split | None:
     """The picture in at most so many parts; None when it is better left whole."""
     try:
         with open_picture(task.source, settings.pictures.pixel_limit) as picture:
-            pixels, height = picture.width * picture.height, picture.height
+            width, height = picture.width, picture.height
+            pixels = width * height
             raw_bytes = pixels * scale**2 * picture.channels * (picture.bits // 8)
+        cut = tiling.shape_for((width, height)).rows
         rows = len(frame(height, cut, settings.pictures.wrap).side.starts)
         count = min(count, rows // _LEAST_ROWS)
         if pixels <= settings.split_pixels or count < 2:

@@ -82,10 +82,10 @@ def _work(line: Line, device: str, sharing: int) -> None:
         torch.cuda.set_device(device)  # so that nothing is set up on the first GPU by every worker
     job: Job = line.receive()
     upscaling = Upscaling(replace(job.settings, device=device, workers=1), line.listener())
-    cut, batch = upscaling.choose_tiles(job.sizes, job.tile, sharing)
-    line.send(Proposal(cut.tile, batch, str(upscaling.plan), upscaling.network.digest))
+    tiling, batch = upscaling.choose_tiles(job.sizes, job.tiles, sharing)
+    line.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
     agreed: Agreed = line.receive()
-    enlarger = upscaling.make_enlarger(upscaling.cut(agreed.tile), agreed.batch)
+    enlarger = upscaling.make_enlarger(upscaling.tiling(agreed.tiles), agreed.batch)
 
     def tell(outcome: Outcome) -> None:
         upscaling.listener.finished(outcome)

@@ -1,0 +1,43 @@
+"""Pictures that fit in memory whole, as a film's do: enlarged by tiles, and put together where there is room."""
+
+import torch
+from torch import Tensor
+
+from redline.memory import is_out_of_memory
+from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.enlarger import Enlarger, OutOfMemory
+
+
+class WholePictures:
+    """Called with (B, 3, H, W) in [0, 1]; gives (B, 3, scale · H, scale · W), on the device or in main memory."""
+
+    def __init__(self, enlarger: Enlarger) -> None:
+        self._enlarger, self._place = enlarger, enlarger.device
+        self._can_leave = enlarger.copies.has_own_memory
+
+    def __call__(self, pictures: Tensor) -> Tensor:
+        while True:
+            try:
+                return self._enlarge(pictures.to(self._place))
+            except Exception as error:
+                if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
+                    raise
+            # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
+            self._make_room(pictures)
+
+    def _enlarge(self, pictures: Tensor) -> Tensor:
+        enlarger = self._enlarger
+        shape = enlarger.tiling.shape_for((pictures.shape[-1], pictures.shape[-2]))
+
+        def enlarge(tiles: Tensor) -> Tensor:
+            return enlarger.checked(tiles).to(self._place)
+
+        return enlarge_by_tiles(pictures, enlarge, enlarger.network.scale, shape, enlarger.batch)
+
+    def _make_room(self, pictures: Tensor) -> None:
+        if not self._can_leave:
+            shape = self._enlarger.tiling.shape_for((pictures.shape[-1], pictures.shape[-2]))
+            self._enlarger.shrink(shape.rows.tile, shape.columns.tile)
+            return
+        self._place, self._can_leave = torch.device("cpu"), False
+        self._enlarger.say("out of memory: pictures are put together in main memory from now on")

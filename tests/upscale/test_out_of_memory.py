@@ -1,0 +1,208 @@
+"""Memory that runs out around the network: the rows of tiles are put together elsewhere, or the network takes less."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from redline.errors import ModelError
+from redline.plan import Plan
+from redline.upscale import pictures_run
+from redline.upscale.blend import Blender
+from redline.upscale.copies import OverlappedCopies, PlainCopies
+from redline.upscale.enlarger import Enlarger
+from redline.upscale.layout import Cut, TileShape, Tiling
+from redline.upscale.network import Network
+from redline.upscale.picture_under_way import PictureUnderWay
+from redline.upscale.pictures import is_partial
+from redline.upscale.pictures_run import PictureRun
+from redline.upscale.settings import PictureSettings
+from redline.upscale.tasks import Task
+from redline.upscale.whole_pictures import WholePictures
+
+TILES = Tiling((TileShape(Cut(24, 4, 4, 4), Cut(40, 4, 4, 4)), TileShape(Cut(40, 4, 4, 4), Cut(24, 4, 4, 4))))
+
+
+class Twice(nn.Module):
+    """Every pixel four times, so that what must come out is known exactly."""
+
+    def __init__(self, runs_out: Callable[[Tensor], bool] = lambda _: False) -> None:
+        super().__init__()
+        self.runs_out, self.seen = runs_out, set()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.runs_out(x):
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        self.seen.add(tuple(x.shape[-2:]))
+        return (x * self.scale).repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+
+class Apart(PlainCopies):
+    """A device with memory of its own: tensors on it are those of `cpu:0`, and main memory is `cpu`."""
+
+    has_own_memory = True
+
+
+def made(said: list[str], module: nn.Module | None = None, apart: bool = True, batch: int = 3) -> Enlarger:
+    network = Network(module or Twice(), 2, 4, "a planted network", "digest")
+    using = Enlarger(network, Plan(), "cpu:0", TILES, batch, said.append)
+    using.copies = Apart() if apart else PlainCopies()
+    return using
+
+
+def on_device(blender: Blender) -> bool:
+    return blender.device.index is not None
+
+
+def save(path: Path, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    samples = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(samples).save(path)
+    return samples
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture)
+
+
+def enlarged(folder: Path, using: Enlarger, *shapes: tuple[int, ...]) -> None:
+    """Runs pictures of these shapes, and holds the results against what they must be."""
+    tasks, expected = [], []
+    for index, shape in enumerate(shapes):
+        tasks.append(Task(folder / f"{index}.png", folder / "out" / f"{index}.png"))
+        expected.append(save(tasks[-1].source, shape, index).repeat(2, 0).repeat(2, 1))
+    outcomes = PictureRun(using, PictureSettings()).run(tasks)
+    assert not any(outcome.error for outcome in outcomes)
+    for task, wanted in zip(tasks, expected, strict=True):
+        result = pixels(task.target)
+        if wanted.shape[-1] == 4:  # colour is multiplied by alpha and divided again
+            assert np.array_equal(result[..., 3], wanted[..., 3])
+            visible = wanted[..., 3] > 0
+            assert np.abs(result.astype(int) - wanted)[visible].max() <= 1
+        else:
+            assert np.array_equal(result, wanted)
+
+
+def test_lying_and_upright_pictures_in_one_run(tmp_path: Path) -> None:
+    module = Twice()
+    enlarged(tmp_path, made([], module, apart=False), (50, 131, 3), (131, 50, 4), (20, 38), (40, 24, 3))
+    assert module.seen == {(24, 40), (40, 24)}
+
+
+SENTENCE = "out of memory: pictures 300 pixels wide are put together in main memory from now on"
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_wide_picture_is_put_together_in_main_memory(
+    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its second row of tiles on, when rows are carried over already; narrow ones stay on the device."""
+    said, places = [], []
+    blend = Blender.blend
+
+    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+        width = self._columns.length
+        places.append((width, on_device(self)))
+        finished = blend(self, row, tiles)
+        if on_device(self) and width > 200 and row > 0:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return finished
+
+    monkeypatch.setattr(Blender, "blend", planted)
+    enlarged(tmp_path, made(said), (60, 300, channels), (61, 50, 3), (60, 301, 3), (300, 61, 3))
+    assert said == [SENTENCE]
+    wide = [there for width, there in places if width == 300]
+    assert wide[:2] == [True, True] and not any(wide[2:]) and len(wide) > 3
+    assert not any(there for width, there in places if width == 301)
+    assert all(there for width, there in places if width < 200)
+
+
+def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is carried over to the next row has gone on by then, and must go back."""
+    said, calls = [], []
+    from_planes = pictures_run.from_planes
+
+    def planted(*arguments: object) -> Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return from_planes(*arguments)
+
+    monkeypatch.setattr(pictures_run, "from_planes", planted)
+    enlarged(tmp_path, made(said), (90, 300, 3))
+    assert said == [SENTENCE]
+
+
+def test_a_network_that_finds_no_room_beside_the_rows_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, freed = [], []
+    leave = PictureUnderWay.blend_in_main_memory
+    monkeypatch.setattr(PictureUnderWay, "blend_in_main_memory", lambda self: (freed.append(1), leave(self)))
+    enlarged(tmp_path, made(said, Twice(lambda _: not freed)), (60, 300, 3))
+    assert said[-1] == SENTENCE and all("going on with" in text for text in said[:-1])
+
+
+def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    using, blend = made(said, apart=False), Blender.blend
+
+    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+        if row and using.batch > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return blend(self, row, tiles)
+
+    monkeypatch.setattr(Blender, "blend", planted)
+    enlarged(tmp_path, using, (60, 300, 3))
+    assert said == ["out of memory: going on with 1 tile at a time"]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_out_of_memory_to_the_end_is_a_sentence(apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planted(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    monkeypatch.setattr(Blender, "blend", planted)
+    save(tmp_path / "in.png", (60, 300, 3))
+    with pytest.raises(ModelError, match="out of memory even with one tile of 20 × 20"):
+        PictureRun(made([], apart=apart), PictureSettings()).run([Task(tmp_path / "in.png", tmp_path / "out.png")])
+    assert not (tmp_path / "out.png").exists() and not any(is_partial(path) for path in tmp_path.iterdir())
+
+
+def test_a_band_that_cannot_be_brought_in_is_worked_on_from_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Apart):
+        def bring_in(self, tensor: Tensor) -> object:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    said: list[str] = []
+    using = made(said)
+    using.copies = Full()
+    enlarged(tmp_path, using, (60, 300, 3), (50, 41, 4))
+    assert said == ["out of memory: rows of tiles are copied in one at a time where they do not fit"]
+
+
+def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, blend = [], Blender.blend
+    frames, whole = torch.rand(2, 3, 50, 90), WholePictures(made(said))
+
+    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+        if row and whole._place.index is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return blend(self, row, tiles)
+
+    monkeypatch.setattr(Blender, "blend", planted)
+    for _ in range(2):
+        expected = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
+        torch.testing.assert_close(whole(frames), expected, atol=1e-6, rtol=0)
+    assert said == ["out of memory: pictures are put together in main memory from now on"]
+
+
+def test_devices_have_memory_of_their_own() -> None:
+    assert OverlappedCopies.has_own_memory and not PlainCopies.has_own_memory
