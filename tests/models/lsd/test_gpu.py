@@ -1,0 +1,59 @@
+"""On a GPU: recorded as one CUDA graph, compiled, and in half precision, it is the same model."""
+
+import pytest
+import torch
+
+from redline.models.lsd import SIZES, Lsd
+
+pytestmark = pytest.mark.gpu
+
+
+def case(height: int = 120, width: int = 100) -> tuple[Lsd, tuple[torch.Tensor, ...]]:
+    model = Lsd(SIZES["tiny"]).eval().cuda()
+    pictures = (torch.rand(3, 1, 3, height, width, device="cuda") * 2 - 1).unbind(0)
+    return model, (*pictures, torch.tensor([999], device="cuda"), torch.rand(1, 8, device="cuda"))
+
+
+def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.float() - other.float()).norm() / other.float().norm())
+
+
+@torch.inference_mode()
+def test_a_recorded_pass_follows_its_buffers() -> None:
+    model, inputs = case()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            model(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        output = model(*inputs)
+    for _ in range(3):
+        for buffer in (*inputs[:3], inputs[4]):
+            buffer.copy_(torch.rand_like(buffer))
+        inputs[3].fill_(int(torch.randint(1000, ())))
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.testing.assert_close(output, model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@torch.inference_mode()
+def test_compiled_whole_and_in_half_precision(dtype: torch.dtype) -> None:
+    model, inputs = case(64, 96)
+    expected = model(*inputs) - inputs[1]
+    model = model.to(dtype).to(memory_format=torch.channels_last)
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    assert relative(compiled(*inputs) - inputs[1], expected) < (2e-3 if dtype == torch.float32 else 3e-2)
+
+
+@torch.inference_mode()
+def test_no_synchronisation_in_a_pass() -> None:
+    model, inputs = case()
+    model(*inputs)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(*inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
