@@ -1,0 +1,103 @@
+"""`redline train lsd`: a model that restores live video, from a settings file to weights and a page about them."""
+
+import shlex
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.machine import resolve_device
+from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.training.loop import Outcome
+from redline.training.loop import train as run_training
+from redline.training.lsd.result import LsdResult, write_lsd_result
+from redline.training.lsd.settings import LsdTraining
+from redline.training.lsd.task import LsdTask
+
+
+def train_lsd(
+    config: Annotated[str, typer.Argument(help="A settings file, or a bundled one: lsd-tiny.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for weights, checkpoints and journal.")] = None,
+    photos: Annotated[str | None, typer.Option(help="Folder to train on, instead of the file's.")] = None,
+    validation: Annotated[
+        list[str] | None, typer.Option(help="Folder of photos to judge by, instead of the file's; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
+    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (8m), likewise.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Train a live video model on clips made from the photos of a folder; Ctrl-C saves where it stands.
+
+    Example: redline train lsd lsd-tiny --photos photos --validation held-out --out tiny
+    """
+    # That file registers this command, so it is read first.
+    shared: Any = import_module("redline.cli.train")
+    path = shared.find_config(config)
+    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    settings = LsdTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
+    folder = out or Path("redline-out") / "train" / path.stem
+    where = torch.device(resolve_device(device))
+    with progress.status("reading photos …") as status:
+        task = LsdTask(settings, where)
+        pairs = task.clips.crops.pairs
+        for sentence in pairs.skipped:
+            progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
+        said = f"{pairs.photos} photos, {pairs.pixels / 1e6:.0f} megapixels, on {where}, {task.precision}"
+        progress.print(f"[dim]{escape(said)}[/]", highlight=False)
+        status.update("the first steps …")
+        outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(status))
+        if outcome.interrupted:
+            given = {"--photos": [photos], "--validation": validation or [], "--steps": [steps], "--time": [time_limit]}
+            words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
+            again = ["redline", "train", "lsd", config, *words, "--out", str(folder), "--resume"]
+            shared._stopped(outcome, shlex.join(again))
+        status.update("judging …")
+        result = write_lsd_result(task, outcome, folder)
+    _print_json(outcome, result) if as_json else _print(outcome, result)
+
+
+def _print(outcome: Outcome, result: LsdResult) -> None:
+    if result.scores:
+        table = Table(
+            "test set", "PSNR dB", "input", "warp error", "frame by frame", "drift dB", box=None, pad_edge=False
+        )
+        for name, seen in result.scores.items():
+            table.add_row(
+                name,
+                f"[bold]{seen.psnr_db:.2f}[/]",
+                f"{seen.input_psnr_db:.2f}",
+                f"[bold]{seen.warp_error:.5f}[/]",
+                f"{seen.alone_warp_error:.5f}",
+                f"{seen.drift_db:+.2f}",
+            )
+        results.print(table)
+    took = format_seconds(outcome.position.elapsed_s)
+    results.print(
+        f"[bold]{result.weights}[/]: {result.parameters:,} parameters, {format_bytes(result.model_bytes)}, "
+        f"{outcome.position.step:,} steps in {took}, up to {result.stage}; about it: {result.card}",
+        highlight=False,
+    )
+
+
+def _print_json(outcome: Outcome, result: LsdResult) -> None:
+    print_json(
+        {
+            "weights": str(result.weights),
+            "card": str(result.card),
+            "parameters": result.parameters,
+            "model_bytes": result.model_bytes,
+            "stage": result.stage,
+            "steps": outcome.position.step,
+            "elapsed_s": outcome.position.elapsed_s,
+            "peak_bytes": outcome.peak_bytes,
+            "scores": {name: asdict(seen) for name, seen in result.scores.items()},
+        }
+    )

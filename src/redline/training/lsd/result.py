@@ -1,0 +1,151 @@
+"""What a finished training of an LSD leaves behind: the averaged weights, and a page that says what they reach.
+
+The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are judged.
+"""
+
+import copy
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.models.lsd import Lsd, save_lsd
+from redline.quantities import format_bytes, format_seconds
+from redline.training.loop import Outcome
+from redline.training.lsd.pupil import Pupil
+from redline.training.lsd.settings import STAGES
+from redline.training.lsd.task import LsdTask
+from redline.training.lsd.validation import Restoration
+from redline.version import VERSION
+
+WEIGHTS, CARD = "model.safetensors", "model-card.md"
+_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class LsdResult:
+    weights: Path
+    card: Path
+    model_bytes: int
+    parameters: int
+    stage: str
+    scores: dict[str, Restoration]
+
+
+def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
+    """Judges the averaged weights as they will be stored, over many frames, then writes weights and page."""
+    dtype = _DTYPES[task.settings.model.weights]
+    model = rounded(outcome.model, dtype)
+    scores = task.judge(model, task.settings.loop.final_frames)
+    named = {Path(folder).resolve().name: seen for folder, seen in scores.items()}
+    pairs = task.clips.crops.pairs
+    about = {
+        "made_by": f"redline {VERSION}",
+        "model": str(model.config),
+        "settings": json.dumps(task.settings.to_dict()),
+        "sample_steps": str(task.settings.stages.sample_steps),
+        "data": f"{pairs.photos} photos, {pairs.pixels / 1e6:.1f} megapixels",
+        "steps": str(outcome.position.step),
+        "seconds": f"{outcome.position.elapsed_s:.0f}",
+        "stage": task.stage,
+        "scores": json.dumps({name: asdict(seen) for name, seen in named.items()}),
+    }
+    save_lsd(model, out / WEIGHTS, dtype, about)
+    size = (out / WEIGHTS).stat().st_size
+    parameters = sum(weight.numel() for weight in model.parameters())
+    result = LsdResult(out / WEIGHTS, out / CARD, size, parameters, task.stage, named)
+    write_text(out / CARD, _card(task, outcome, model, result))
+    return result
+
+
+def rounded(model: nn.Module, dtype: torch.dtype) -> Lsd:
+    """A copy of the student whose weights are what reading them back from a file of that dtype gives."""
+    student = model.student if isinstance(model, Pupil) else model
+    if not isinstance(student, Lsd):
+        raise RedlineError(f"a {type(student).__name__} is no LSD.")
+    result = copy.deepcopy(student).eval()
+    with torch.no_grad():
+        for weight in result.parameters():
+            weight.copy_(weight.to(dtype).float())
+            if not torch.isfinite(weight).all():
+                raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
+    return result
+
+
+def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str:
+    settings, pairs, position = task.settings, task.clips.crops.pairs, outcome.position
+    data, stages, loop = settings.data, settings.stages, settings.loop
+    reached = STAGES[: STAGES.index(result.stage) + 1]
+    lines = [
+        f"# {model.config}",
+        "",
+        "A model that restores the video of a poor camera as it comes (noise, blur, blocks of compression, darkness, "
+        "casts of colour), trained by `redline train lsd`.",
+        "",
+        "## Model",
+        "",
+        f"A U-Net of widths {', '.join(str(width) for width in model.config.widths)} over patches of "
+        f"{model.config.patch} × {model.config.patch} pixels: {result.parameters:,} parameters, "
+        f"{format_bytes(result.model_bytes)} as {settings.model.weights} safetensors. It sees the frame, its own last "
+        f"output and noise, and predicts the clean picture; it was judged with {stages.sample_steps} steps a frame of "
+        "the distilled sampler. The first two entries of its control vector say how much of darkness and of a cast to "
+        "keep, from 0 to 1.",
+        "",
+        "## Data",
+        "",
+        f"{pairs.photos} photos of the folder `{Path(data.photos).resolve().name}`, {pairs.pixels / 1e6:.1f} "
+        f"megapixels. Clips of {data.frame_px} × {data.frame_px} are made on the fly by moving a camera over them, so "
+        "that every motion is known, and are then degraded. No photo of the test sets below is among them.",
+        "",
+        "## Training",
+        "",
+        f"{position.step:,} steps of {data.batch} clips in {format_seconds(position.elapsed_s)} on "
+        f"{_device(task.device)}, {task.precision}, torch {torch.__version__}. Stages reached: {', '.join(reached)}. "
+        f"{loop.optimizer}, cosine schedule, averaged weights (decay {loop.ema_decay:g}). Peak memory "
+        f"{format_bytes(outcome.peak_bytes)}.",
+        "",
+        *_scores(result),
+        "## Limits",
+        "",
+        "Its motions are those of a camera before a flat scene with one thing passing by. What the picture does not "
+        "hold is not invented, and people and faces were not looked at in particular.",
+        "",
+        "## Settings",
+        "",
+        "```json",
+        json.dumps(settings.to_dict(), indent=2),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _scores(result: LsdResult) -> list[str]:
+    if not result.scores:
+        return ["## Scores", "", "No test set was given, so nothing was judged.", ""]
+    rows = [
+        f"| {name} | {seen.clips} × {seen.frames} | **{seen.psnr_db:.2f}** | {seen.alone_psnr_db:.2f} "
+        f"| {seen.input_psnr_db:.2f} | **{seen.warp_error:.5f}** | {seen.alone_warp_error:.5f} "
+        f"| {seen.input_warp_error:.5f} | {seen.clean_warp_error:.5f} | {seen.drift_db:+.2f} |"
+        for name, seen in result.scores.items()
+    ]
+    return [
+        "## Scores",
+        "",
+        "PSNR in dB and warp error (mean absolute difference to the frame before, moved by the known motion) of the "
+        "weights as stored, in fp32: with its own history, each frame alone, the input itself, and for the warp error "
+        "the true film. Drift is what is lost of the gain from the first quarter of the frames to the last.",
+        "",
+        "| test set | clips × frames | PSNR | alone | input | warp error | alone | input | true film | drift dB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *rows,
+        "",
+    ]
+
+
+def _device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"
