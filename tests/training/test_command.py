@@ -77,6 +77,8 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(command, "_Line", Interrupting)
     stopped = run("--steps", "5", "--out", "x")
     assert stopped.exit_code == 130 and "stopped at step 3 and saved" in stopped.stderr
+    again = "redline train drct tiny.toml --photos photos --validation test --steps 5 --out x --resume"
+    assert again in stopped.stderr.replace("\n", " ")
     assert not (here / "x" / "model.safetensors").exists()
     monkeypatch.setattr(command, "_Line", line)
     finished = run("--steps", "5", "--out", "x", "--resume")
@@ -84,6 +86,21 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
     assert "PSNR-Y" in finished.stdout and "5 steps" in finished.stdout
     steps = [json.loads(row)["step"] for row in (here / "x" / "journal.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 3, 4, 5]
+
+
+def test_it_begins_with_the_weights_of_another_scale(here: Path) -> None:
+    assert run("--steps", "2", "--out", "x2").exit_code == 0
+    (here / "tiny.toml").write_text(SETTINGS.replace("scale = 2", "scale = 3"))
+    seen = run("--steps", "2", "--out", "x3", "--start", "x2/model.safetensors")
+    assert seen.exit_code == 0, seen.output
+    assert "beginning with all weights but those of the upsampling of `model.safetensors`" in seen.stderr
+    (here / "tiny.toml").write_text(SETTINGS.replace("width = 8", "width = 12"))
+    with pytest.raises(RedlineError, match="its width is 8, and the settings say 12"):
+        CliRunner().invoke(
+            train,
+            ["drct", "tiny.toml", "--photos", "photos", "--start", "x2/model.safetensors", "--device", "cpu"],
+            catch_exceptions=False,
+        )
 
 
 def test_a_short_time_is_kept(here: Path) -> None:

@@ -13,9 +13,11 @@ from safetensors import safe_open
 from redline.cli.train import CONFIGS
 from redline.errors import RedlineError
 from redline.models.drct import Drct, load_drct
+from redline.nn import Choosing
 from redline.super_resolution import evaluate, find_pairs
 from redline.training.loop import Progress, train
 from redline.training.model_card import rounded, write_result
+from redline.training.precision import computing_in
 from redline.training.super_resolution import DrctSettings, DrctTask, DrctTraining
 from synthetic_photos import save_synthetic_photos
 
@@ -173,6 +175,45 @@ def test_it_learns_to_beat_bicubic(tmp_path: Path, settings: DrctTraining) -> No
     assert start.mean.psnr_y_db < bicubic.mean.psnr_y_db
     assert learnt.mean.psnr_y_db > bicubic.mean.psnr_y_db + 0.15
     assert learnt.mean.ssim_y > bicubic.mean.ssim_y
+
+
+def test_on_a_cpu_scores_are_those_of_the_plain_operations(tmp_path: Path, settings: DrctTraining) -> None:
+    """And who trains with which kernels may change on the way."""
+    task = DrctTask(settings, CPU)
+    assert {module.implementation for module in task.model.modules() if isinstance(module, Choosing)} == {"reference"}
+    plain = DrctTask(replace(settings, loop=replace(settings.loop, fused_ops=False, compile=False)), CPU)
+    assert plain.identity == task.identity
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fused_ops_give_the_gradients_of_plain_ones(precision: str, compiled: bool, settings: DrctTraining) -> None:
+    gpu, gradients, losses = torch.device("cuda"), [], []
+    model = replace(settings.model, width=24, growth=8, features=12, window=8)
+    loop = replace(settings.loop, precision=precision, compile=compiled)
+    for fused in (False, True):
+        chosen = replace(loop, fused_ops=fused, compile=compiled and fused)
+        task = DrctTask(replace(settings, model=model, loop=chosen), gpu)
+        used = {module.chosen() for module in task.model.modules() if isinstance(module, Choosing)}
+        assert used == {"triton" if fused else "reference"}
+        random = torch.Generator().manual_seed(3)
+        with torch.no_grad():  # as it starts, nothing of the body reaches the output
+            for weight in task.model.parameters():
+                weight += 0.1 * torch.randn(weight.shape, generator=random).to(gpu)
+        small, large = task.crops.batch(0)
+        with computing_in(precision, gpu):
+            output = task.model(small)
+        # Squares, because the gradient of an absolute error turns round where rounding does.
+        loss = (output.float() - large).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([weight.grad.double() for weight in task.model.parameters()])
+    limit = 1e-3 if precision == "fp32" else 0.15
+    assert losses[1] == pytest.approx(losses[0], rel=limit)
+    names = [name for name, _ in task.model.named_parameters()]
+    for name, one, other in zip(names, *gradients, strict=True):
+        assert (one - other).norm() <= limit * one.norm(), name
 
 
 @pytest.mark.gpu

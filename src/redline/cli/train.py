@@ -3,6 +3,7 @@
 `redline train CONFIG.toml` trains a language model; other kinds of model have a word of their own before the file.
 """
 
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.train_lsd import train_lsd
 from redline.errors import RedlineError
 from redline.machine import resolve_device
 from redline.quantities import format_bytes, format_seconds, parse_seconds
@@ -115,6 +117,9 @@ def train_drct(
     validation: Annotated[
         list[str] | None, typer.Option(help="Folder of a test set, instead of the file's; repeatable.")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Weights of a DRCT of the same shape to begin with; of any scale.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
     steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
     time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
@@ -127,7 +132,7 @@ def train_drct(
     """
     path = find_config(config)
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
-    settings = DrctTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
+    settings = DrctTraining.read(path, photos=photos, validation=validation, start=start, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
     where = torch.device(resolve_device(device))
     with progress.status("reading photos …") as status:
@@ -136,13 +141,22 @@ def train_drct(
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
         said = f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.0f} megapixels, on {where}"
         _say(f"{said}, {task.precision}")
+        if task.start and not resume:
+            _say(f"beginning with {task.start}")
         status.update("the first steps …")
         outcome = run_training(task, settings.loop, folder, where, resume, _Line(status))
         if outcome.interrupted:
-            _stopped(outcome, f"redline train drct {config} --out {folder} --resume")
+            given = {"--photos": [photos], "--validation": validation or [], "--start": [start]}
+            given |= {"--steps": [steps], "--time": [time_limit]}
+            words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
+            again = ["redline", "train", "drct", config, *words, "--out", str(folder), "--resume"]
+            _stopped(outcome, shlex.join(again))
         status.update("scoring …")
         result = write_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
+
+
+train.command("lsd")(train_lsd)
 
 
 def find_config(name: str) -> Path:

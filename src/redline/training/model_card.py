@@ -45,6 +45,7 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
     # Where the photos lay is nobody's business; what the folder was called says enough.
     config["data"]["photos"] = _name(task.settings.data.photos)
     config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
+    config["model"]["start"] = task.start.name if task.start else ""
     about = {
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
@@ -54,6 +55,8 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
         "seconds": f"{outcome.position.elapsed_s:.0f}",
         "scores": json.dumps({_name(name): asdict(seen.mean) for name, seen in scores.items()}),
     }
+    if task.start:
+        about["start"] = json.dumps(asdict(task.start))
     save_drct(model, out / WEIGHTS, dtype, about)
     size = (out / WEIGHTS).stat().st_size
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -100,7 +103,8 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
         f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
         f"torch {torch.__version__}; absolute error, {settings.loop.optimizer}, cosine schedule, "
-        f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}.",
+        f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
+        + (f"It began with {task.start}." if task.start else "It began as an interpolation."),
         "",
         *_scores(result, shape.scale),
         "## Limits",

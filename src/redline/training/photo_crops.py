@@ -82,7 +82,10 @@ class PhotoCrops:
 
 def _cut(pixels: Tensor, start: Tensor, width: Tensor, turn: Tensor, side: int) -> Tensor:
     # One small table travels to the device; every index is made there.
-    table = torch.stack((start, width, turn)).to(pixels.device, non_blocking=True)
+    table = torch.stack((start, width, turn))
+    if pixels.is_cuda:
+        table = table.pin_memory()  # from other memory a copy may wait for the device, and the host with it
+    table = table.to(pixels.device, non_blocking=True)
     start, width, turn = table[:, :, None, None].unbind(0)
     along = torch.arange(side, device=pixels.device)
     down, across = along[None, :, None], along[None, None, :]

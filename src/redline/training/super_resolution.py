@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig
+from redline.nn import Choosing
 from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
@@ -19,12 +20,17 @@ from redline.training.photo_crops import PhotoCrops
 from redline.training.photo_pairs import PhotoSettings, hash_of
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
 
 
 @dataclass(frozen=True)
 class DrctSettings:
-    """The model's shape, its heads and MLPs by the paper's rule; `weights` is what the result is stored in."""
+    """The model's shape, its heads and MLPs by the paper's rule.
+
+    `weights` is what the result is stored in. `start` is a file of weights to begin with: of a DRCT of the same shape,
+    whose scale may be another one.
+    """
 
     scale: int = 4
     groups: int = 3
@@ -33,6 +39,7 @@ class DrctSettings:
     features: int = 32
     window: int = 16
     weights: str = "fp16"
+    start: str = ""
 
     def __post_init__(self) -> None:
         choices("weights", self.weights, ("fp16", "fp32"))
@@ -46,9 +53,10 @@ class DrctSettings:
 
 @dataclass(frozen=True)
 class DrctLoopSettings(LoopSettings):
-    """`compile` compiles the groups, which are alike."""
+    """`compile` compiles the groups, which are alike; `fused_ops` takes Redline's own kernels on a GPU."""
 
     compile: bool = False
+    fused_ops: bool = True
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,7 @@ class DrctTraining:
         # A length given on the command line replaces the file's, whichever of the two kinds that is.
         if "steps" in given or "minutes" in given:
             loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}
+        model |= {name: value for name, value in given.items() if name == "start"}
         data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
         loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
         return cls(
@@ -89,15 +98,23 @@ class DrctTask(Task):
         self.settings, self.device = settings, device
         self.items_per_step = settings.data.batch
         self.precision = resolve_precision(settings.loop.precision, device)
-        self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
-        self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
-        self._refuse_known_pictures()
+        # Before the photos, which take a while to read: weights that do not fit are said at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             model = Drct(settings.model.config)
         start_as_interpolation(model)
+        start = settings.model.start
+        self.start: StartingWeights | None = start_from(model, start) if start else None
+        self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
+        self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
+        self._refuse_known_pictures()
         model = model.to(device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if settings.loop.fused_ops and device.type == "cuda":
+            # Plain attention writes out every score, and once more on the way back.
+            for module in model.modules():
+                if isinstance(module, Choosing):
+                    module.implementation = "auto"
         if settings.loop.compile:
             # Groups are alike, so that one compiled serves all of them.
             for group in model.layers:
@@ -106,10 +123,12 @@ class DrctTask(Task):
     @property
     def identity(self) -> Mapping[str, Any]:
         """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
-        free = {*FREE_TO_CHANGE, "compile", "photos", "validation", "weights"}
+        free = {*FREE_TO_CHANGE, "compile", "fused_ops", "photos", "validation", "weights"}
         settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
         kept = {name: value for name, value in settings.items() if name not in free}
-        return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels}
+        # By what is in the file, wherever it lies.
+        start = self.start.sha256 if self.start else None
+        return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels, "start": start}
 
     def optimizer(self) -> Optimizer:
         return build_optimizer(self.model, self.settings.loop)

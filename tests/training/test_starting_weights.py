@@ -1,0 +1,122 @@
+"""A training begins with another's weights: all of them for the same scale, all but the upsampling for another."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from redline.errors import ModelError, RedlineError
+from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.training.interpolating_start import start_as_interpolation
+from redline.training.loop import train
+from redline.training.model_card import write_result
+from redline.training.photo_pairs import PhotoSettings
+from redline.training.starting_weights import start_from
+from redline.training.super_resolution import DrctLoopSettings, DrctSettings, DrctTask, DrctTraining
+from synthetic_photos import save_synthetic_photos
+
+CPU = torch.device("cpu")
+SHAPE = DrctSettings(scale=2, groups=1, width=8, growth=4, features=6, window=4)
+
+
+def saved(path: Path, scale: int, seed: int = 5, **others: int) -> Drct:
+    torch.manual_seed(seed)
+    shape = {"groups": 1, "width": 8, "growth": 4, "features": 6, "window": 4} | others
+    model = Drct(DrctConfig.of(scale, **shape))
+    save_drct(model, path)
+    return model
+
+
+def fresh(scale: int) -> Drct:
+    torch.manual_seed(6)
+    model = Drct(replace(SHAPE, scale=scale).config)
+    start_as_interpolation(model)
+    return model
+
+
+@pytest.mark.parametrize(("scale", "of"), [(2, 4), (4, 2), (3, 4), (2, 2)])
+def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path) -> None:
+    theirs, model, untouched = saved(tmp_path / "w.safetensors", of), fresh(scale), fresh(scale)
+    start = start_from(model, tmp_path / "w.safetensors")
+    assert start.has_upsampling == (scale == of) and start.name == "w.safetensors" and f"×{of}" in start.model
+    before, source = untouched.state_dict(), theirs.state_dict()
+    for name, weight in model.state_dict().items():
+        kept = name.startswith("upsample.") and scale != of
+        assert torch.equal(weight, (before if kept else source)[name]), name
+    # What was drawn is by no chance the same, so taking over and leaving alone are told apart.
+    assert not torch.equal(before["conv_last.weight"], source["conv_last.weight"])
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"groups": 2}, "its groups are 2, and the settings say 1"),
+        ({"width": 16}, "its width is 16, and the settings say 8"),
+        ({"features": 8}, "its features are 8, and the settings say 6"),
+        ({"window": 8}, "its window is 8, and the settings say 4"),
+    ],
+)
+def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
+    saved(tmp_path / "w.safetensors", 4, **others)
+    with pytest.raises(RedlineError, match=sentence):
+        start_from(fresh(2), tmp_path / "w.safetensors")
+
+
+def test_other_heads_are_refused_and_so_is_no_drct(tmp_path: Path) -> None:
+    save_drct(Drct(replace(SHAPE.config, heads=(1, 1, 1, 1, 1))), tmp_path / "w.safetensors")
+    with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the settings say 4/6/2/4/6"):
+        start_from(fresh(2), tmp_path / "w.safetensors")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "other.pth")
+    with pytest.raises(ModelError, match="is no DRCT"):
+        start_from(fresh(2), tmp_path / "other.pth")
+    with pytest.raises(ModelError, match="cannot read"):
+        start_from(fresh(2), tmp_path / "absent.pth")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> DrctTraining:
+    save_synthetic_photos(tmp_path / "photos", 2, 48, 53, seed=1)
+    saved(tmp_path / "x4.safetensors", 4)
+    model = replace(SHAPE, start=str(tmp_path / "x4.safetensors"))
+    loop = DrctLoopSettings(steps=2, precision="fp32", log_every=1)
+    return DrctTraining(model, PhotoSettings(str(tmp_path / "photos"), crop_px=8, batch=2), loop)
+
+
+def test_a_file_that_does_not_fit_is_said_before_photos_are_read(tmp_path: Path, settings: DrctTraining) -> None:
+    elsewhere = replace(settings, model=replace(settings.model, groups=2), data=PhotoSettings("absent", crop_px=8))
+    with pytest.raises(RedlineError, match="its groups are 1"):
+        DrctTask(elsewhere, CPU)
+
+
+def test_the_card_and_the_weights_say_where_it_began(tmp_path: Path, settings: DrctTraining) -> None:
+    task = DrctTask(settings, CPU)
+    result = write_result(task, train(task, settings.loop, tmp_path / "out", CPU), tmp_path / "out")
+    card = result.card.read_text(encoding="utf-8")
+    assert task.start is not None and f"It began with {task.start}." in card and task.start.sha256[:16] in card
+    assert "all weights but those of the upsampling of `x4.safetensors`" in card and str(tmp_path) not in card
+    with safe_open(result.weights, "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["start"])["sha256"] == task.start.sha256
+    assert json.loads(about["settings"])["model"]["start"] == "x4.safetensors"
+
+
+def test_a_resumed_training_must_have_begun_with_the_same(tmp_path: Path, settings: DrctTraining) -> None:
+    train(DrctTask(settings, CPU), settings.loop, tmp_path / "out", CPU)
+    longer = replace(settings.loop, steps=3)
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "x4.safetensors").rename(tmp_path / "elsewhere" / "renamed.safetensors")
+    saved(tmp_path / "x4.safetensors", 4, seed=8)
+    for start in (settings.model.start, ""):
+        other = replace(settings, model=replace(settings.model, start=start))
+        with pytest.raises(RedlineError, match="is of another training: its start is"):
+            train(DrctTask(other, CPU), longer, tmp_path / "out", CPU, resume=True)
+    same = replace(settings, model=replace(settings.model, start=str(moved)))
+    assert train(DrctTask(same, CPU), longer, tmp_path / "out", CPU, resume=True).position.step == 3
+
+
+def test_a_training_without_a_start_is_what_it_was_before_there_were_any(settings: DrctTraining) -> None:
+    plain = DrctTask(replace(settings, model=replace(settings.model, start="")), CPU)
+    assert plain.start is None and plain.identity["start"] is None
