@@ -27,6 +27,7 @@ WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
     "gpt_124m": ("gpt_124m", {}),
     "llama": ("examples/transformers_model.py:llama", {"width": 1024, "layers": 12, "length": 512}),
     "timm_resnet50": ("examples/timm_model.py:resnet50", {"batch": 8}),
+    "drct_l": ("drct_l", {}),
 }
 
 

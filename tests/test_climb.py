@@ -1,5 +1,6 @@
 """The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost."""
 
+import contextlib
 import re
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from redline.measurement import load_measurements
 from redline.plan import Plan, parse_rung
 from redline.setups import SetUps
 from redline.verify import verify
+from redline.workers import WorkerPool
 
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
 PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
@@ -28,15 +30,28 @@ def planted() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def climbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Climbed, Path]]:
+def quiet_pool() -> Iterator[WorkerPool]:
+    """Workers without torch.compile; each climb with a pool of its own would cost seconds."""
+    with WorkerPool({"TORCH_COMPILE_DISABLE": "1"}) as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def lent_workers(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, pool: WorkerPool, quiet_pool: WorkerPool
+) -> None:
+    lent = quiet_pool if "without_compiler" in request.fixturenames else pool
+    for module in ("redline.climb", "redline.verify"):
+        monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent))
+
+
+@pytest.fixture(scope="module")
+def climbed(tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool) -> Iterator[tuple[Climbed, Path]]:
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=12, sampling_s=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        found = climb(settings)
-    yield found, folder
+    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=8, sampling_s=1)
+    yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
 
 
 def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]]:
@@ -67,13 +82,13 @@ def test_set_ups_side_by_side_change_no_verdict(
 ) -> None:
     heard: list[str] = []
     monkeypatch.setattr(SetUps, "at_once", lambda self, peak_bytes: 4)
-    names = tuple(rung.name for rung in planted_rungs.PLANTED)
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=2)
+    names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
+    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=1)
     found = climb(settings, lambda text, row: heard.append(text))
     assert "setting up 4 plans side by side" in heard
-    alone = {rung: verdict for rung, (verdict, _) in verdicts(climbed[0]).items() if rung != "cuda_graph"}
-    assert {rung: verdict for rung, (verdict, _) in verdicts(found).items()} == alone
-    assert str(found.plan) == str(climbed[0].plan)
+    alone, side_by_side = verdicts(climbed[0]), verdicts(found)
+    assert {rung: side_by_side[rung][0] for rung in names} == {rung: alone[rung][0] for rung in names}
+    assert str(found.plan) == "planted_fast"
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -177,7 +192,6 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
     from redline.course import ask_machine, lay_course
     from redline.logbook import Logbook
     from redline.race import run_race
-    from redline.workers import WorkerPool
 
     settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", sampling_s=1)
     with WorkerPool() as pool:
@@ -349,6 +363,7 @@ def test_bad_settings(tmp_path: Path) -> None:
             Settings("resnet", tmp_path, **values)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_verify_names_the_rungs_that_no_longer_hold() -> None:
     settings = Settings(f"{PLANTED}:waits", Path("."), device="cpu", timeout_s=30, sampling_s=1)
     seen = verify(Plan.parse("planted_fast + planted_useless"), settings)
