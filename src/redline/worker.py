@@ -20,6 +20,7 @@ from torch import nn
 
 from redline.ceilings import with_ceilings
 from redline.errors import RedlineError, WorkloadError
+from redline.flops import counting_flops
 from redline.gate import Gate, Score, tensors_of
 from redline.job import Job
 from redline.judging import (
@@ -313,9 +314,7 @@ def _forward_backward(job: Job, batch: Inputs) -> None:
 
 
 def _count_flops(run: Callable[[], object]) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
+    with counting_flops() as counter:
         run()
     return float(counter.get_total_flops())
 

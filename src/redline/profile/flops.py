@@ -2,11 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
-
+from redline.flops import counting_flops
 from redline.profile.subject import Subject
 from redline.profile.tracker import Tracker
 
@@ -40,25 +37,9 @@ class _Parents:
         self._tracker.__exit__(*error)
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
-
-
 def count_flops(subject: Subject) -> Flops:
     """Runs one step under the counter."""
-    aten = torch.ops.aten
-    # The counter knows the attention kernels of GPUs, not the CPU's.
-    also = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
-    }
-    counter = FlopCounterMode(display=False, custom_mapping=also)
-    counter.mod_tracker = _Parents(Tracker(subject))  # pyright: ignore[reportAttributeAccessIssue]
-    with counter:
+    with counting_flops(_Parents(Tracker(subject))) as counter:
         subject.step()
     by_layer = {
         name.removeprefix("layer:"): float(sum(counts.values()))

@@ -14,9 +14,9 @@ import torch
 from redline.cli.train import CONFIGS
 from redline.errors import RedlineError
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
-from redline.training.lsd import task as module
 from redline.training.clips.clips import Frame
 from redline.training.loop import Progress, train
+from redline.training.lsd import task as module
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, weights_by_input
 from redline.training.lsd.pupil import Pupil
