@@ -1,0 +1,147 @@
+"""How old a frame is when it is shown, stage by stage, and what became of those that never were.
+
+Stages follow one another without a gap, so their times add up to the latency:
+
+- capture: from the capture of the frame until it is offered to the model (decoding, conversion)
+- wait: in the frame slot or queue
+- copy_in, compute, copy_out: in the transform
+- display: waiting for the sink, and inside it
+
+Percentiles are exact over the last frames (a window); counts, means and extremes are of all frames. Memory is bounded.
+"""
+
+import json
+import math
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+import numpy as np
+
+from redline.errors import RedlineError
+
+STAGES = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True)
+class FrameTimes:
+    """Seconds that one frame spent in each stage, and the moment at which it was shown."""
+
+    capture_s: float
+    wait_s: float
+    copy_in_s: float
+    compute_s: float
+    copy_out_s: float
+    display_s: float
+    shown_s: float
+
+    @property
+    def stages_s(self) -> tuple[float, ...]:
+        return (self.capture_s, self.wait_s, self.copy_in_s, self.compute_s, self.copy_out_s, self.display_s)
+
+    @property
+    def latency_s(self) -> float:
+        return math.fsum(self.stages_s)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """`mean_s` and `most_s` are of all frames, the percentiles of the window."""
+
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    mean_s: float
+    most_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """`jitter_s` is the mean change of latency from one frame to the next; `frames_per_s` counts shown frames. Both
+    are of the window, and 0 while there are fewer than two frames."""
+
+    frames: int
+    window: int
+    frames_per_s: float
+    latency: Spread
+    jitter_s: float
+    stages: Mapping[str, Spread]
+    drops: Mapping[str, int]
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+class Latency:
+    """Fed by one thread and read by any. With `lines` a report is written there as a line of JSON, at most one every
+    `line_every_s` seconds, each at once and whole, so that the file can be followed."""
+
+    def __init__(self, window: int = 1024, lines: TextIO | None = None, line_every_s: float = 1.0) -> None:
+        if window < 1:
+            raise RedlineError(f"a window holds at least one frame, not {window}.")
+        self._lock = threading.Lock()
+        self._window = window
+        self._ring = np.zeros((window, len(STAGES) + 2))
+        self._sums = np.zeros(len(STAGES) + 1)
+        self._most = np.zeros(len(STAGES) + 1)
+        self._frames = 0
+        self._drops: Counter[str] = Counter()
+        self._lines, self._line_every_s = lines, line_every_s
+        self._next_line_s: float | None = None
+
+    def record(self, times: FrameTimes) -> None:
+        row = np.array([*times.stages_s, times.latency_s, times.shown_s])
+        if not np.isfinite(row).all():
+            raise RedlineError(f"the times of a frame are no numbers: {times}.")
+        with self._lock:
+            self._ring[self._frames % self._window] = row
+            self._frames += 1
+            self._sums += row[:-1]
+            self._most = np.maximum(self._most, row[:-1])
+        self._line(times.shown_s)
+
+    def drop(self, cause: str, count: int = 1) -> None:
+        if count:
+            with self._lock:
+                self._drops[cause] += count
+
+    def report(self) -> Report:
+        with self._lock:
+            frames, kept = self._frames, min(self._frames, self._window)
+            first = frames % self._window if frames > self._window else 0
+            rows = np.roll(self._ring[:kept], -first, axis=0)
+            means, most = self._sums / max(1, frames), self._most.copy()
+            drops = dict(self._drops)
+        spreads = [_spread(rows[:, column], means[column], most[column]) for column in range(len(STAGES) + 1)]
+        shown_s = float(rows[-1, -1] - rows[0, -1]) if kept > 1 else 0.0
+        return Report(
+            frames=frames,
+            window=kept,
+            frames_per_s=(kept - 1) / shown_s if shown_s > 0 else 0.0,
+            latency=spreads[-1],
+            jitter_s=float(np.abs(np.diff(rows[:, -2])).mean()) if kept > 1 else 0.0,
+            stages=dict(zip(STAGES, spreads, strict=False)),
+            drops=drops,
+        )
+
+    def write_line(self) -> None:
+        """The last report, however soon after the one before."""
+        if self._lines is not None:
+            self._lines.write(self.report().as_json() + "\n")
+            self._lines.flush()
+
+    def _line(self, now_s: float) -> None:
+        if self._lines is None or (self._next_line_s is not None and now_s < self._next_line_s):
+            return
+        self._next_line_s = now_s + self._line_every_s
+        self.write_line()
+
+
+def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Spread:
+    if not len(values):
+        return Spread(0.0, 0.0, 0.0, 0.0, 0.0)
+    p50_s, p95_s, p99_s = np.percentile(values, PERCENTILES).tolist()
+    return Spread(p50_s, p95_s, p99_s, float(mean_s), float(most_s))

@@ -1,0 +1,20 @@
+"""Takes frames and keeps none: for measuring, and for tests."""
+
+from redline.stream.frames import Frame
+
+
+class NullSink:
+    name = "null"
+    takes_new_size = True
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def write(self, frame: Frame) -> None:
+        self.frames += 1
+
+    def close(self, whole: bool = True) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass

@@ -1,0 +1,196 @@
+"""A film, written beside its place and moved there when it is whole; every frame keeps its exact time.
+
+No frame refers to a later one (no B-frames): frames leave the encoder in the order of showing, and steady times are
+not needed.
+"""
+
+import math
+import os
+import tempfile
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+
+import av
+from av.container import OutputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+from redline.stream.frames import Frame
+from redline.stream.sinks.sound import SoundCopy, check_sound
+
+CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
+_BT709 = 1
+_FINEST_CLOCK = (1 << 31) - 1
+
+
+class VideoFileSink:
+    """`origin_s` is the time, on the source's clock, that becomes 0 in the film; None takes the first frame's.
+
+    `sound` is the film whose sound is copied, and `sound_delay_s` how much later it is heard, for a model whose output
+    shows what came in some frames ago.
+    """
+
+    takes_new_size = False
+
+    def __init__(
+        self,
+        path: Path,
+        rate: Fraction,
+        *,
+        origin_s: Fraction | None = Fraction(0),
+        sound: Path | None = None,
+        sound_delay_s: Fraction = Fraction(0),
+        crf: int = 18,
+        preset: str = "veryfast",
+    ) -> None:
+        if path.suffix.lower() not in CONTAINERS:
+            raise RedlineError(f"a film is written as {', '.join(CONTAINERS)}, not {path.name!r}.")
+        if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+            reason = "it is a folder" if path.is_dir() else "its folder is not there, or may not be written to"
+            raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
+        if sound is not None:
+            if path.exists() and sound.exists() and path.samefile(sound):
+                raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
+            check_sound(sound, CONTAINERS[path.suffix.lower()], path.suffix)
+        self.name, self._path, self._rate = path.name, path, Fraction(rate)
+        self._origin_s, self._sound, self._sound_delay_s = origin_s, sound, Fraction(sound_delay_s)
+        self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
+        self._film: _Film | None = None
+
+    def write(self, frame: Frame) -> None:
+        try:
+            if self._film is None:
+                self._film = _Film(self, frame)
+            self._film.add(frame)
+        except (OSError, av.FFmpegError) as error:
+            raise RedlineError(why_not_written(self._path, error)) from error
+
+    def close(self, whole: bool = True) -> None:
+        """Without a single frame no film is written."""
+        if self._film is None:
+            return
+        try:
+            self._film.finish(whole)
+            os.replace(self._film.partial, self._path)
+        except (OSError, av.FFmpegError) as error:
+            raise RedlineError(why_not_written(self._path, error)) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        if self._film is not None:
+            self._film.let_go()
+            self._film = None
+
+
+class _Film:
+    """The file that is being written."""
+
+    def __init__(self, sink: VideoFileSink, first: Frame) -> None:
+        path = sink._path
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
+        os.close(handle)
+        os.chmod(partial, 0o644)
+        self.partial = Path(partial)
+        self._size, self._time_base = (first.height, first.width), first.time_base
+        self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
+        self._usual = max(1, round(1 / sink._rate / first.time_base))
+        self._last: int | None = None
+        self._end_s = Fraction(0)
+        self._to_yuv = VideoReformatter()
+        self._sound: SoundCopy | None = None
+        self._output: OutputContainer | None = None
+        try:
+            self._output = _open(self.partial, CONTAINERS[path.suffix.lower()], first.time_base)
+            self._stream = self._add_stream(self._output, sink)
+            if sink._sound is not None:
+                self._sound = SoundCopy(sink._sound, self._output, self._origin_s - sink._sound_delay_s)
+            self._output.start_encoding()
+        except BaseException:
+            self.let_go()
+            raise
+
+    def add(self, frame: Frame) -> None:
+        height, width = self._size
+        if (frame.height, frame.width) != self._size:
+            text = f"the film is {width}×{height} and cannot go on with pictures of {frame.width}×{frame.height}."
+            raise RedlineError(text)
+        picture = self._to_yuv.reformat(
+            VideoFrame.from_ndarray(frame.pixels.contiguous().numpy(), "rgb24"),
+            format=self._stream.codec_context.pix_fmt,
+            dst_colorspace=Colorspace.ITU709,
+            dst_color_range=ColorRange.MPEG,
+            interpolation=Interpolation.BICUBIC,
+        )
+        pts = round((frame.time_s - self._origin_s) / self._time_base)
+        pts = pts if self._last is None else max(pts, self._last + 1)
+        lasts = round(frame.duration * frame.time_base / self._time_base) or self._usual
+        picture.pts, picture.duration, picture.time_base = pts, lasts, self._time_base
+        self._last, self._end_s = pts, (pts + lasts) * self._time_base
+        self._mux(self._stream.encode(picture))
+
+    def finish(self, whole: bool) -> None:
+        self._mux(self._stream.encode(None))
+        assert self._output is not None
+        if self._sound is not None:
+            # A film that was stopped ends there, not with the rest of its sound.
+            for heard in self._sound.until(None if whole else self._end_s):
+                self._output.mux(heard)
+        self._output.close()
+        self._output = None
+
+    def let_go(self) -> None:
+        if self._sound is not None:
+            self._sound.close()
+        if self._output is not None:
+            # Closing writes what is missing, which fails where writing failed before.
+            with suppress(OSError, ValueError, av.FFmpegError):
+                self._output.close()
+            self._output = None
+        self.partial.unlink(missing_ok=True)
+
+    def _mux(self, packets: list[Packet]) -> None:
+        assert self._output is not None
+        for packet in packets:
+            if self._sound is not None:
+                for heard in self._sound.until((packet.pts or 0) * Fraction(packet.time_base)):
+                    self._output.mux(heard)
+            self._output.mux(packet)
+
+    def _add_stream(self, output: OutputContainer, sink: VideoFileSink) -> VideoStream:
+        height, width = self._size
+        stream = output.add_stream("libx264", rate=sink._rate.limit_denominator(1001), options=sink._options)
+        assert isinstance(stream, VideoStream)
+        context = stream.codec_context
+        # Halved colour needs even sides.
+        even = height % 2 == 0 and width % 2 == 0
+        context.width, context.height, context.pix_fmt = width, height, "yuv420p" if even else "yuv444p"
+        context.time_base = stream.time_base = self._time_base
+        context.colorspace = context.color_primaries = context.color_trc = _BT709
+        context.color_range = ColorRange.MPEG
+        # Threads over slices, PyAV's default, would cut every picture into bands.
+        context.thread_type = "AUTO"
+        try:
+            context.open()
+        except (ValueError, av.FFmpegError) as error:
+            raise RedlineError(f"libx264 cannot encode {width}×{height} pictures with {sink._options}.") from error
+        return stream
+
+
+def _open(path: Path, container: str, time_base: Fraction) -> OutputContainer:
+    if container == "matroska":
+        # Sound that starts a little before 0, as AAC does in MP4, would move all times.
+        options = {"avoid_negative_ts": "disabled"}
+    else:
+        # The first frame's time is counted on this clock in MP4.
+        clock = math.lcm(1000, time_base.denominator)
+        options = {"movie_timescale": str(clock if clock <= _FINEST_CLOCK else 1000)}
+    return av.open(f"file:{path}", "w", format=container, container_options=options)
+
+
+def why_not_written(path: Path, error: Exception) -> str:
+    return f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}."

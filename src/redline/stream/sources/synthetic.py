@@ -1,0 +1,69 @@
+"""A test clip made on the spot, of which everything is known: the same seed gives the same pixels everywhere.
+
+A smooth pattern that repeats at its edges moves by whole pixels a frame, so frame n is frame 0 rolled by n times the
+motion, exactly.
+"""
+
+import threading
+from collections.abc import Generator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.stream.clock import Clock, SystemClock
+from redline.stream.frames import Frame
+
+_WAVES = 6
+
+
+class SyntheticClip:
+    """`motion` is (down, right) in pixels a frame; `count` None never ends."""
+
+    is_live = False
+
+    def __init__(
+        self,
+        height: int = 256,
+        width: int = 256,
+        count: int | None = 100,
+        rate: Fraction = Fraction(25),
+        motion: tuple[int, int] = (1, 2),
+        seed: int = 0,
+        clock: Clock | None = None,
+    ) -> None:
+        if height < 1 or width < 1 or rate <= 0 or (count is not None and count < 1):
+            raise RedlineError(f"a test clip needs a size, a rate and a length, not {height}×{width}, {rate}, {count}.")
+        self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
+        self.motion, self._count = motion, count
+        self._clock = clock or SystemClock()
+        self._closed = threading.Event()
+        self._first = _pattern(height, width, seed)
+
+    def pixels(self, index: int) -> Tensor:
+        down, right = self.motion
+        return self._first.roll((index * down % self.height, index * right % self.width), (0, 1))
+
+    def frames(self) -> Generator[Frame, None, None]:
+        index = 0
+        while not self._closed.is_set() and (self._count is None or index < self._count):
+            yield Frame(self.pixels(index), index, index, 1 / self.rate, self._clock.now_s(), duration=1)
+            index += 1
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+def _pattern(height: int, width: int, seed: int) -> Tensor:
+    """Waves with whole numbers of periods a side, in fp64, so that rounding to bytes does not depend on the machine."""
+    generator = torch.Generator().manual_seed(seed)
+    down_H1 = torch.arange(height, dtype=torch.float64)[:, None] / height
+    right_W = torch.arange(width, dtype=torch.float64) / width
+    picture_HW3 = torch.zeros(height, width, 3, dtype=torch.float64)
+    for channel in range(3):
+        for _ in range(_WAVES):
+            rows, columns = torch.randint(-3, 4, (2,), generator=generator).tolist()
+            phase = float(torch.rand((), generator=generator, dtype=torch.float64))
+            picture_HW3[..., channel] += torch.sin(2 * torch.pi * (rows * down_H1 + columns * right_W + phase))
+    return (127.5 + picture_HW3 * (127.5 / _WAVES)).round().to(torch.uint8)

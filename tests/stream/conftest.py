@@ -1,0 +1,15 @@
+"""No test of the stream may leave a thread behind."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        thread.join(2)
+        assert not thread.is_alive(), f"{thread} is left behind"

@@ -1,0 +1,94 @@
+"""Sources, transforms and sinks that misbehave on purpose, and write down what was done to them."""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from redline.stream.frames import Frame
+from redline.stream.sources import SourceFault
+
+
+class ScriptedSource:
+    """Gives what the script says at each connection: sizes of frames, or an error to raise."""
+
+    name, rate = "scripted", Fraction(10)
+
+    def __init__(self, *connections: list[tuple[int, int] | Exception], live: bool, clock: object = None) -> None:
+        self._connections = list(connections)
+        self._clock = clock
+        self.is_live, self.let_go = live, 0
+        sizes = [item for items in connections for item in items if isinstance(item, tuple)]
+        self.height, self.width = sizes[0]
+        self.wait_for: Callable[[], object] = lambda: None
+        self.at_end: Callable[[], object] = lambda: None
+
+    def frames(self) -> Generator[Frame, None, None]:
+        script = self._connections.pop(0) if self._connections else []
+        try:
+            for index, item in enumerate(script):
+                if isinstance(item, Exception):
+                    raise item
+                captured_s = self._clock.now_s() if self._clock else time.monotonic()
+                pixels = torch.full((*item, 3), index, dtype=torch.uint8)
+                yield Frame(pixels, index, index, Fraction(1, 10), captured_s, duration=1)
+                self.wait_for()
+            self.at_end()
+        finally:
+            self.let_go += 1
+
+    def close(self) -> None:
+        pass
+
+
+def fault(text: str = "the camera is gone.") -> SourceFault:
+    return SourceFault(text)
+
+
+class Noted:
+    """A transform that notes sizes and settings, and does `extra` for each frame."""
+
+    def __init__(self, extra: Callable[[Frame], object] = lambda frame: None) -> None:
+        self.sizes: list[tuple[int, int]] = []
+        self.seen: list[Frame] = []
+        self._extra = extra
+
+    def prepare(self, height: int, width: int) -> None:
+        self.sizes.append((height, width))
+
+    def __call__(self, frame: Frame) -> Tensor:
+        self.seen.append(frame)
+        self._extra(frame)
+        return 255 - frame.pixels
+
+
+class Kept:
+    """A sink that keeps frames, and does `extra` for each."""
+
+    name, takes_new_size = "kept", True
+
+    def __init__(self, extra: Callable[[Frame], object] = lambda frame: None) -> None:
+        self.frames: list[Frame] = []
+        self.ends: list[str] = []
+        self.threads: set[int] = set()
+        self._extra = extra
+
+    def write(self, frame: Frame) -> None:
+        self.threads.add(threading.get_ident())
+        self._extra(frame)
+        self.frames.append(frame)
+
+    def close(self, whole: bool = True) -> None:
+        self.threads.add(threading.get_ident())
+        self.ends.append("whole" if whole else "stopped")
+
+    def abandon(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.ends.append("abandoned")
+
+    @property
+    def indices(self) -> list[int]:
+        return [frame.index for frame in self.frames]

@@ -1,0 +1,174 @@
+"""Films keep every frame's time and the sound's; a film is whole or not there."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import pytest
+import torch
+
+from redline.errors import RedlineError
+from redline.stream.frames import Frame
+from redline.stream.sinks.video_file import VideoFileSink
+from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.video_file import VideoFile
+from upscale.video.clips import make_clip
+
+
+def clip(ticks: list[int], time_base: Fraction, height: int = 34, width: int = 50) -> list[Frame]:
+    frames = SyntheticClip(height, width, count=len(ticks), seed=len(ticks)).frames()
+    return [Frame(frame.pixels, frame.index, pts, time_base, 0.0) for frame, pts in zip(frames, ticks, strict=True)]
+
+
+def write(sink: VideoFileSink, frames: list[Frame], whole: bool = True) -> None:
+    for frame in frames:
+        sink.write(frame)
+    sink.close(whole)
+
+
+def sound_of(path: Path) -> list[tuple[Fraction, bytes]]:
+    with av.open(str(path)) as container:
+        packets = list(container.demux(audio=0))
+    return [(packet.pts * packet.time_base, bytes(packet)) for packet in packets if packet.size]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("size", [(132, 200), (33, 47), (1, 1)])
+def test_what_is_written_is_read_back(tmp_path: Path, suffix: str, size: tuple[int, int]) -> None:
+    frames = clip([0, 40, 80, 120, 160], Fraction(1, 1000), *size)
+    target = tmp_path / f"a{suffix}"
+    write(VideoFileSink(target, Fraction(25), crf=4), frames)
+    back = list(VideoFile(target).frames())
+    assert [frame.time_s for frame in back] == [frame.time_s for frame in frames]
+    for frame, original in zip(back, frames, strict=True):
+        assert frame.pixels.shape == original.pixels.shape
+        assert (frame.pixels.float() - original.pixels.float()).abs().mean() < 2
+    assert [path.name for path in tmp_path.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "time_base"),
+    [
+        ([0, 1, 2, 3, 4, 5], Fraction(1001, 30000)),
+        ([0, 512, 513, 4000, 4100, 9999], Fraction(1, 12800)),
+        ([7, 3000, 3001, 12345], Fraction(1, 90000)),
+        ([5, 6, 100_000, 100_007], Fraction(1, 1_000_000)),
+    ],
+)
+def test_uneven_times_are_kept_to_the_tick(tmp_path: Path, ticks: list[int], time_base: Fraction) -> None:
+    frames = clip(ticks, time_base)
+    write(VideoFileSink(tmp_path / "a.mp4", Fraction(25)), frames)
+    assert [f.time_s for f in VideoFile(tmp_path / "a.mp4").frames()] == [f.time_s for f in frames]
+
+
+def test_live_times_start_at_zero(tmp_path: Path) -> None:
+    frames = clip([1_000_000, 1_000_040, 1_000_090], Fraction(1, 1000))
+    write(VideoFileSink(tmp_path / "a.mp4", Fraction(25), origin_s=None), frames)
+    assert [f.time_s for f in VideoFile(tmp_path / "a.mp4").frames()] == [0, Fraction(4, 100), Fraction(9, 100)]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_sound_is_copied_in_step(tmp_path: Path, suffix: str) -> None:
+    make_clip(tmp_path / "in.mp4", frames=25, sound="aac")
+    source = VideoFile(tmp_path / "in.mp4")
+    target = tmp_path / f"out{suffix}"
+    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path)
+    write(sink, list(source.frames()))
+    before, after = sound_of(tmp_path / "in.mp4"), sound_of(target)
+    assert [data for _, data in after] == [data for _, data in before] and len(after) > 40
+    for (was, _), (now, _) in zip(before, after, strict=True):
+        assert abs(now - was) <= (0 if suffix == ".mp4" else Fraction(1, 1000))
+    assert [f.time_s for f in VideoFile(target).frames()] == [f.time_s for f in source.frames()]
+
+
+def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path: Path) -> None:
+    make_clip(tmp_path / "in.ts", frames=25, sound="mp2")
+    source = VideoFile(tmp_path / "in.ts")
+    write(
+        VideoFileSink(tmp_path / "out.mkv", source.rate, origin_s=source.origin_s, sound=source.path),
+        frames := list(source.frames()),
+    )
+    gap = sound_of(tmp_path / "in.ts")[0][0] - frames[0].time_s
+    written = list(VideoFile(tmp_path / "out.mkv").frames())
+    assert abs(sound_of(tmp_path / "out.mkv")[0][0] - written[0].time_s - gap) <= Fraction(1, 1000)
+    assert written[0].time_s < 0.1 and source.origin_s > 0
+
+
+def test_sound_can_be_delayed(tmp_path: Path) -> None:
+    make_clip(tmp_path / "in.mp4", frames=10, sound="aac")
+    source = VideoFile(tmp_path / "in.mp4")
+    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, sound=source.path, sound_delay_s=Fraction(2, 25))
+    write(sink, list(source.frames()))
+    delays = {now - was for (was, _), (now, _) in zip(sound_of(source.path), sound_of(tmp_path / "o.mp4"), strict=True)}
+    assert delays == {Fraction(2, 25)}
+
+
+def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
+    make_clip(tmp_path / "in.mp4", frames=50, sound="aac")
+    source = VideoFile(tmp_path / "in.mp4")
+    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, sound=source.path)
+    write(sink, list(source.frames())[:10], whole=False)
+    assert Fraction(37, 100) < sound_of(tmp_path / "o.mp4")[-1][0] < Fraction(4, 10)
+
+
+def test_an_abandoned_film_leaves_no_trace_and_the_old_one_stays(tmp_path: Path) -> None:
+    target = tmp_path / "a.mp4"
+    target.write_bytes(b"old")
+    sink = VideoFileSink(target, Fraction(25))
+    for frame in clip([0, 1, 2], Fraction(1, 25)):
+        sink.write(frame)
+    assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
+    sink.abandon()
+    assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:
+    VideoFileSink(tmp_path / "a.mp4", Fraction(25)).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_size_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
+    sink.write(clip([0], Fraction(1, 25))[0])
+    with pytest.raises(RedlineError, match=r"^the film is 50×34 and cannot go on with pictures of 6×8\.$"):
+        sink.write(clip([1], Fraction(1, 25), 8, 6)[0])
+    sink.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, packet: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
+    monkeypatch.setattr("redline.stream.sinks.video_file._Film._mux", full)
+    with pytest.raises(RedlineError, match=r"^cannot write '.*a\.mp4': No space left on device\.$"):
+        for frame in clip(list(range(5)), Fraction(1, 25)):
+            sink.write(frame)
+    sink.abandon()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_impossible_places_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    def sentence(path: Path, sound: Path | None = None) -> str:
+        with pytest.raises(RedlineError) as caught:
+            VideoFileSink(path, Fraction(25), sound=sound)
+        return str(caught.value)
+
+    assert "not 'a.avi'." in sentence(tmp_path / "a.avi")
+    assert "its folder is not there" in sentence(tmp_path / "none" / "a.mp4")
+    (tmp_path / "d.mp4").mkdir()
+    assert sentence(tmp_path / "d.mp4").endswith("it is a folder.")
+    assert "does not exist." in sentence(tmp_path / "a.mp4", tmp_path / "none.mp4")
+    make_clip(tmp_path / "f.mkv", frames=5, sound="flac")
+    assert "would be written over" in sentence(tmp_path / "f.mkv", tmp_path / "f.mkv")
+    make_clip(tmp_path / "v.mkv", frames=5, sound="libopus")
+    assert sentence(tmp_path / "a.mov", tmp_path / "v.mkv") == (
+        "the sound of 'v.mkv' (opus) cannot be copied into a .mov file: choose .mkv."
+    )
+
+
+def test_times_that_stand_still_are_moved_on(tmp_path: Path) -> None:
+    write(VideoFileSink(tmp_path / "a.mp4", Fraction(25)), clip([0, 0, 5, 3], Fraction(1, 100)))
+    assert [f.time_s * 100 for f in VideoFile(tmp_path / "a.mp4").frames()] == [0, 1, 5, 6]
+    assert torch.is_tensor(next(VideoFile(tmp_path / "a.mp4").frames()).pixels)

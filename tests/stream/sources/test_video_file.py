@@ -1,0 +1,97 @@
+"""Films give every picture once, upright, at its exact time; what is no film is told in a sentence."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from redline.errors import RedlineError
+from redline.stream.sources.video_file import VideoFile
+from stream.clocks import ManualClock
+from upscale.video.clips import make_clip, pattern
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov"])
+def test_every_picture_comes_once_at_its_time(tmp_path: Path, name: str) -> None:
+    expected = make_clip(tmp_path / name, frames=7, size=(51, 35), pixel_format="yuv444p")
+    source = VideoFile(tmp_path / name, ManualClock())
+    frames = list(source.frames())
+    assert [frame.time_s for frame in frames] == expected
+    assert [frame.index for frame in frames] == list(range(7))
+    assert (source.height, source.width, source.rate, source.is_live) == (35, 51, 25, False)
+    for frame in frames:
+        assert frame.pixels.shape == (35, 51, 3) and frame.captured_s == 100.0
+        original = pattern(frame.index, 51, 35).astype(int)
+        assert np.abs(frame.pixels.numpy() - original).mean() < 5
+    assert len(list(source.frames())) == 7, "the frames can be asked for again"
+
+
+def test_variable_frame_rate_is_kept_to_the_tick(tmp_path: Path) -> None:
+    ticks = [0, 512, 513, 4000, 4100, 9999]
+    make_clip(tmp_path / "v.mp4", pts=ticks, frames=6)
+    frames = list(VideoFile(tmp_path / "v.mp4").frames())
+    assert [frame.time_s for frame in frames] == [Fraction(tick, 12800) for tick in ticks]
+
+
+def test_a_film_that_lies_on_its_side_is_put_upright(tmp_path: Path) -> None:
+    make_clip(tmp_path / "r.mp4", frames=2, rotation=90, size=(48, 32), pixel_format="yuv444p")
+    source = VideoFile(tmp_path / "r.mp4")
+    frame = next(source.frames())
+    assert (source.height, source.width) == (frame.height, frame.width) == (48, 32)
+    upright = np.rot90(pattern(0).astype(int))
+    assert np.abs(frame.pixels.numpy() - upright).mean() < 5 < np.abs(frame.pixels.numpy() - upright[::-1, ::-1]).mean()
+
+
+def test_broadcast_films_say_where_they_begin(tmp_path: Path) -> None:
+    make_clip(tmp_path / "b.ts", frames=3)
+    source = VideoFile(tmp_path / "b.ts")
+    assert next(source.frames()).time_s == source.origin_s > 0
+
+
+def test_closing_ends_the_frames(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mp4", frames=9)
+    source = VideoFile(tmp_path / "a.mp4")
+    seen = 0
+    for _ in source.frames():
+        seen += 1
+        source.close()
+    assert seen == 1
+
+
+def test_what_is_no_film_is_told(tmp_path: Path) -> None:
+    def sentence(path: Path) -> str:
+        with pytest.raises(RedlineError) as caught:
+            VideoFile(path)
+        return str(caught.value)
+
+    assert sentence(tmp_path / "none.mp4").endswith("does not exist.")
+    assert sentence(tmp_path).endswith("is a folder, not a film.")
+    (tmp_path / "empty.mp4").touch()
+    assert sentence(tmp_path / "empty.mp4") == "'empty.mp4' is empty."
+    (tmp_path / "text.mp4").write_text("no film at all " * 50)
+    assert sentence(tmp_path / "text.mp4") == "'text.mp4' is no film that can be read, or its index is missing."
+    with av.open(str(tmp_path / "song.m4a"), "w", format="mp4") as song:
+        stream = song.add_stream("aac", rate=48000, layout="mono")
+        heard = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        heard.sample_rate = 48000
+        song.mux([*stream.encode(heard), *stream.encode(None)])
+    assert sentence(tmp_path / "song.m4a") == "'song.m4a' has no moving picture."
+    make_clip(tmp_path / "whole.mp4", frames=9)
+    data = (tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
+    assert "'cut.mp4' is no film" in sentence(tmp_path / "cut.mp4")
+    unknown = data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free")
+    (tmp_path / "codec.mp4").write_bytes(unknown)
+    assert sentence(tmp_path / "codec.mp4") == "the codec of the film in 'codec.mp4' cannot be read here."
+
+
+def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
+    data = bytearray((tmp_path / "a.mkv").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 900] = bytes(900)
+    (tmp_path / "a.mkv").write_bytes(data)
+    with pytest.raises(RedlineError, match=r"'a\.mkv'.*\.$"):
+        list(VideoFile(tmp_path / "a.mkv").frames())
