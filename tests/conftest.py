@@ -58,3 +58,16 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def pool() -> Iterator[WorkerPool]:
     with WorkerPool() as pool:
         yield pool
+
+
+@pytest.fixture(scope="session")
+def quiet_pool() -> Iterator[WorkerPool]:
+    """Workers of a climb without torch.compile, which have to be born without it."""
+    with WorkerPool({"TORCH_COMPILE_DISABLE": "1"}) as pool:
+        yield pool
+
+
+@pytest.fixture
+def lent_pool(request: pytest.FixtureRequest) -> WorkerPool:
+    """The session's workers, with or without torch.compile; to start a pool for each climb would cost seconds."""
+    return request.getfixturevalue("quiet_pool" if "without_compiler" in request.fixturenames else "pool")

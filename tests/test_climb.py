@@ -29,20 +29,10 @@ def planted() -> Iterator[None]:
     planted_rungs.uproot()
 
 
-@pytest.fixture(scope="module")
-def quiet_pool() -> Iterator[WorkerPool]:
-    """Workers without torch.compile; each climb with a pool of its own would cost seconds."""
-    with WorkerPool({"TORCH_COMPILE_DISABLE": "1"}) as pool:
-        yield pool
-
-
 @pytest.fixture(autouse=True)
-def lent_workers(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, pool: WorkerPool, quiet_pool: WorkerPool
-) -> None:
-    lent = quiet_pool if "without_compiler" in request.fixturenames else pool
+def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
     for module in ("redline.climb", "redline.verify"):
-        monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent))
+        monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent_pool))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +40,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool) ->
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=8, sampling_s=1)
+    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
     yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
 
 

@@ -38,11 +38,11 @@ class Seen:
 
 @pytest.fixture
 def command(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, pool: WorkerPool
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, lent_pool: WorkerPool
 ) -> Callable[..., Seen]:
     """`command("climb", "resnet")` in an empty folder; starting a pool of its own would cost each call seconds."""
     for module in ("redline.climb", "redline.verify", "redline.bench", "redline.cli.doctor"):
-        monkeypatch.setattr(import_module(module), "WorkerPool", lambda: contextlib.nullcontext(pool))
+        monkeypatch.setattr(import_module(module), "WorkerPool", lambda: contextlib.nullcontext(lent_pool))
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> Seen:
