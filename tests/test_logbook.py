@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redline.logbook import Logbook
+from redline.logbook import Logbook, _command
 from redline.machine import Machine
 from redline.measurement import load_measurements
 from redline.objective import Objective
@@ -78,3 +78,16 @@ def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> No
         path.write_text(text)
     assert resume(path) == ("there is nothing to resume: starting afresh", False)
     assert not path.exists() or path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/venv/bin/redline", "climb", "vit", "--out", "/tmp/o/vit"], "redline climb vit --out vit"),
+        (["/src/redline/__main__.py", "bench"], "redline bench"),
+        (["benchmarks/climb_all.py", "vit"], "python benchmarks/climb_all.py vit"),
+        (["/home/me/run.py", "a b"], "python run.py 'a b'"),
+    ],
+)
+def test_the_command_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
+    assert _command(words) == command

@@ -92,23 +92,36 @@ def _bench_one(
             if reason:
                 log.record(log.row("bench", plan, "unavailable", reason))
                 continue
+            arm: Arm | None = None
             try:
                 arm = open_arm(pool, course, plan, FRESH_SEEDS)
+                if arm.passed:
+                    measure_peak(arm, course)
             except WorkerFailed as failure:
+                close(arm)
                 verdict = "unavailable" if failure.kind == "unavailable" else "failed"
                 log.record(log.row("bench", plan, verdict, str(failure)))
                 continue
             if arm.passed:
-                measure_peak(arm, course)
                 arms.append(arm)
                 continue
             red = next(score for score in arm.scores if not score.passed)
             log.record(log.row("bench", plan, "refused", f"outside the gate: {red}", arm))
             close(arm)
-        if arms:
+        while arms:
             say(f"{course.address}: timing {len(arms)} plan(s) in turn")
-            for arm, samples in zip(arms, take_turns(arms, course), strict=True):
+            try:
+                taken = take_turns(arms, course)
+            except WorkerFailed as failure:
+                # One that dies on the way is a row, and the others start again.
+                dead = next(arm for arm in arms if arm.worker.pid == failure.pid)
+                log.record(log.row("bench", dead.plan, "failed", str(failure)))
+                close(dead)
+                arms.remove(dead)
+                continue
+            for arm, samples in zip(arms, taken, strict=True):
                 log.record(log.row("bench", arm.plan, "baseline", "measured", arm, samples))
+            break
     finally:
         close(*arms)
     return log.rows

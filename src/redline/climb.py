@@ -18,7 +18,7 @@ from redline.plan import Plan, parse_rung
 from redline.race import run_race
 from redline.rung import Rung, Stage
 from redline.rungs import RUNGS
-from redline.setups import SetUps
+from redline.setups import SetUps, may_stand_beside_others
 from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, take_turns
 from redline.workers import WorkerFailed, WorkerPool
 
@@ -73,6 +73,7 @@ class _Climb:
             self.listen(self.resumed, None)
         self.setups = SetUps(pool, self.course, self.machine)
         self.plan = Plan()
+        self._earlier: list[Plan] = []
         self.best_compile: Measurement | None = None
         self._arm: Arm | None = None
 
@@ -138,16 +139,39 @@ class _Climb:
     # Baselines
 
     def _incumbent(self) -> Arm:
-        """The running arm of the plan that is kept; opened when first needed."""
-        if self._arm is None or str(self._arm.plan) != str(self.plan):
+        """The running arm of the plan that is kept; opened when first needed.
+
+        A plan that does not run again is left for the one before it, and what was to be timed against it has failed.
+        """
+        if self._arm is not None and str(self._arm.plan) == str(self.plan):
+            return self._arm
+        close(self._arm)
+        self._arm = None
+        try:
+            self._arm = self.setups.open(self.plan)
+            measure_peak(self._arm, self.course)
+        except WorkerFailed as failure:
             close(self._arm)
             self._arm = None
-            try:
-                self._arm = self.setups.open(self.plan)
-                measure_peak(self._arm, self.course)
-            except WorkerFailed as failure:
+            if not self._earlier:
                 raise WorkloadError(f"{self.settings.workload} under {self.plan}: {failure}.") from failure
+            lost, self.plan = self.plan, self._earlier.pop()
+            text = f"the kept plan {lost} does not run again ({failure}), so {self.plan} takes its place"
+            self.listen(text, None)
+            raise WorkerFailed("lost", text) from failure
         return self._arm
+
+    def _incumbent_died(self, failure: WorkerFailed) -> bool:
+        """Whether it was the kept plan's process that failed; it is opened anew when it is needed next."""
+        if self._arm is None or failure.pid != self._arm.worker.pid:
+            return False
+        close(self._arm)
+        self._arm = None
+        return True
+
+    def _keep(self, plan: str) -> None:
+        self._earlier.append(self.plan)
+        self.plan = Plan.parse(plan)
 
     def _baseline(self) -> None:
         known = self.log.recall("baseline")
@@ -215,20 +239,32 @@ class _Climb:
 
     def _try_all(self, role: str, additions: list[Plan]) -> None:
         for index, added in enumerate(additions):
-            if not self.setups.stands(self._with(added)):
-                next_ones = [one for one in additions[index:] if self._will_be_timed(role, one)]
-                self._prepare([(one, self._with(one)) for one in next_ones])
+            if self._will_be_timed(role, added) and not self.setups.stands(self._with(added)):
+                self._prepare([(one, self._with(one)) for one in self._next_ones(role, additions[index:])])
             self._step(role, added)
         self.setups.discard()
 
+    def _next_ones(self, role: str, additions: list[Plan]) -> Iterator[Plan]:
+        """Those whose turn comes; none behind one that a resumed climb knows, which may have been kept."""
+        for added in additions:
+            if self.log.knows(role, str(added), str(self.plan)):
+                return
+            if self._will_be_timed(role, added):
+                yield added
+
     def _prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
         """Sets up the first of these plans at once, as if none changed the kept one; after one that does, anew."""
+        self.setups.discard()
         room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
-        next_ones = changes[:room]
-        if len(next_ones) < 2 or self._spent() or self._target_reached():
+        together = may_stand_beside_others([plan for _, plan in changes])
+        next_ones = [(change, plan) for change, plan in changes if plan in together][:room]
+        if len(next_ones) < 2 or changes[0][1] not in together or self._spent() or self._target_reached():
             return
         self.listen(f"setting up {len(next_ones)} plans side by side", None)
-        self._incumbent()  # it has to stand in any case, and must not be the one that finds no memory
+        try:
+            self._incumbent()  # it has to stand in any case, and must not be the one that finds no memory
+        except WorkerFailed:
+            return
         self.setups.prepare({str(plan): self._timeout_s(change) for change, plan in next_ones})
 
     def _will_be_timed(self, role: str, added: Plan) -> bool:
@@ -264,13 +300,13 @@ class _Climb:
             return
         row = self._trial(role, added, candidate)
         if row.verdict == "kept":
-            self.plan = Plan.parse(row.plan)
+            self._keep(row.plan)
         if len(added.rungs) == 1:
             for rungs in added.rungs[0].instead(row.verdict, self.training):
                 if all(self._may_try(rung.name) for rung in rungs):
                     self._step(role, Plan.of(rungs))
 
-    def _trial(self, role: str, added: Plan, candidate: Plan) -> Measurement:
+    def _trial(self, role: str, added: Plan, candidate: Plan, again: bool = True) -> Measurement:
         """Measures the candidate against the kept plan; every failure is a row with its reason."""
         known = self.log.recall(role, str(added), str(self.plan))
         if known is not None:
@@ -281,8 +317,9 @@ class _Climb:
             return measured
         self.listen(f"trying {added}", None)
         arm: Arm | None = None
+        limit_s = self._timeout_s(added)
         try:
-            incumbent, arm = self._open_beside(candidate, self._timeout_s(added))
+            incumbent, arm = self._open_beside(candidate, limit_s)
             if not arm.passed:
                 red = next(score for score in arm.scores if not score.passed)
                 return self._record(role, arm.plan, "refused", f"outside the gate: {red}", arm, **about)
@@ -306,8 +343,13 @@ class _Climb:
                 self._arm, arm = arm, None
             return row
         except WorkerFailed as failure:
+            close(arm)
+            if self._incumbent_died(failure) and again:
+                return self._trial(role, added, candidate, again=False)
             verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
             text = f"out of memory: {failure}" if failure.kind == "oom" else str(failure)
+            if failure.kind == "timeout" and limit_s < self.settings.timeout_s:
+                verdict, text = "unmeasured", f"{text}, for want of budget"
             return self._record(role, candidate, verdict, text, **about)
         finally:
             close(arm)
@@ -316,7 +358,8 @@ class _Climb:
         if self.plan.rungs or role != "trial":
             return None
         row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
-        return row if row is not None and (row.speedup() is not None or row.verdict == "failed") else None
+        done = row is not None and (row.speedup() is not None or row.verdict in ("failed", "unmeasured"))
+        return row if done else None
 
     def _measured_as_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
         """torch.compile alone has already been timed against eager as the second baseline: once is enough."""
@@ -325,7 +368,7 @@ class _Climb:
             return None
         ratio = row.speedup()
         # What failed would fail again with what is left of the budget, and sooner.
-        verdict, reason = "failed", row.reason
+        verdict, reason = row.verdict, row.reason
         if ratio is not None:
             duel = Duel(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.course.device)
             better, reason = self.course.objective.judge(duel)
@@ -364,17 +407,19 @@ class _Climb:
         rungs = self.plan.rungs if len(self.plan.rungs) > 1 else ()
         for index, rung in enumerate(rungs):
             smaller = self.plan.without(rung.name)
-            if not self.setups.stands(smaller):
-                next_ones = [one for one in rungs[index:] if not self.log.knows("ablation", str(one), str(self.plan))]
-                self._prepare([(one, self.plan.without(one.name)) for one in next_ones])
+            known = [self.log.knows("ablation", str(one), str(self.plan)) for one in rungs[index:]]
+            if not known[0] and not self.setups.stands(smaller):
+                self._prepare(
+                    [(one, self.plan.without(one.name)) for one in rungs[index:]][: (known + [True]).index(True)]
+                )
             if self._spent():
                 self._record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))
                 continue
             row = self._ablation(rung, smaller)
             if row.verdict == "dropped":
-                self.plan = Plan.parse(row.plan)
+                self._keep(row.plan)
 
-    def _ablation(self, rung: Rung, smaller: Plan) -> Measurement:
+    def _ablation(self, rung: Rung, smaller: Plan, again: bool = True) -> Measurement:
         """Verdict "dropped" when the plan is as good without the rung."""
         known = self.log.recall("ablation", str(rung), str(self.plan))
         if known is not None:
@@ -398,7 +443,10 @@ class _Climb:
                 self._arm, arm = arm, None
             return row
         except WorkerFailed as failure:
-            verdict = "unmeasured" if failure.kind in ("oom", "timeout") else "kept"
+            close(arm)
+            if self._incumbent_died(failure) and again:
+                return self._ablation(rung, smaller, again=False)
+            verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
             said = "not measured" if verdict == "unmeasured" else "the others do not run without it"
             return self._record("ablation", smaller, verdict, f"{said}: {failure}", **about)
         finally:

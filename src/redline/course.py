@@ -42,6 +42,8 @@ class Settings:
             raise RedlineError(f"the reference is fp32 or fp64, not {self.reference!r}.")
         for text in (*self.only, *self.without):
             parse_rung(text)
+        if both := sorted({*self.only} & {*self.without}):
+            raise RedlineError(f"{both[0]} is both to be tried and to be left out: take it from one of the two.")
 
     @property
     def target(self) -> Target | None:

@@ -133,7 +133,14 @@ class Logbook:
             digest=self.facts["digest"],
             sources=self.facts["sources"],
             run=self.run,
-            command=shlex.join(["redline", *sys.argv[1:]]),
+            command=_command(sys.argv),
             redline=VERSION,
             **values,
         )
+
+
+def _command(words: Sequence[str]) -> str:
+    """As it was typed, by whatever program, but for where things lie on this machine."""
+    program, *others = (Path(word).name if word.startswith("/") else word for word in words)
+    ours = Path(program).stem in ("redline", "__main__", "-c")
+    return shlex.join([*(["redline"] if ours else ["python", program]), *others])

@@ -7,7 +7,7 @@ from redline.logbook import Logbook
 from redline.measurement import Measurement
 from redline.objective import ANY, Objective
 from redline.plan import Plan
-from redline.setups import SetUps
+from redline.setups import SetUps, may_stand_beside_others
 from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, measure_peak, take_turns
 from redline.workers import WorkerFailed
 
@@ -23,7 +23,8 @@ def run_race(
     # The climbed plan is opened before its rivals: if memory is short, they are the ones to stay away.
     arms, notes = _open_racers(setups, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
-        taken = take_turns(arms, course, sampling_s=2 * course.sampling_s)
+        taken, more = _race_to_the_end(arms, course)
+        notes += more
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
         winner = _winner(arms, taken, allowed, course.objective, favourite=str(plan))
         rows = []
@@ -54,6 +55,23 @@ def run_race(
         close(*arms)
 
 
+def _race_to_the_end(arms: list[Arm], course: Course) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
+    """A racer that dies on the way leaves the race, and the others run it again."""
+    notes: tuple[str, ...] = ()
+    while True:
+        try:
+            return take_turns(arms, course, sampling_s=2 * course.sampling_s), notes
+        except WorkerFailed as failure:
+            dead = next((arm for arm in arms[1:] if arm.worker.pid == failure.pid), None)
+            if dead is None:
+                raise WorkloadError(
+                    f"{course.address}: the untouched model failed in the race: {failure}."
+                ) from failure
+            notes += (f"{dead.plan} left the final race: {failure}",)
+        close(dead)
+        arms.remove(dead)
+
+
 def _open_racers(
     setups: SetUps, course: Course, log: Logbook, plans: Sequence[Plan]
 ) -> tuple[list[Arm], tuple[str, ...]]:
@@ -61,13 +79,16 @@ def _open_racers(
     arms: list[Arm] = []
     notes: tuple[str, ...] = ()
     largest_bytes = max((row.peak_bytes for row in log.rows), default=0)
-    if setups.at_once(largest_bytes) >= len(plans):
-        setups.prepare({str(plan): course.timeout_s for plan in plans}, FRESH_SEEDS)
+    together = may_stand_beside_others(plans)
+    if setups.at_once(largest_bytes) >= len(together) > 1:
+        setups.prepare({str(plan): course.timeout_s for plan in together}, FRESH_SEEDS)
     for plan in plans:
+        arm: Arm | None = None
         try:
             arm = setups.open(plan, FRESH_SEEDS)
             measure_peak(arm, course)
         except WorkerFailed as failure:
+            close(arm)
             if not plan.rungs:
                 close(*arms)
                 raise WorkloadError(f"{course.address}: the untouched model did not run again: {failure}.") from failure

@@ -61,8 +61,13 @@ class Rung(ABC):
         return other
 
     def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
-        """What a climb tries next when this was `refused` by a gate or `failed`: rungs to add together."""
+        """What a climb tries next when this was `refused`, `failed` or ran out of time: rungs to add together."""
         return ()
+
+    @property
+    def searches(self) -> bool:
+        """Whether setting it up times something on the device, and so must have the device to itself."""
+        return False
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         """A sentence when it cannot apply; empty when it can. Without a job, asks about the machine alone."""

@@ -12,7 +12,6 @@ from redline.rung import Rung
 from redline.statistics import Interval
 from redline.trial import (
     FRESH_SEEDS,
-    JUDGE_SEEDS,
     Arm,
     Course,
     close,
@@ -65,7 +64,7 @@ def _verify(
     impossible = {rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))}
     say("timing the model as it is")
     try:
-        eager = open_arm(pool, course, Plan())
+        eager = open_arm(pool, course, Plan(), FRESH_SEEDS)
         measure_peak(eager, course)
     except WorkerFailed as failure:
         raise WorkloadError(f"{course.address}: the untouched model failed: {failure}.") from failure
@@ -136,7 +135,7 @@ def _check_rung(
     say(f"timing the plan without {name}")
     arm: Arm | None = None
     try:
-        arm = open_arm(pool, course, plan.without(name), JUDGE_SEEDS)
+        arm = open_arm(pool, course, plan.without(name), FRESH_SEEDS)
         if not whole.passed:
             blame = arm.passed
             return RungVerdict(
@@ -149,6 +148,8 @@ def _check_rung(
         duel = face(arm, whole, without_rung, with_rung)
         return RungVerdict(name, *course.objective.judge(duel), duel.ratio)
     except WorkerFailed as failure:
-        return RungVerdict(name, True, f"the others do not run without it: {failure}")
+        unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
+        said = "its worth is unknown" if unknown else "the others do not run without it"
+        return RungVerdict(name, True, f"{said}: {failure}")
     finally:
         close(arm)

@@ -20,9 +20,9 @@ from redline.errors import RedlineError
 class WorkerFailed(RedlineError):
     """A worker could not answer. `kind`: unavailable, refused, oom, timeout, crash, error or workload."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, pid: int | None = None) -> None:
         super().__init__(message)
-        self.kind = kind
+        self.kind, self.pid = kind, pid
 
 
 class Worker:
@@ -40,14 +40,14 @@ class Worker:
             self._channel.send_bytes(json.dumps({"request": request, **arguments}).encode())
             if not self._channel.poll(timeout_s):
                 self.stop()
-                raise WorkerFailed("timeout", f"no result within {timeout_s:.0f} s; it was stopped")
+                raise WorkerFailed("timeout", f"no result within {timeout_s:.0f} s; it was stopped", self.pid)
             answer = json.loads(self._channel.recv_bytes())
         except (EOFError, OSError):
-            raise WorkerFailed("crash", self._last_words()) from None
+            raise WorkerFailed("crash", self._last_words(), self.pid) from None
         if "failed" in answer:
             if answer["failed"] == "oom":
                 self.stop()
-            raise WorkerFailed(answer["failed"], answer["message"])
+            raise WorkerFailed(answer["failed"], answer["message"], self.pid)
         return answer["result"]
 
     def _last_words(self) -> str:

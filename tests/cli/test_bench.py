@@ -1,11 +1,16 @@
 """`redline bench`: a saved run compares as the same, a planted slow-down is found, other machines are refused."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from redline.bench import load
+from redline.trial import Arm, Course, take_turns
 
 from .conftest import TINY, Seen
 
@@ -102,3 +107,32 @@ def test_the_matrix_has_a_row_per_precision(command: Callable[..., Seen]) -> Non
     assert header.split()[:3] == ["workload", "plan", "median"]
     for precision in ("eager", "tf32", "autocast", "bf16", "fp16"):
         assert sum(f" {precision} " in row for row in rows) >= 2, precision
+
+
+def test_a_matrix_takes_no_plans(command: Callable[..., Seen]) -> None:
+    seen = command("bench", "resnet", "--matrix", "--plan", "bf16")
+    assert seen.code == 2 and "--matrix has plans of its own" in seen.err
+
+
+def test_a_plan_that_dies_while_it_is_timed_is_a_row(
+    command: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+
+    def take(arms: list[Arm], course: Course) -> object:
+        if not died:
+            died.append(str(arms[1].plan))
+            os.kill(arms[1].worker.pid, signal.SIGKILL)
+        return take_turns(arms, course)
+
+    monkeypatch.setattr("redline.bench.take_turns", take)
+    saved = tmp_path / "saved.json"
+    plans = ["--plan", "eager", "--plan", "fold_batchnorm"]
+    seen = command("bench", f"{TINY}:convolutions", *plans, "--device", "cpu", "--sampling", "1s", "--save", saved)
+    assert seen.code == 1 and died == ["fold_batchnorm"]
+    rows = {row.plan: row for row in load(saved)}
+    assert (
+        rows["eager"].samples
+        and rows["fold_batchnorm"].verdict == "failed"
+        and "SIGKILL" in rows["fold_batchnorm"].reason
+    )

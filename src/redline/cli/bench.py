@@ -13,6 +13,7 @@ from redline.bench import bench as run_bench
 from redline.cli.console import fail, print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.errors import RedlineError
 from redline.measurement import Measurement
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 
@@ -43,6 +44,8 @@ def bench(
     Examples: redline bench resnet --save baseline.json; redline bench resnet --compare baseline.json;
     redline bench unet_100m unet_390m unet_880m --matrix
     """
+    if matrix and plan:
+        raise RedlineError("--matrix has plans of its own: leave out --plan, or --matrix.")
     texts = list(PRECISIONS) if matrix else (plan or ["eager"])
     plans = [read_plan(text) for text in texts]
     then = load(compare_path) if compare_path else []

@@ -75,8 +75,12 @@ class Compile(Rung):
 
         Not where kernels are searched for: the search takes as long for the blocks.
         """
-        searches = self.mode == "max-autotune"
-        return ((replace(self, regional=True),),) if verdict == "failed" and not (self.regional or searches) else ()
+        broke = verdict in ("failed", "unmeasured")
+        return ((replace(self, regional=True),),) if broke and not (self.regional or self.searches) else ()
+
+    @property
+    def searches(self) -> bool:
+        return self.mode == "max-autotune"
 
     @property
     def uses_cuda_graphs(self) -> bool:

@@ -49,6 +49,10 @@ class CudnnBenchmark(Rung):
     stage: ClassVar[Stage] = Stage.FLAGS
     summary: ClassVar[str] = "cuDNN times its convolution algorithms and keeps the fastest"
 
+    @property
+    def searches(self) -> bool:
+        return True
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
             return "cuDNN runs on NVIDIA GPUs only"

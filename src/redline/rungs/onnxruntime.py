@@ -85,6 +85,10 @@ class Onnxruntime(Rung):
         """ONNX Runtime quantizes an fp32 graph: half precision before it would leave its quantizer without kernels."""
         return None if self.int8 != "none" and other.name in _HALF_PRECISION else other
 
+    @property
+    def searches(self) -> bool:
+        return self.provider != "cpu"
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         kind = self._kind(machine.is_cuda)
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]

@@ -85,6 +85,10 @@ class Sdpa(Rung):
         ("auto", "bf16", "fp16", "fp32"),
     )
 
+    @property
+    def searches(self) -> bool:
+        return self.backend == "auto"
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if self.backend in BACKENDS and self.backend not in machine.attention_kernels:
             there = ", ".join(machine.attention_kernels)

@@ -57,6 +57,10 @@ class Tensorrt(Rung):
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         return cls(), cls(precision="fp16")
 
+    @property
+    def searches(self) -> bool:
+        return True
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
             return f"TensorRT needs an NVIDIA GPU, and the device is {machine.name}"
