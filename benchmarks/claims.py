@@ -193,7 +193,7 @@ def measured(claim: Claim, root: Path) -> str:
     new = _find_rung(rows, claim.rung) if claim.rung else _find_plan(rows, claim.plan)
     if new is None:
         return f"{NOT_YET} ({link} has no `{claim.rung or claim.plan}`)"
-    if new.verdict == "unmeasured" or (new.verdict == "failed" and "no result within" in new.reason):
+    if new.verdict == "unmeasured":
         return f"{NOT_YET} ({link} had no time for `{claim.rung or claim.plan}`)"
     if new.verdict not in MEASURED or not new.samples or (new.scores and not new.passed):
         return f"{new.verdict}: {new.reason or 'outside its gate'} ({link})"

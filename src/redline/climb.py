@@ -348,7 +348,8 @@ class _Climb:
                 return self._trial(role, added, candidate, again=False)
             verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
             text = f"out of memory: {failure}" if failure.kind == "oom" else str(failure)
-            if failure.kind == "timeout" and limit_s < self.settings.timeout_s:
+            # Without an arm it was the set-up that took too long; later on it is a hang, whatever the budget.
+            if arm is None and failure.kind == "timeout" and limit_s < self.settings.timeout_s:
                 verdict, text = "unmeasured", f"{text}, for want of budget"
             return self._record(role, candidate, verdict, text, **about)
         finally:
@@ -406,12 +407,13 @@ class _Climb:
         """Removes each kept rung once: what it is worth in the final plan, and out if that is nothing."""
         rungs = self.plan.rungs if len(self.plan.rungs) > 1 else ()
         for index, rung in enumerate(rungs):
-            smaller = self.plan.without(rung.name)
             known = [self.log.knows("ablation", str(one), str(self.plan)) for one in rungs[index:]]
-            if not known[0] and not self.setups.stands(smaller):
-                self._prepare(
-                    [(one, self.plan.without(one.name)) for one in rungs[index:]][: (known + [True]).index(True)]
-                )
+            if not known[0] and not self.setups.stands(self.plan.without(rung.name)):
+                next_ones = rungs[index:][: [*known, True].index(True)]
+                self._prepare([(one, self.plan.without(one.name)) for one in next_ones])
+            if rung.name not in self.plan:
+                continue  # the kept plan was lost on the way, and this rung with it
+            smaller = self.plan.without(rung.name)
             if self._spent():
                 self._record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))
                 continue

@@ -87,7 +87,11 @@ class SetUps:
     def _with_quiet_step(self, arm: Arm) -> Arm:
         """Its rough time per step, which says how many make a sample, was taken while others compiled."""
         once = dict.fromkeys(self._course.shapes, 1)
-        arm.step_s = arm.worker.ask("sample", self._course.timeout_s, steps=once, warm=once)
+        try:
+            arm.step_s = arm.worker.ask("sample", self._course.timeout_s, steps=once, warm=once)
+        except WorkerFailed:
+            close(arm)
+            raise
         return arm
 
 

@@ -3,7 +3,6 @@
 The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are scored.
 """
 
-import copy
 import json
 import platform
 from dataclasses import asdict, dataclass
@@ -18,11 +17,9 @@ from redline.models.drct import Drct, save_drct
 from redline.quantities import format_bytes, format_seconds
 from redline.super_resolution import Evaluation
 from redline.training.loop import Outcome
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
 from redline.training.super_resolution import DrctTask
 from redline.version import VERSION
-
-WEIGHTS, CARD = "model.safetensors", "model-card.md"
-_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Result:
 
 def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
     """Scores the averaged weights as they will be stored, then writes weights and page."""
-    dtype = _DTYPES[task.settings.model.weights]
+    dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
     config = {"model": asdict(task.settings.model), "data": asdict(task.settings.data)}
@@ -69,13 +66,7 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
     """A copy whose weights are what reading them back from a file of that dtype gives."""
     if not isinstance(model, Drct):
         raise RedlineError(f"a {type(model).__name__} is no DRCT.")
-    result = copy.deepcopy(model)
-    with torch.no_grad():
-        for weight in result.parameters():
-            weight.copy_(weight.to(dtype).float())
-            if not torch.isfinite(weight).all():
-                raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
-    return result
+    return as_stored(model, dtype)
 
 
 def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config: dict[str, dict[str, object]]) -> str:

@@ -3,7 +3,6 @@
 The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are judged.
 """
 
-import copy
 import json
 import platform
 from dataclasses import asdict, dataclass
@@ -21,10 +20,8 @@ from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import STAGES
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import Restoration
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
 from redline.version import VERSION
-
-WEIGHTS, CARD = "model.safetensors", "model-card.md"
-_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class LsdResult:
 
 def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
     """Judges the averaged weights as they will be stored, over many frames, then writes weights and page."""
-    dtype = _DTYPES[task.settings.model.weights]
+    dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores = task.judge(model, task.settings.loop.final_frames)
     named = {Path(folder).resolve().name: seen for folder, seen in scores.items()}
@@ -68,13 +65,7 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> Lsd:
     student = model.student if isinstance(model, Pupil) else model
     if not isinstance(student, Lsd):
         raise RedlineError(f"a {type(student).__name__} is no LSD.")
-    result = copy.deepcopy(student).eval()
-    with torch.no_grad():
-        for weight in result.parameters():
-            weight.copy_(weight.to(dtype).float())
-            if not torch.isfinite(weight).all():
-                raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
-    return result
+    return as_stored(student, dtype).eval()
 
 
 def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str:

@@ -1,0 +1,24 @@
+"""The files that a finished training leaves behind, and the rounding that storing its weights will bring."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from redline.errors import RedlineError
+
+WEIGHTS, CARD = "model.safetensors", "model-card.md"
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+M = TypeVar("M", bound=nn.Module)
+
+
+@torch.no_grad()
+def as_stored(model: M, dtype: torch.dtype) -> M:
+    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    result = copy.deepcopy(model)
+    for weight in result.parameters():
+        weight.copy_(weight.to(dtype).float())
+        if not torch.isfinite(weight).all():
+            raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
+    return result
