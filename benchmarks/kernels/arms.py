@@ -199,6 +199,14 @@ def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
+class ArmFailed(Exception):
+    """An arm that ran alone and fails beside the others, for want of memory mostly."""
+
+    def __init__(self, name: str, failure: Exception) -> None:
+        super().__init__(f"beside the others: {type(failure).__name__}: {failure}"[:500])
+        self.name = name
+
+
 def race(
     runs: dict[str, Callable[[], object]], rounds: int, restore: Callable[[], object] = lambda: None
 ) -> dict[str, list[float]]:
@@ -212,7 +220,10 @@ def race(
                 restore()
                 cache.sum()
                 begin.record()
-                run()
+                try:
+                    run()
+                except Exception as failure:
+                    raise ArmFailed(name, failure) from failure
                 end.record()
                 if not warm:
                     events[name].append((begin, end))
@@ -257,7 +268,7 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
         restore()
         free()
     del expected
-    for name, samples in race(runs, rounds, restore).items():
+    for name, samples in race_without_the_failed(runs, rounds, restore, rows).items():
         deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)
         rows[name] |= {"median_ms": median, "p20_ms": deciles[1], "p80_ms": deciles[7], "samples": len(samples)}
         if case.needed_bytes:
@@ -265,6 +276,22 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
         if case.needed_flop:
             rows[name]["tflop_per_s"] = case.needed_flop / median / 1e9
     return list(rows.values())
+
+
+def race_without_the_failed(
+    runs: dict[str, Callable[[], object]],
+    rounds: int,
+    restore: Callable[[], object],
+    rows: dict[str, dict[str, object]],
+) -> dict[str, list[float]]:
+    """The race of those that get through it; what became of the others is said in their rows."""
+    while True:
+        try:
+            return race(runs, rounds, restore)
+        except ArmFailed as failure:
+            rows[failure.name]["failure"] = str(failure)
+            del runs[failure.name]
+        free()
 
 
 def title(case: Case) -> str:

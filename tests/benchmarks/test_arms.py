@@ -63,3 +63,23 @@ def test_graphs_share_a_pool_until_a_capture_fails(monkeypatch: pytest.MonkeyPat
         graphs.captured(fails)
     graphs.captured(tuple)
     assert [recorder.runs for recorder in made] == [3, 1]
+
+
+def test_an_arm_that_fails_in_the_race_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory() -> None:
+        raise MemoryError("no room")
+
+    def race(runs: dict[str, Callable[[], object]], *_: object) -> dict[str, list[float]]:
+        for name, run in runs.items():
+            try:
+                run()
+            except MemoryError as failure:
+                raise arms.ArmFailed(name, failure) from failure
+        return {name: [1.0] for name in runs}
+
+    monkeypatch.setattr(arms, "race", race)
+    monkeypatch.setattr(arms, "free", lambda: None)
+    rows: dict[str, dict[str, object]] = {"large": {}, "small": {}}
+    runs = {"large": out_of_memory, "small": lambda: None}
+    assert arms.race_without_the_failed(runs, 1, lambda: None, rows) == {"small": [1.0]}
+    assert rows == {"large": {"failure": "beside the others: MemoryError: no room"}, "small": {}}

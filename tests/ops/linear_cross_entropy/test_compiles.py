@@ -12,3 +12,9 @@ pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled wh
 def test_compiles_for_an_h200(compiles: Callable[..., None], source: str, out: str) -> None:
     types = {"source": f"*{source}", "factor": "*fp32", "out": f"*{out}", "count": "i32"}
     compiles(host.scale_kernel, types, {"BLOCK": host._SCALE_BLOCK})
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_scaling_in_place_compiles_for_an_h200(compiles: Callable[..., None], dtype: str) -> None:
+    types = {"values": f"*{dtype}", "factor": "*fp32", "count": "i32"}
+    compiles(host.scale_in_place_kernel, types, {"BLOCK": host._SCALE_BLOCK})

@@ -132,12 +132,33 @@ def test_weights_can_be_those_of_the_embedding() -> None:
 
 
 def test_backward_can_be_asked_twice() -> None:
-    """Which it could not, were the gradients scaled in place."""
+    """Which it could not, were the gradients scaled in place the first time."""
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), target)
     (first,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE), retain_graph=True)
+    kept = first.clone()
     (second,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE))
     torch.testing.assert_close(first, second, atol=0, rtol=0)
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("pull", [1.0, 3.0])
+def test_gradients_add_up_over_losses(pull: float) -> None:
+    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
+    of_each = []
+    for function in both():
+        trained = weight.clone().requires_grad_()
+        for rows in (slice(0, 4), slice(4, 9)):
+            (pull * function(hidden[rows], trained, target[rows])).backward()
+        of_each.append(trained.grad)
+    torch.testing.assert_close(*of_each, atol=1e-5, rtol=1e-4)
+
+
+def test_the_last_backward_copies_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_scaled", lambda *_: pytest.fail("a copy was made"))
+    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
+    triton.linear_cross_entropy(hidden, weight.requires_grad_(), target).backward()
+    assert weight.grad is not None and weight.grad.abs().sum() > 0
 
 
 def test_ignored_rows_alone_give_zero() -> None:

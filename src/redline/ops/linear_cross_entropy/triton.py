@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.ops.cross_entropy.reference import counted
 from redline.ops.kernel import INTERPRETED, launch
 from redline.ops.linear_cross_entropy.chunks import Options, Wanted, compute, sum_dtype
-from redline.ops.linear_cross_entropy.triton_kernels import scale_kernel
+from redline.ops.linear_cross_entropy.triton_kernels import scale_in_place_kernel, scale_kernel
 
 __all__ = ["INTERPRETED", "linear_cross_entropy"]
 
@@ -110,8 +110,26 @@ def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | 
         factor = pull * share
         for index, trained in enumerate(ctx.trained):
             if trained and ctx.needs_input_grad[index]:
-                found[index] = _scaled(gradients[index], factor, ctx.dtype)
+                gradient = gradients[index]
+                if gradient.dtype == ctx.dtype and _is_last_use(gradient):
+                    found[index] = _scale_in_place(gradient, factor)
+                else:
+                    found[index] = _scaled(gradient, factor, ctx.dtype)
     return *found, *[None] * 8
+
+
+def _is_last_use(gradient: Tensor) -> bool:
+    """Whether nobody will ask for these gradients again, and no tracer is looking on."""
+    is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
+    return is_plain and not torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
+    """A factor of 1 costs one read of it, and the weight's gradient is large."""
+    count = gradient.numel()
+    grid = (-(-count // _SCALE_BLOCK),)
+    launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
+    return gradient
 
 
 _reduced.register_autograd(_scale_gradients, setup_context=_keep_gradients)

@@ -1,0 +1,139 @@
+"""Races the plans that climbs have found against every mode of torch.compile, `max-autotune` too, and eager bf16.
+
+    python benchmarks/compile_modes.py --results benchmarks/results/h200 --out compile_modes.jsonl [NAME …]
+
+A climb gives a search over kernels no more than a share of its budget; here each gets all the time it needs. Plans of
+all workloads are set up side by side (`--at-once`), because a compiler keeps the GPU idle; then the workloads are timed
+one after another, the plans of each turn by turn, while nothing else runs. Rows are those of `redline bench`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from climb_all import WORKLOADS
+
+from redline.course import Settings, ask_machine, lay_course
+from redline.logbook import Logbook
+from redline.measurement import load_measurements
+from redline.plan import Plan
+from redline.quantities import format_seconds, parse_seconds
+from redline.statistics import median
+from redline.trial import FRESH_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.workers import WorkerFailed, WorkerPool
+
+MODES = ("compile", "compile(mode=reduce-overhead)", "compile(mode=max-autotune)")
+
+
+@dataclass
+class Entry:
+    """One workload: the plan that its climb has found, and whom it has to face."""
+
+    name: str
+    found: str
+    course: Course
+    facts: dict[str, Any]
+    arms: list[Arm] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [Plan.parse(text) for text in dict.fromkeys((self.found, *MODES, "bf16"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Races found plans against all modes of torch.compile.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="result files without .jsonl; default: all climbs")
+    parser.add_argument("--results", type=Path, required=True, help="folder with the result files of the climbs")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows")
+    parser.add_argument("--at-once", type=int, default=4, help="how many plans are set up at the same time")
+    parser.add_argument("--timeout", default="4m", help="time limit of one set-up")
+    parser.add_argument("--sampling", default="4s", help="time for the turns of one workload")
+    arguments = parser.parse_args()
+    names = arguments.names or [name for name in WORKLOADS if (arguments.results / f"{name}.jsonl").exists()]
+    timeout_s = parse_seconds(arguments.timeout)
+    with WorkerPool() as pool:
+        machine = ask_machine(pool)
+        entries = []
+        for name in names:
+            address, shape = WORKLOADS[name]
+            label = ",".join(f"{key}={value}" for key, value in shape.items())
+            sampling_s = parse_seconds(arguments.sampling)
+            settings = Settings(address, Path("."), {label: shape}, timeout_s=timeout_s, sampling_s=sampling_s)
+            found = load_measurements(arguments.results / f"{name}.jsonl")[-1].plan
+            entries.append(Entry(name, found, *lay_course(pool, settings, machine)))
+        try:
+            set_up(pool, entries, arguments.at_once)
+            behind = [
+                entry.name
+                for entry in entries
+                if not race(entry, Logbook(entry.course, machine, entry.facts, arguments.out))
+            ]
+        finally:
+            close(*(arm for entry in entries for arm in entry.arms))
+    if behind:
+        print(f"behind torch.compile: {', '.join(behind)}", file=sys.stderr)
+    return 1 if behind else 0
+
+
+def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int) -> None:
+    """The searches over kernels first, because they take longest."""
+    jobs = [(entry, plan) for entry in entries for plan in entry.plans]
+    jobs.sort(key=lambda job: "max-autotune" not in str(job[1]))
+
+    def open_one(job: tuple[Entry, Plan]) -> None:
+        entry, plan = job
+        started = time.monotonic()
+        try:
+            arm = open_arm(pool, entry.course, plan, FRESH_SEEDS)
+            measure_peak(arm, entry.course)
+        except WorkerFailed as failure:
+            entry.failures[str(plan)] = str(failure)
+        else:
+            arm.notes += ("set up beside other plans",)
+            entry.arms.append(arm)
+        print(
+            f"{entry.name}: {plan}: {time.monotonic() - started:.0f} s {entry.failures.get(str(plan), '')}", flush=True
+        )
+
+    with ThreadPoolExecutor(at_once) as threads:
+        list(threads.map(open_one, jobs))
+
+
+def race(entry: Entry, log: Logbook) -> bool:
+    """Writes a row per plan; false when a mode of torch.compile, or eager bf16, is clearly faster."""
+    for plan, reason in entry.failures.items():
+        log.record(log.row("bench", Plan.parse(plan), "failed", reason))
+    arms = [arm for arm in entry.arms if arm.passed]
+    for arm in entry.arms:
+        if not arm.passed:
+            red = next(score for score in arm.scores if not score.passed)
+            log.record(log.row("bench", arm.plan, "refused", f"outside the gate: {red}", arm))
+    # What others compiled meanwhile is in the first rough times, which say how many steps make a sample.
+    for arm in arms:
+        once = dict.fromkeys(entry.course.shapes, 1)
+        arm.step_s = arm.worker.ask("sample", entry.course.timeout_s, steps=once, warm=once)
+    taken = take_turns(arms, entry.course, sampling_s=2 * entry.course.sampling_s)
+    label = next(iter(entry.course.shapes))
+    ahead = True
+    ours = next((samples for arm, samples in zip(arms, taken, strict=True) if str(arm.plan) == entry.found), None)
+    for arm, samples in zip(arms, taken, strict=True):
+        log.record(log.row("bench", arm.plan, "baseline", "measured", arm, samples))
+        said = ""
+        if ours is not None and samples is not ours:
+            ratio = compare(samples, ours)
+            said = f", the found plan is {ratio.low:.2f}–{ratio.high:.2f}× as fast"
+            ahead = ahead and not ratio.below(1.0)
+        print(f"{entry.name}: {arm.plan}: {format_seconds(median(samples[label]))}{said}", flush=True)
+    close(*entry.arms)
+    entry.arms.clear()
+    return ahead and ours is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The page of operators, training and decoding: from the rows alone, stale when they change, failures shown."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks/transformer_tables.py"
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("redline_transformer_tables", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
+    path = root / "benchmarks/results/h200" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "docs").mkdir(exist_ok=True)
+
+
+def kernel_row(arm: str, **values: Any) -> dict[str, Any]:
+    about = {"op": "swiglu", "gpu": "NVIDIA H200", "torch": "2.11", "triton": "3.6", "copy_tb_per_s": 4.0}
+    return {**about, "case": "forward", "rows": 8, "arm": arm, **values}
+
+
+def timed(arm: str, median_ms: float) -> dict[str, Any]:
+    times = {"median_ms": median_ms, "p20_ms": median_ms, "p80_ms": median_ms, "tb_per_s": 3.0}
+    return kernel_row(arm, **times, peak_bytes=2**30, relative_error=1e-3, captured=arm != "liger")
+
+
+def test_ratios_come_from_the_rows_and_failures_are_shown(tmp_path: Path, tables: ModuleType) -> None:
+    rows = [timed("liger", 3.0), timed("redline", 1.5), kernel_row("eager", failure="no room")]
+    write(tmp_path, "kernels/swiglu.jsonl", rows)
+    text = tables.page(tmp_path)
+    assert "| forward: rows 8 | **redline** | 1.5 ms | 1.5–1.5 | 1.00× | 75% | – | 1.00 GiB | 1.0e-03 |" in text
+    assert "liger (not in a graph) | 3 ms | 3–3 | 2.00×" in text and "| eager | no room |" in text
+    assert text.index("redline") < text.index("liger") < text.index("no room")
+
+
+def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: ModuleType) -> None:
+    about = {"gpu": "NVIDIA H200", "torch": "2.11", "arm": "ours", "batch": 4, "parameters": 124e6}
+    training = {**about, "length": 2048, "tokens_per_s": 527530.2, "mfu": 0.674, "peak_bytes": 3 * 2**30}
+    write(tmp_path, "text/train_speed.jsonl", [training, {**about, "length": 8192, "failure": "out of memory"}])
+    decoding = {"ms_per_token": 0.9657, "tokens_per_s": 1035.5, "prefill_ms": 19.5, "prompt": 128}
+    write(tmp_path, "text/decode.jsonl", [about | decoding])
+    text = tables.page(tmp_path)
+    assert "| 2,048 × 4 | ours | **527,530** | 67.4% | 3.00 GiB | 124M |" in text
+    assert "| 8,192 × 4 | ours | out of memory |" in text
+    assert "| 4 | ours | **0.966** | 1,036 | 19.5 ms of 128 tokens | 0.12B |" in text
+
+
+def test_a_page_that_does_not_follow_its_rows_is_stale(tmp_path: Path, tables: ModuleType) -> None:
+    write(tmp_path, "kernels/swiglu.jsonl", [timed("redline", 1.5)])
+    assert tables.main(["--check"], tmp_path) == 1 and not (tmp_path / tables.PAGE).exists()
+    assert tables.main([], tmp_path) == 0 and tables.main(["--check"], tmp_path) == 0
+    write(tmp_path, "kernels/swiglu.jsonl", [timed("redline", 1.6)])
+    assert tables.main(["--check"], tmp_path) == 1
