@@ -35,7 +35,7 @@ def test_every_arm_is_a_row(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = run(script, monkeypatch, tmp_path / "rows.jsonl", "--only", "eager", "--profile")
-    assert list(rows) == ["eager, reference", "eager, sdpa", "eager, triton", "eager, triton, cudnn.benchmark"]
+    assert list(rows) == ["eager, reference", "eager, sdpa", "eager, triton", "eager, triton, recorded"]
     for name in ("eager, reference", "eager, sdpa"):
         row = rows[name]
         assert row["ms_per_step"] > 0 and row["pictures_per_s"] > 0 and len(row["ms_per_step_samples"]) == 2

@@ -11,14 +11,17 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
+from redline.graphed import CudaRecorder
 from redline.models.drct import Drct, DrctConfig
 from redline.nn import Choosing
 from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
+from redline.training.arithmetic import Arithmetic
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
 from redline.training.photo_crops import PhotoCrops
 from redline.training.photo_pairs import PhotoSettings, hash_of
 from redline.training.precision import computing_in, resolve_precision
+from redline.training.recorded_gradients import RecordedGradients
 from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
 from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
@@ -53,10 +56,12 @@ class DrctSettings:
 
 @dataclass(frozen=True)
 class DrctLoopSettings(LoopSettings):
-    """`compile` compiles the groups, which are alike; `fused_ops` takes Redline's own kernels on a GPU."""
+    """`compile` compiles the groups, which are alike; on a GPU `fused_ops` takes Redline's own kernels, and
+    `cuda_graph` records forward and backward as one graph."""
 
     compile: bool = False
     fused_ops: bool = True
+    cuda_graph: bool = True
 
 
 @dataclass(frozen=True)
@@ -119,11 +124,14 @@ class DrctTask(Task):
             # Groups are alike, so that one compiled serves all of them.
             for group in model.layers:
                 group.compile()
+        self._recorded: RecordedGradients | None = None
+        if settings.loop.cuda_graph and device.type == "cuda":
+            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(device))
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
-        free = {*FREE_TO_CHANGE, "compile", "fused_ops", "photos", "validation", "weights"}
+        free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
         kept = {name: value for name, value in settings.items() if name not in free}
         # By what is in the file, wherever it lies.
@@ -134,7 +142,14 @@ class DrctTask(Task):
         return build_optimizer(self.model, self.settings.loop)
 
     def loss(self, step: int, part: int = 0) -> Tensor:
-        small, large = self.crops.batch(step)
+        return self._loss_of(*self.crops.batch(step))
+
+    def backward(self, step: int, part: int, arithmetic: Arithmetic) -> Tensor:
+        if self._recorded is None:
+            return super().backward(step, part, arithmetic)
+        return self._recorded(*self.crops.batch(step))
+
+    def _loss_of(self, small: Tensor, large: Tensor) -> Tensor:
         with computing_in(self.precision, self.device):
             output = self.model(small)
         return F.l1_loss(output.float(), large)

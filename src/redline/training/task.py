@@ -46,6 +46,12 @@ class Task(ABC):
     @abstractmethod
     def loss(self, step: int, part: int = 0) -> Tensor: ...
 
+    def backward(self, step: int, part: int, arithmetic: Arithmetic) -> Tensor:
+        """Leaves the gradients of a part on the weights, and gives its loss."""
+        loss = self.loss(step, part)
+        arithmetic.backward(loss)
+        return loss.detach()
+
     def around(self) -> AbstractContextManager[object]:
         """Entered around the passes of a step, forward and backward."""
         return nullcontext()
