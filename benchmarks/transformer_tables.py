@@ -108,12 +108,12 @@ def training_section(rows: Sequence[Row]) -> str:
 
 
 def decoding_section(rows: Sequence[Row]) -> str:
-    head = ("batch", "arm", "ms a token", "tokens/s", "prefill", "parameters")
+    head = ("batch", "arm", "ms a token", "tokens/s", "prefill", "logits' error", "parameters")
     lines = []
     for row in sorted(rows, key=lambda row: (row["batch"], row.get("ms_per_token", float("inf")))):
         if "ms_per_token" not in row:
             said = escape(row.get("failure", "not measured"))[:160]
-            lines.append([str(row["batch"]), escape(row["arm"]), said, *[NONE] * 3])
+            lines.append([str(row["batch"]), escape(row["arm"]), said, *[NONE] * 4])
             continue
         lines.append(
             [
@@ -122,13 +122,35 @@ def decoding_section(rows: Sequence[Row]) -> str:
                 f"**{row['ms_per_token']:.3f}**",
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['prefill_ms']:.1f} ms of {row['prompt']} tokens",
+                f"{row['relative_error']:.1e}",
                 f"{row['parameters'] / 1e9:.2f}B",
             ]
         )
     return table(head, lines)
 
 
+def long_section(rows: Sequence[Row]) -> str:
+    head = ("tokens", "arm", "held after the text", "peak beyond the weights", "taken in at", "ms a token after it")
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["length"], row["arm"])):
+        where = [f"{row['length']:,}", escape(row["arm"])]
+        if "failure" in row:
+            lines.append([*where, escape(row["failure"])[:160], *[NONE] * 3])
+            continue
+        lines.append(
+            [
+                *where,
+                f"{row['state_bytes'] / 2**20:,.1f} MiB",
+                f"{row['peak_bytes'] / 2**20:,.1f} MiB",
+                f"{row['prefill_tokens_per_s']:,.0f} tokens/s",
+                f"{row['ms_per_token']:.3f}",
+            ]
+        )
+    return table(head, lines)
+
+
 SECTIONS = {
+    "long_context": ("Long texts", "benchmarks/long_context.py", long_section),
     "train_speed": ("Training", "benchmarks/train_speed.py", training_section),
     "decode": ("Decoding", "benchmarks/decode.py", decoding_section),
 }

@@ -50,12 +50,23 @@ def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: Mo
     about = {"gpu": "NVIDIA H200", "torch": "2.11", "arm": "ours", "batch": 4, "parameters": 124e6}
     training = {**about, "length": 2048, "tokens_per_s": 527530.2, "mfu": 0.674, "peak_bytes": 3 * 2**30}
     write(tmp_path, "text/train_speed.jsonl", [training, {**about, "length": 8192, "failure": "out of memory"}])
-    decoding = {"ms_per_token": 0.9657, "tokens_per_s": 1035.5, "prefill_ms": 19.5, "prompt": 128}
+    decoding = {
+        "ms_per_token": 0.9657,
+        "tokens_per_s": 1035.5,
+        "prefill_ms": 19.5,
+        "prompt": 128,
+        "relative_error": 0.02,
+    }
     write(tmp_path, "text/decode.jsonl", [about | decoding])
     text = tables.page(tmp_path)
     assert "| 2,048 × 4 | ours | **527,530** | 67.4% | 3.00 GiB | 124M |" in text
     assert "| 8,192 × 4 | ours | out of memory |" in text
-    assert "| 4 | ours | **0.966** | 1,036 | 19.5 ms of 128 tokens | 0.12B |" in text
+    assert "| 4 | ours | **0.966** | 1,036 | 19.5 ms of 128 tokens | 2.0e-02 | 0.12B |" in text
+    long = {"gpu": "NVIDIA H200", "torch": "2.11", "arm": "redline memory", "length": 8192, "ms_per_token": 0.4}
+    long |= {"state_bytes": 3 * 2**20, "peak_bytes": 5 * 2**20, "prefill_tokens_per_s": 1e6}
+    write(tmp_path, "text/long_context.jsonl", [long])
+    expected = "| 8,192 | redline memory | 3.0 MiB | 5.0 MiB | 1,000,000 tokens/s | 0.400 |"
+    assert expected in tables.page(tmp_path)
 
 
 def test_a_page_that_does_not_follow_its_rows_is_stale(tmp_path: Path, tables: ModuleType) -> None:

@@ -1,0 +1,93 @@
+"""What a text costs as it grows: memory, time to take it in and time a token, for the 124M decoder and memory model.
+
+    python benchmarks/long_context.py --out FILE [--lengths 2048,8192,32768,131072,1048576] [--decoder-limit 131072]
+
+Fresh weights in bf16, one row of random tokens, taken in by chunks, then 32 tokens more through the recorded step.
+`state_bytes` is what stands on the device after the text beyond the weights; `peak_bytes` the most at any time, beyond
+the weights too. A length that fails is a row.
+"""
+
+import argparse
+import gc
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from train_speed import Race
+
+from redline.files import write_text
+from redline.generation import InferenceEngine
+
+LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
+MORE_TOKENS = 32
+PLAN = "fused_ops"
+
+
+def build(kind: str, length: int, tiny: bool) -> nn.Module:
+    race = Race(length + MORE_TOKENS, 1, tiny)
+    training = race.training(kind, "")
+    model = training.model.build(training.tokenizer.vocabulary)
+    return model.to(race.device, torch.float32 if tiny else torch.bfloat16).eval()
+
+
+def measure(kind: str, length: int, tiny: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": f"redline {kind}", "length": length, "plan": "" if tiny else PLAN}
+    try:
+        engine = InferenceEngine(build(kind, length, tiny), row["plan"], share=True)
+        row["parameters"] = sum(weight.numel() for weight in engine.model.applied.parameters())
+        source = random.Random(length)
+        prompt = [source.randrange(engine.model.vocabulary) for _ in range(length)]
+        # A short text first: compilation and work spaces are not what grows.
+        engine.generate([prompt[:64]], max_tokens=2)
+        before = 0
+        if not tiny:
+            engine._idle = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+        with engine.stream([prompt], max_tokens=MORE_TOKENS) as stream:
+            for _ in stream:
+                pass
+            if not tiny:
+                row["state_bytes"] = torch.cuda.memory_allocated() - before
+                row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+        row["prefill_s"] = stream.prefill_s
+        row["prefill_tokens_per_s"] = length / stream.prefill_s
+        row["ms_per_token"] = 1e3 * sorted(stream.step_s)[len(stream.step_s) // 2]
+    except Exception as failure:  # noqa: BLE001 (a length that fails is a row that says so)
+        row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
+    return row
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What a growing text costs the decoder and the memory model.")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--decoder-limit", type=int, default=131_072, help="the decoder's time grows with the square")
+    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    asked = parser.parse_args(arguments)
+    if not asked.tiny and not torch.cuda.is_available():
+        print("the benchmark of long texts needs a CUDA device (or --tiny).", file=sys.stderr)
+        return 2
+    about = {"gpu": "none" if asked.tiny else torch.cuda.get_device_name(), "torch": torch.__version__, "batch": 1}
+    rows: list[dict[str, Any]] = []
+    for length in map(int, asked.lengths.split(",")):
+        for kind in ("memory", "decoder"):
+            if kind == "decoder" and length > asked.decoder_limit:
+                continue
+            rows.append(about | measure(kind, length, asked.tiny))
+            write_text(asked.out, "".join(json.dumps(row) + "\n" for row in rows))
+            print({key: rows[-1][key] for key in rows[-1] if key not in about}, flush=True)
+            gc.collect()
+            if not asked.tiny:
+                torch.cuda.empty_cache()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
