@@ -407,3 +407,15 @@ def test_verify_names_the_rungs_that_no_longer_hold() -> None:
     assert {r.rung: r.holds for r in red.rungs}["planted_wrong"] is False
     gone = verify(Plan.parse("tf32"), settings)
     assert not gone.holds and "cannot run here" in gone.reason
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_a_plan_that_dies_in_its_verification_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(arms: list[Arm], course: Course, **about: float) -> object:
+        os.kill(arms[-1].worker.pid, signal.SIGKILL)
+        return take_turns(arms, course, **about)
+
+    monkeypatch.setattr("redline.verify.take_turns", take)
+    settings = Settings(f"{PLANTED}:waits", Path("."), device="cpu", timeout_s=30, sampling_s=1)
+    seen = verify(Plan.parse("planted_fast"), settings)
+    assert not seen.holds and seen.reason.startswith("the plan does not go on running: ") and seen.speedup is None

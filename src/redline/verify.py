@@ -83,12 +83,17 @@ def _verify(
         verdicts = tuple(_check_rung(pool, course, plan, rung.name, whole, impossible, say) for rung in plan.rungs)
         speedup, median_s = None, float("nan")
         if whole is not None and whole.passed:
-            old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
-            duel = face(eager, whole, old, new)
-            speedup, median_s = duel.ratio, geometric_mean_s(new)
-            better, gain = course.objective.judge(duel, ANY)
-            if plan.rungs and not better:
-                reason = f"the plan is no better than eager: {gain}"
+            try:
+                old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
+                duel = face(eager, whole, old, new)
+                speedup, median_s = duel.ratio, geometric_mean_s(new)
+                better, gain = course.objective.judge(duel, ANY)
+                if plan.rungs and not better:
+                    reason = f"the plan is no better than eager: {gain}"
+            except WorkerFailed as failure:
+                if failure.pid != whole.worker.pid:
+                    raise WorkloadError(f"{course.address}: the untouched model failed: {failure}.") from failure
+                reason = f"the plan does not go on running: {failure}"
         elif whole is not None:
             reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
         fallen = [v.rung for v in verdicts if not v.holds]
