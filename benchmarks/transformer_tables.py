@@ -172,7 +172,8 @@ def page(root: Path) -> str:
         if not rows:
             continue
         script = f"benchmarks/kernels/{path.stem}.py"
-        heading, script, section = SECTIONS.get(path.stem, (f"`{path.stem}`", script, kernel_section))
+        # Another run of the same script is NAME-SOMETHING.jsonl.
+        heading, script, section = SECTIONS.get(path.stem.partition("-")[0], (f"`{path.stem}`", script, kernel_section))
         link = Path(os.path.relpath(path, PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])
         parts += [
