@@ -1,7 +1,11 @@
 """What tests share."""
 
+import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,16 @@ import torch
 from redline.workers import WorkerPool
 
 ONEDNN = torch._C._get_mkldnn_enabled()
+
+
+def pytest_configure() -> None:
+    """Processes that test side by side share the cores, or each would take all of them."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        share = max(1, (os.cpu_count() or 1) // processes)
+        torch.set_num_threads(share)
+        if torch.cuda.is_available():
+            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(2 * share))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,6 +60,37 @@ def onednn_kept() -> Iterator[None]:
     mkldnn.enabled = ONEDNN  # a fixture for a whole file may have turned it off
     yield
     mkldnn.enabled = ONEDNN
+
+
+@pytest.fixture(autouse=True)
+def may_wait_again() -> Iterator[None]:
+    """Whatever a test did, the next one may wait for the device."""
+    yield
+    if torch.cuda.is_initialized():
+        _on_waiting("default")
+
+
+@pytest.fixture
+def waits_for_nobody() -> Callable[[], AbstractContextManager[None]]:
+    """`with waits_for_nobody():` raises where the host waits for the GPU; what went before is waited for first."""
+
+    @contextlib.contextmanager
+    def check() -> Iterator[None]:
+        torch.cuda.synchronize()
+        try:
+            _on_waiting("error")
+            yield
+        finally:
+            _on_waiting("default")
+
+    return check
+
+
+def _on_waiting(mode: str) -> None:
+    with warnings.catch_warnings():
+        # Said once a process, and after the mode was set: as an error it would leave the mode on.
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from redline.quiet import quiet
+from redline.quiet import quiet, unadvised
 
 
 def test_nothing_comes_out_and_everything_is_restored(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +26,12 @@ def test_restored_when_it_raises() -> None:
     with pytest.raises(ValueError, match="inside"), quiet():
         raise ValueError("inside")
     assert logging.root.manager.disable == before
+
+
+def test_advice_is_kept_back_and_nothing_else() -> None:
+    before = list(warnings.filters)
+    with unadvised():
+        warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)
+        with pytest.warns(UserWarning, match="something else"):
+            warnings.warn("something else", stacklevel=1)
+    assert list(warnings.filters) == before

@@ -12,6 +12,14 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
+def unadvised() -> Iterator[None]:
+    """Without torch.compile's advice to turn TF32 on: what fp32 products are rounded to is said elsewhere."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
+        yield
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silences Python-level output inside; levels, handlers and warning filters are as before afterwards."""
     root = logging.getLogger()

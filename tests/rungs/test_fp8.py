@@ -105,8 +105,17 @@ def test_round_trip() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("plan", ["fp8", "bf16 + fp8", "bf16 + fp8(granularity=tensor)", "fp8(mode=weight_only)"])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("plan", "compiled"),
+    [
+        ("fp8", False),
+        ("bf16 + fp8", False),
+        ("bf16 + fp8", True),
+        ("bf16 + fp8(granularity=tensor)", False),
+        ("fp8(mode=weight_only)", False),
+        ("fp8(mode=weight_only)", True),
+    ],
+)
 def test_on_a_gpu(plan: str, compiled: bool) -> None:
     model = net().cuda()
     machine = Machine.detect("cuda")

@@ -1,5 +1,8 @@
 """A whole frame of model and sampler in one CUDA graph, retuned after recording, without waiting for the device."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 
@@ -43,14 +46,13 @@ def test_a_recorded_frame_follows_its_buffers_and_its_strength(name: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 @torch.inference_mode()
-def test_no_synchronisation_inside_a_frame(name: str) -> None:
+def test_no_synchronisation_inside_a_frame(
+    name: str, waits_for_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
     sampler = Sampler(sampler_table(name, PROCESS, PREDICTION, 3), "cuda")
     noise = torch.randn(sampler.noises, 1, 3, 16, 16, device="cuda")
     other = sampler_table(name, PROCESS, PREDICTION, 3, 0.5)
     sampler.sample(lambda noisy, times: torch.sin(noisy) + times, noise)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_for_nobody():
         sampler.retune(other)
         sampler.sample(lambda noisy, times: torch.sin(noisy) + times, noise)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -44,6 +44,9 @@ def test_products_run_in_fp8() -> None:
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
     for model in (plain, fast):
         model(x).float().square().mean().backward()
-    for one, two in zip(plain.parameters(), fast.parameters(), strict=True):
+    # Values are off by 1/38 in e4m3 and by 1/19 in e5m2, the gradients' dtype. In the first layer's gradient the errors
+    # of all products meet, and those of the ReLU, where rounding turns the sign of one number in a hundred: 13 % in
+    # the same arithmetic written out.
+    for one, two, most in zip(plain.parameters(), fast.parameters(), (0.17, 0.06, 0.06, 0.04), strict=True):
         difference = (one.grad.float() - two.grad.float()).norm() / one.grad.float().norm()
-        assert 1e-4 < difference < 0.1
+        assert 1e-4 < difference < most

@@ -118,6 +118,7 @@ def test_folders_without_photos_and_impossible_settings_are_refused(tmp_path: Pa
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_the_same_crops_and_more_than_a_thousand_a_second(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 2, 400, 371)
     settings = PhotoSettings(str(tmp_path), crop_px=64)

@@ -291,7 +291,7 @@ def test_bf16_passes_on_a_gpu(name: str) -> None:
     workload = load_workload(name)
     model = workload.fresh_model("cuda")
     half = Boundary(copy.deepcopy(model).to(torch.bfloat16), torch.bfloat16)
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for seed in (10, 11, 12):
             batch = workload.fresh_inputs(seed, "cuda")
             reference, output = call(model, batch), call(half, batch)
@@ -302,9 +302,9 @@ def test_bf16_passes_on_a_gpu(name: str) -> None:
 @pytest.mark.gpu
 def test_resnet_weights_do_not_depend_on_tf32() -> None:
     workload = load_workload("resnet")
-    with torch.backends.cudnn.flags(allow_tf32=True):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
         one = workload.fresh_model("cuda").state_dict()
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         other = workload.fresh_model("cuda").state_dict()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name

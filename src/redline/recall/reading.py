@@ -7,7 +7,7 @@ Shapes: B texts of S tokens, vocabulary V.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ class Advancing(Protocol):
     def advance(self, tokens_BS: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
 
-@runtime_checkable
 class Headed(Protocol):
     """A model whose states can be had without their logits."""
 
@@ -79,12 +78,17 @@ def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[tuple[int, Tensor]]:
         for begin in range(0, length, size):
             logits, state = model.advance(tokens_BS[:, begin : begin + size], state)
             yield begin, logits
-    elif isinstance(model, Headed):
+    elif _is_headed(model):
         hidden = model.hidden(tokens_BS)
         for begin in range(0, length, size):
             yield begin, model.head(hidden[:, begin : begin + size])
     else:
         raise ModelError(f"a {type(model).__name__} gives no logits in pieces.")
+
+
+def _is_headed(model: object) -> TypeGuard[Headed]:
+    # Not by isinstance, which from Python 3.12 on does not see the submodules of a module.
+    return hasattr(model, "head") and hasattr(model, "hidden")
 
 
 def piece_size(batch: int, vocabulary: int) -> int:

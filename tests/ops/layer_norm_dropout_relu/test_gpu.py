@@ -36,7 +36,9 @@ def test_agrees(
 @pytest.mark.parametrize(("rows", "width"), [(16384, 4096), (65536, 768), (30_001, 100)])
 def test_agrees_at_full_size(agrees: Agrees, rows: int, width: int) -> None:
     # A few numbers fall on the other side of zero here, which bf16's limit leaves room for.
-    check(agrees, (torch.randn(rows, width), torch.randn(width), torch.randn(width)), 0.1, torch.bfloat16)
+    check(
+        agrees, (torch.randn(rows, width, device="cuda"), torch.randn(width), torch.randn(width)), 0.1, torch.bfloat16
+    )
 
 
 def test_repeats(repeats: Callable[..., None]) -> None:

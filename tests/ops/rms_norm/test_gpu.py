@@ -16,7 +16,7 @@ SHAPES = [(2000, 4096), (4000, 768), (801, 2048), (1001, 8192), (101, 16384), (4
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees(agrees: Agrees, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    inputs = torch.randn(shape), torch.randn(shape[-1])
+    inputs = torch.randn(shape, device="cuda"), torch.randn(shape[-1])
     agrees(lambda *given: rms_norm(*given, EPS), lambda *exact: reference.rms_norm(*exact, EPS), inputs, dtype, "cuda")
 
 
@@ -27,7 +27,7 @@ def test_agrees_at_full_size(agrees: Agrees, shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(4096, 4096), (8000, 768), (33, 101)])
 def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, int]) -> None:
-    inputs = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
+    inputs = *torch.randn(2, *shape, device="cuda"), torch.randn(shape[-1])
 
     def exact(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         # The sum is stored in bf16, and so it is what is normalised.

@@ -20,7 +20,7 @@ LLAMA = [(3072, 2048), (2048, 2048), (16_384, 2048), (2048, 8192), (128_256, 204
 @pytest.mark.parametrize("rows", [1, 2, 7, 16])
 @pytest.mark.parametrize(("columns", "depth"), [(2048, 8192), (512, 2048), (1000, 999), (3, 5000), (777, 40)])
 def test_agrees_in_every_dtype(agrees: Agrees, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
-    given = (torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns))
+    given = (torch.randn(rows, depth), torch.randn(columns, depth, device="cuda"), torch.randn(columns))
     agrees(triton.small_matmul, reference.small_matmul, given, dtype, "cuda")
 
 

@@ -14,7 +14,7 @@ Agrees = Callable[..., None]
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(512, 11008), (4000, 2048), (1001, 777), (3,)])
 def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    agrees(swiglu, reference.swiglu, (torch.randn(shape), torch.randn(shape)), dtype, "cuda")
+    agrees(swiglu, reference.swiglu, tuple(torch.randn(2, *shape, device="cuda")), dtype, "cuda")
 
 
 def test_agrees_at_full_size(agrees: Agrees) -> None:
@@ -26,13 +26,19 @@ def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) 
     def halves(x: torch.Tensor) -> torch.Tensor:
         return swiglu(*x.chunk(2, -1))
 
-    agrees(halves, lambda x: reference.swiglu(*x.chunk(2, -1)), (torch.randn(shape),), torch.bfloat16, "cuda")
+    agrees(
+        halves,
+        lambda x: reference.swiglu(*x.chunk(2, -1)),
+        (torch.randn(shape, device="cuda"),),
+        torch.bfloat16,
+        "cuda",
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(2, 1000, 22016), (4000, 4096), (5, 77, 1554), (6,)])
 def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    agrees(packed_swiglu, reference.packed_swiglu, (torch.randn(shape),), dtype, "cuda")
+    agrees(packed_swiglu, reference.packed_swiglu, (torch.randn(shape, device="cuda"),), dtype, "cuda")
 
 
 def test_the_gradient_of_one_tensor_is_written_once() -> None:

@@ -109,7 +109,8 @@ def test_each_kernel_writes_what_it_should(
         found = (
             torch.where(expected == 0, 0, found.double()) if argument in ("gain", "momentum_gain") else found.double()
         )
-        error = ((found - expected).norm() / expected.norm()).item()
+        # Gates that are zero can leave nothing at all of what was before a chunk.
+        error = ((found - expected).norm() / expected.norm().clamp_min(1e-30)).item()
         limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
         assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"
 

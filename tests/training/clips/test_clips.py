@@ -1,6 +1,8 @@
 """Clips are the same for the same seed and step, and cost the random state of nobody else."""
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,19 +76,18 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_same_scenes_without_waiting(settings: ClipSettings) -> None:
+@pytest.mark.alone
+def test_on_a_gpu_the_same_scenes_without_waiting(
+    settings: ClipSettings, waits_for_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
     gpu = torch.device("cuda")
     larger = replace(settings, batch=8)
     here, there = Clips(larger, CPU, seed=1), Clips(larger, gpu, seed=1)
     for frame, other in zip(here.clip(5, 3), there.clip(5, 3), strict=True):
         torch.testing.assert_close(other.clean.cpu(), frame.clean, atol=2e-3, rtol=0)
         assert (other.known.cpu() - frame.known).abs().mean() < 1e-3
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_for_nobody():
         list(there.clip(6, 2))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     began_s = time.perf_counter()
     for step in range(20):

@@ -5,6 +5,8 @@ import json
 import math
 import shutil
 import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -370,14 +372,12 @@ def test_compiled_training_learns_on_a_gpu(tmp_path: Path, settings: LsdTraining
 
 
 @pytest.mark.gpu
-def test_a_step_waits_for_nothing(settings: LsdTraining) -> None:
+def test_a_step_waits_for_nothing(
+    settings: LsdTraining, waits_for_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
     task = LsdTask(settings, torch.device("cuda"))
     for step in range(6):
         task.loss(step).backward()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_for_nobody():
         for step in range(6):
             task.loss(step).backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

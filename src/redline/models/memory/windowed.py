@@ -5,6 +5,7 @@ The plain form goes through blocks of queries; on a CUDA device flex attention s
 Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
 """
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import Tensor
 Far = tuple[Tensor, Tensor, Tensor]
 # Queries at a time: enough for large products, few enough for the scores of long sequences.
 _BLOCK = 512
+# What flex attention takes.
+_LEAST_HEAD_DIM = 16
 
 
 def windowed_attention(
@@ -28,7 +31,10 @@ def windowed_attention(
 ) -> Tensor:
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
     tensors = query_BSQD, key_BSHD, value_BSHD, positions_BS, documents_BS
-    if query_BSQD.is_cuda:
+    head_dim = query_BSQD.shape[-1]
+    if query_BSQD.is_cuda and head_dim < _LEAST_HEAD_DIM and not torch.compiler.is_compiling():
+        warnings.warn(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.", stacklevel=2)
+    if query_BSQD.is_cuda and head_dim >= _LEAST_HEAD_DIM:
         return _by_flex_attention(*tensors, segment, window_segments, far)
     return plain(*tensors, segment, window_segments, far)
 
@@ -114,12 +120,17 @@ def _by_flex_attention(
 
 
 def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
     batch, length = query_BSQD.shape[:2]
     block_mask = create_block_mask(mask, batch, None, length, length, device=str(query_BSQD.device))
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
-    return _compiled_flex()(query, key, value, score_mod=score, block_mask=block_mask, enable_gqa=True, return_lse=True)
+    # A model that is compiled compiles it too; on its own it would store all scores.
+    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    mixed, beside = attend(
+        query, key, value, score_mod=score, block_mask=block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+    )
+    return mixed, beside.lse
 
 
 @cache

@@ -1,0 +1,63 @@
+"""On a GPU: a whole text is read as the CPU reads it, by flex attention and by the memory's kernels, compiled too."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.models.memory import TitanConfig, TitanModel
+
+pytestmark = [
+    pytest.mark.gpu,
+    # The compiler warns of itself where it meets flex attention; that is none of this file's business.
+    pytest.mark.filterwarnings("ignore"),
+]
+BANK = TitanConfig(
+    vocabulary=211, width=64, layers=2, heads=4, kv_heads=2, attention_every=2, segment=32, memory_slots=8
+)
+KINDS = {
+    "bank": BANK,
+    "window": replace(BANK, memory_slots=0, attention_every=1),
+    "titans": replace(BANK, attention_every=0, memory_update="titans"),
+}
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    tokens = torch.randint(211, (2, 300))
+    return tokens, tokens.roll(-1, 1), (torch.rand(2, 300) < 0.01).cumsum(1).int()
+
+
+def gradients(model: TitanModel, loss: Tensor) -> dict[str, Tensor]:
+    names = [name for name, _ in model.named_parameters()]
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return {name: one.double().cpu() for name, one in zip(names, found, strict=True) if one is not None}
+
+
+@pytest.mark.parametrize(("kind", "compiled"), [("bank", False), ("window", False), ("titans", False), ("bank", True)])
+def test_losses_and_gradients_follow_the_cpu(kind: str, compiled: bool) -> None:
+    exact = TitanModel(KINDS[kind])
+    model = copy.deepcopy(exact).cuda()
+    if compiled:
+        for block in model.blocks:
+            block.compile()
+    tokens, targets, documents = batch()
+    expected = exact.loss(tokens, targets, documents)
+    loss = model.loss(tokens.cuda(), targets.cuda(), documents.cuda())
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    found, wanted = gradients(model, loss), gradients(exact, expected)
+    assert found.keys() == wanted.keys()
+    largest = max(one.norm() for one in wanted.values())
+    for name, one in wanted.items():
+        assert (found[name] - one).norm() <= 1e-2 * one.norm() + 1e-5 * largest, name
+
+
+def test_heads_too_small_for_flex_attention_are_said() -> None:
+    model = TitanModel(replace(KINDS["window"], width=32, heads=4)).eval()
+    tokens, _, _ = batch()
+    with torch.no_grad():
+        expected = model(tokens)
+        with pytest.warns(UserWarning, match="heads of 8 channels is slow on a GPU"):
+            found = model.cuda()(tokens.cuda())
+    assert (found.cpu() - expected).norm() <= 1e-3 * expected.norm()
