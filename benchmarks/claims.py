@@ -5,16 +5,18 @@
 
 The claims are in claims.toml. A claim that can be answered names a result file, a kind of figure and what
 to take it from: `plan` (a one-line plan, or baseline, compile, final) and `against`, or `rung` (what that
-rung did on top of the plan it was tried on). The figure is computed from the raw samples each time; nothing
+rung did on top of the plan it was tried on). Of other benchmarks it names the row by its fields (`row`), which
+`figure` of it, and perhaps a row to divide by (`over`). The figure is computed from the file each time; nothing
 measured is typed in by hand.
 """
 
 import argparse
+import json
 import os
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,9 @@ class Claim:
     against: str = ""
     rung: str = ""
     dtype: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    over: Mapping[str, Any] = field(default_factory=dict)
+    figure: str = ""
     # What to know when the measured figure is held against the claimed one.
     note: str = ""
 
@@ -149,6 +154,42 @@ KINDS: dict[str, Callable[[Source], str]] = {
 }
 
 
+# Figures of the rows that other benchmarks write, and how they read.
+FIGURES: dict[str, Callable[[float], str]] = {
+    "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
+    "prefill_tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
+    "peak_bytes": lambda value: f"{value / 2**30:.2f} GiB",
+    "state_bytes": lambda value: f"{value / 2**20:,.1f} MiB",
+    "median_ms": lambda value: f"{value:.3g} ms",
+    "ms_per_token": lambda value: f"{value:.3g} ms a token",
+}
+# Where more is better, the ratio is turned round.
+RATES = ("tokens_per_s", "prefill_tokens_per_s")
+
+
+def _measured_row(claim: Claim, root: Path, link: str) -> str:
+    lines = (root / claim.result).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if line]
+    new = _find_row(rows, claim.row)
+    if new is None:
+        return f"{NOT_YET} ({link} has no such row)"
+    if claim.figure not in new:
+        return f"failed: {new.get('failure', 'no figure')} ({link})"
+    said = FIGURES[claim.figure](new[claim.figure])
+    if claim.over:
+        old = _find_row(rows, claim.over)
+        if old is None or claim.figure not in old:
+            return f"{NOT_YET} ({link} has nothing to compare with)"
+        ratio = old[claim.figure] / new[claim.figure]
+        said = f"{1 / ratio if claim.figure in RATES else ratio:.2f}×"
+    note = f"; {claim.note}" if claim.note else ""
+    return f"**{said}** on {new['gpu']}{note} ({link})"
+
+
+def _find_row(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    return next((row for row in rows if all(row.get(name) == value for name, value in wanted.items())), None)
+
+
 def load_claims(path: Path) -> tuple[dict[int, Mapping[str, Any]], list[Claim]]:
     """The guides by number and the claims in the order of the file; anything unknown raises by name."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -169,6 +210,9 @@ def _check(claim: Claim, guides: Mapping[int, Any]) -> None:
     problem = ""
     if claim.guide not in guides:
         problem = f"there is no guide {claim.guide}"
+    elif claim.row:
+        if not claim.result or claim.kind or claim.figure not in FIGURES:
+            problem = f"a row needs a result, no kind, and a figure from {', '.join(FIGURES)}"
     elif bool(claim.result) != bool(claim.kind):
         problem = "result and kind belong together"
     elif claim.kind and claim.kind not in KINDS:
@@ -189,6 +233,8 @@ def measured(claim: Claim, root: Path) -> str:
     if not claim.result or not (root / claim.result).is_file():
         return NOT_YET
     link = f"[{Path(claim.result).name}]({os.path.relpath(claim.result, PAGE.parent)})"
+    if claim.row:
+        return _measured_row(claim, root, link)
     rows = _rows(claim, root)
     new = _find_rung(rows, claim.rung) if claim.rung else _find_plan(rows, claim.plan)
     if new is None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -152,6 +153,29 @@ def test_bench_rows_are_interleaved_and_other_rows_are_not(root: Path) -> None:
     assert apart.startswith("**3.33× (separate runs)**")
 
 
+def test_rows_of_other_benchmarks_are_found_by_their_fields(tmp_path: Path) -> None:
+    about = {"gpu": "Test GPU", "length": 8}
+    rows = [
+        {**about, "arm": "ours", "tokens_per_s": 3000.0, "median_ms": 1.5, "peak_bytes": 2**31},
+        {**about, "arm": "theirs", "tokens_per_s": 2000.0, "median_ms": 3.0},
+        {**about, "arm": "broken", "failure": "no room"},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    def said(arm: str, figure: str, over: str = "") -> str:
+        wanted = {"arm": arm, "length": 8}
+        values = {"over": {"arm": over}} if over else {}
+        return claims.measured(claim(result="rows.jsonl", row=wanted, figure=figure, **values), tmp_path)
+
+    assert said("ours", "tokens_per_s").startswith("**3,000 tokens/s** on Test GPU")
+    assert said("ours", "peak_bytes").startswith("**2.00 GiB**")
+    assert said("ours", "median_ms", "theirs").startswith("**2.00×**")
+    assert said("ours", "tokens_per_s", "theirs").startswith("**1.50×**")
+    assert said("broken", "median_ms").startswith("failed: no room")
+    assert said("nobody", "median_ms").startswith("not measured yet")
+    assert said("ours", "median_ms", "broken").startswith("not measured yet")
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
@@ -159,6 +183,8 @@ def test_bench_rows_are_interleaved_and_other_rows_are_not(root: Path) -> None:
         ({"result": RESULT, "kind": "sped", "plan": "eager"}, "unknown kind 'sped'"),
         ({"result": RESULT, "kind": "fps"}, "either the plan or the rung"),
         ({"result": RESULT, "kind": "fps", "plan": "bf17"}, "unknown rung 'bf17'"),
+        ({"result": RESULT, "row": {"arm": "ours"}, "figure": "speed"}, "a figure from tokens_per_s"),
+        ({"row": {"arm": "ours"}, "figure": "median_ms"}, "a row needs a result"),
     ],
 )
 def test_a_wrong_claim_raises_by_name(values: dict[str, Any], problem: str) -> None:
