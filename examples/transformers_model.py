@@ -10,8 +10,15 @@ import transformers
 from redline import Gate, Workload
 
 
-def llama(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, vocabulary: int = 4096) -> Workload:
-    """A Llama-shaped decoder reading `length` tokens; returns the logits."""
+def llama(
+    batch: int = 1,
+    length: int = 128,
+    width: int = 256,
+    layers: int = 4,
+    vocabulary: int = 4096,
+    written_out: bool = False,
+) -> Workload:
+    """A Llama-shaped decoder reading `length` tokens; returns the logits. `written_out` stores every score."""
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -21,6 +28,7 @@ def llama(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, 
         num_key_value_heads=max(1, width // 256),
         max_position_embeddings=length,
         use_cache=False,
+        attn_implementation="eager" if written_out else "sdpa",
     )
     return Workload(
         build=lambda: transformers.LlamaForCausalLM(config),
