@@ -85,6 +85,10 @@ class Rung(ABC):
     def proof(self, job: Job) -> str:
         """What really happened, asked after the first calls; empty means nothing did, and the rung is refused."""
 
+    def why_nothing(self, job: Job) -> str:
+        """Why there is no proof, where the rung knows."""
+        return ""
+
     def __str__(self) -> str:
         parts = []
         for item in fields(self):

@@ -172,11 +172,11 @@ class Bench:
             self.run = self.job.finish()
             scores, setup_s, warmups = self._first_calls(start, reference, seeds)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
+            reasons = {rung.name: rung.why_nothing(self.job) for rung in self.plan.rungs if not proof[rung.name]}
         # Samples have done their work; held on to, they would count as the plan's memory.
         self.job = replace(self.job, samples=())
-        for name, sentence in proof.items():
-            if not sentence:
-                raise Refused(f"{name} has no proof that it did anything")
+        for name, reason in reasons.items():
+            raise Refused(f"{name} has no proof that it did anything{f': {reason}' if reason else ''}")
         counters = torch._dynamo.utils.counters["inductor"]
         return {
             "plan": str(self.plan),

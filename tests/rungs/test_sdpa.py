@@ -435,3 +435,41 @@ def test_on_cuda_every_kernel_runs_when_asked(backend: str) -> None:
     ops = " ".join(event.key for event in profiler.key_averages())
     assert f"_scaled_dot_product_{backend}" in ops if backend != "math" else "attention_math" in ops
     assert relative_error([F.scaled_dot_product_attention(*[q.double()] * 3)], [output]) < 1e-2
+
+
+def llama(attention: str) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+        attn_implementation=attention,
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def built(model: nn.Module, tokens: dict[str, Tensor]) -> tuple[Sdpa, Job]:
+    rung = Sdpa("default")
+    return rung, rung.apply(Job.of(model, samples=(tokens,)))
+
+
+def test_a_model_of_transformers_is_switched_and_proven() -> None:
+    model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
+    rung, job = built(model, tokens)
+    assert "1 attention module rewritten (the model itself)" in rung.proof(job) and "2 calls by the" in rung.proof(job)
+    torch.testing.assert_close(job.model(**tokens).logits, model(**tokens).logits, atol=1e-5, rtol=1e-4)
+    assert model.config._attn_implementation == "eager", "the user's model is as it was"
+
+
+def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
+    right = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: 1.01 * right(*a, **k))
+    rung, job = built(model, tokens)
+    assert rung.proof(job) == "" and job.model.config._attn_implementation == "eager"
+    assert "the model itself (equality is not proven: relative error" in rung.why_nothing(job)

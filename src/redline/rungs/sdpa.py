@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.attention import AttentionCall, Observation, observe
 from redline.attention_rewrite import Rewriting, fuse
+from redline.attention_switch import switch_to_fused
 from redline.job import Context, Job, entered
 from redline.machine import Machine
 from redline.rung import Rung, Stage, option
@@ -110,11 +111,13 @@ class Sdpa(Rung):
         machine = Machine.detect(str(job.device))
         dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
         # The shapes are known once the model is rewritten; that is taken back, because apply does it.
+        switching = switch_to_fused(job)
         rewriting = fuse(job.model, observe(job), job.training)
         try:
             calls = observe(job).calls
         finally:
             rewriting.undo()
+            switching.undo()
         candidates = [name for name in ("cudnn", "flash", "efficient") if name in machine.attention_kernels]
         times = {name: _total_seconds(name, calls, DTYPES[dtype], job.device, job.training) for name in candidates}
         best = min(times, key=lambda name: times[name]) if calls and times else "default"
@@ -130,8 +133,14 @@ class Sdpa(Rung):
                     stacklevel=2,
                 )
             return job
+        switching = switch_to_fused(job)
         rewriting = fuse(job.model, observe(job), job.training)
+        rewriting.done[:0], rewriting.left[:0] = switching.done, switching.left
         return job.with_evidence(self.name, _Evidence(observe(job), rewriting))
+
+    def why_nothing(self, job: Job) -> str:
+        evidence: _Evidence | None = job.evidence.get(self.name)
+        return f"left as it was: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
 
     def proof(self, job: Job) -> str:
         evidence: _Evidence | None = job.evidence.get(self.name)
