@@ -25,7 +25,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/python benchmarks/claims.py --check
-	$(BIN)/python benchmarks/transformer_tables.py --check
+	$(BIN)/python benchmarks/model_tables.py --check
 
 format: $(READY)
 	$(BIN)/ruff format src tests benchmarks examples
@@ -35,7 +35,7 @@ format: $(READY)
 figures: $(READY)
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/claims.py
-	$(BIN)/python benchmarks/transformer_tables.py
+	$(BIN)/python benchmarks/model_tables.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

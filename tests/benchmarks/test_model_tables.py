@@ -1,4 +1,4 @@
-"""The page of operators, training and decoding: from the rows alone, stale when they change, failures shown."""
+"""The pages of models' results: from the rows alone, stale when they change, failures shown."""
 
 import importlib.util
 import json
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks/transformer_tables.py"
+PATH = Path(__file__).parents[2] / "benchmarks/model_tables.py"
 
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_transformer_tables", PATH)
+    spec = importlib.util.spec_from_file_location("redline_model_tables", PATH)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -40,7 +40,7 @@ def timed(arm: str, median_ms: float) -> dict[str, Any]:
 def test_ratios_come_from_the_rows_and_failures_are_shown(tmp_path: Path, tables: ModuleType) -> None:
     rows = [timed("liger", 3.0), timed("redline", 1.5), kernel_row("eager", failure="no room")]
     write(tmp_path, "kernels/swiglu.jsonl", rows)
-    text = tables.page(tmp_path)
+    text = tables.transformer_page(tmp_path)
     assert "| forward: rows 8 | **redline** | 1.5 ms | 1.5–1.5 | 1.00× | 75% | – | 1.00 GiB | 1.0e-03 |" in text
     assert "liger (not in a graph) | 3 ms | 3–3 | 2.00×" in text and "| eager | no room |" in text
     assert text.index("redline") < text.index("liger") < text.index("no room")
@@ -58,7 +58,7 @@ def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: Mo
         "relative_error": 0.02,
     }
     write(tmp_path, "text/decode.jsonl", [about | decoding])
-    text = tables.page(tmp_path)
+    text = tables.transformer_page(tmp_path)
     assert "| 2,048 × 4 | ours | **527,530** | 67.4% | 3.00 GiB | 124M |" in text
     assert "| 8,192 × 4 | ours | out of memory |" in text
     assert "| 4 | ours | **0.966** | 1,036 | 19.5 ms of 128 tokens | 2.0e-02 | 0.12B |" in text
@@ -66,12 +66,30 @@ def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: Mo
     long |= {"state_bytes": 3 * 2**20, "peak_bytes": 5 * 2**20, "prefill_tokens_per_s": 1e6}
     write(tmp_path, "text/long_context.jsonl", [long])
     expected = "| 8,192 | redline memory | 3.0 MiB | 5.0 MiB | 1,000,000 tokens/s | 0.400 |"
-    assert expected in tables.page(tmp_path)
+    assert expected in tables.transformer_page(tmp_path)
 
 
 def test_a_page_that_does_not_follow_its_rows_is_stale(tmp_path: Path, tables: ModuleType) -> None:
     write(tmp_path, "kernels/swiglu.jsonl", [timed("redline", 1.5)])
-    assert tables.main(["--check"], tmp_path) == 1 and not (tmp_path / tables.PAGE).exists()
+    assert tables.main(["--check"], tmp_path) == 1 and not (tmp_path / tables.TRANSFORMER_PAGE).exists()
     assert tables.main([], tmp_path) == 0 and tables.main(["--check"], tmp_path) == 0
     write(tmp_path, "kernels/swiglu.jsonl", [timed("redline", 1.6)])
     assert tables.main(["--check"], tmp_path) == 1
+
+
+def test_live_rows_are_held_against_plain_ones(tmp_path: Path, tables: ModuleType) -> None:
+    def live(name: str, rate: float, **values: Any) -> dict[str, Any]:
+        shape = {"size": "tiny", "side": 64, "steps": 2, "frames": 500}
+        times = dict.fromkeys(("model_ms", "p50_ms", "p95_ms", "p99_ms"), 1.5)
+        row = {"gpu": "NVIDIA H200", "torch": "2.11", "shape": shape, "arm": {"name": name}, "frames_per_s": rate}
+        rest = {"peak_bytes": 2**30, "failure": "", "least_psnr_db": None, "mean_psnr_db": None}
+        return {**row, **times, **rest, **values}
+
+    fast = live("fp16", 400.0, least_psnr_db=41.0, mean_psnr_db=44.26)
+    write(tmp_path, "stream/lsd.jsonl", [live("fp32", 100.0), fast, live("fp8", 0.0, failure="no room")])
+    text = tables.stream_page(tmp_path)
+    assert (
+        "| tiny | 64×64 | 2 | fp16 | 1.5 ms | **400** | 4.00 | 1.5 ms | 1.5 ms | 1.00 GiB | 44.3 dB, least 41.0 |"
+        in text
+    )
+    assert "| fp8 | no room |" in text and "tiny" not in tables.transformer_page(tmp_path)

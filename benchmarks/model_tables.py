@@ -1,10 +1,10 @@
-"""Writes docs/transformer-results.md from the committed result files of the operators, of training and of decoding.
+"""Writes docs/transformer-results.md and docs/stream-results.md from the committed result files of models.
 
-    python benchmarks/transformer_tables.py            writes it
-    python benchmarks/transformer_tables.py --check    exits with 1 when it is stale, and writes nothing
+    python benchmarks/model_tables.py            writes them
+    python benchmarks/model_tables.py --check    exits with 1 when one is stale, and writes nothing
 
-Rows are those of `benchmarks/kernels/*.py`, `train_speed.py` and `decode.py`, under benchmarks/results/MACHINE/kernels
-and /text. All arms of one table were timed in the same run.
+Rows are those of `benchmarks/kernels/*.py`, `train_speed.py`, `decode.py`, `long_context.py` and `redline bench lsd`,
+under benchmarks/results/MACHINE/kernels, /text and /stream. All arms of one table were timed in the same run.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from redline.report.markdown import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("benchmarks/results")
-PAGE = Path("docs/transformer-results.md")
+TRANSFORMER_PAGE = Path("docs/transformer-results.md")
+STREAM_PAGE = Path("docs/stream-results.md")
 NONE = "–"
 _OURS = "redline"
 _ABOUT = ("op", "gpu", "torch", "triton", "copy_tb_per_s", "case", "arm")
@@ -156,45 +157,101 @@ SECTIONS = {
 }
 
 
-def page(root: Path) -> str:
-    parts = [
-        "<!-- Written by benchmarks/transformer_tables.py from benchmarks/results: add a file there and run it. -->",
-        "# Operators, training and decoding, measured",
+def live_section(rows: Sequence[Row]) -> str:
+    head = (
+        "size",
+        "pictures",
+        "steps",
+        "arm",
+        "model",
+        "frames/s",
+        "× fp32",
+        "p50",
+        "p99",
+        "peak memory",
+        "PSNR to fp32",
+    )
+    lines = []
+    for row in rows:
+        shape, arm = row["shape"], row["arm"]
+        start = [shape["size"], f"{shape['side']}×{shape['side']}", str(shape["steps"]), escape(arm["name"])]
+        if row["failure"]:
+            lines.append([*start, escape(row["failure"])[:160], *[NONE] * 6])
+            continue
+        plain = next((r for r in rows if r["shape"] == shape and r["arm"]["name"] == "fp32" and not r["failure"]), None)
+        ratio = f"{row['frames_per_s'] / plain['frames_per_s']:.2f}" if plain else NONE
+        least, mean = row["least_psnr_db"], row["mean_psnr_db"]
+        lines.append(
+            [
+                *start,
+                f"{row['model_ms']:.3g} ms",
+                f"**{row['frames_per_s']:,.0f}**",
+                ratio,
+                f"{row['p50_ms']:.3g} ms",
+                f"{row['p99_ms']:.3g} ms",
+                f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else NONE,
+                f"{mean:.1f} dB, least {least:.1f}" if least is not None else NONE,
+            ]
+        )
+    return table(head, lines)
+
+
+SECTIONS["lsd"] = ("The live model", "", live_section)
+_WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: add a file there and run it. -->"
+
+
+def transformer_page(root: Path) -> str:
+    about = (
         "Each table is one run of one script, all arms of a case turn by turn in the same process. `share of a copy` "
         "is the rate of the bytes that must be moved against what copying a large tensor reached in that run; `memory` "
-        "is what the call needed beyond its inputs.",
-    ]
-    paths = [
-        path.relative_to(root) for folder in ("kernels", "text") for path in root.glob(f"{RESULTS}/*/{folder}/*.jsonl")
-    ]
-    for path in sorted(paths, key=lambda path: (path.parts[2], path.parts[3] != "text", path.name)):
+        "is what the call needed beyond its inputs."
+    )
+    return _page(root, "Operators, training and decoding, measured", about, ("text", "kernels"))
+
+
+def stream_page(root: Path) -> str:
+    about = (
+        "The live model as a stream runs it, from frames in main memory to finished pictures there; "
+        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means."
+    )
+    return _page(root, "Live video, measured", about, ("stream",))
+
+
+def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
+    parts = [_WRITTEN, f"# {title}", about]
+    paths = [path.relative_to(root) for folder in folders for path in root.glob(f"{RESULTS}/*/{folder}/*.jsonl")]
+    for path in sorted(paths, key=lambda path: (path.parts[2], folders.index(path.parts[3]), path.name)):
         rows = load(root / path)
         if not rows:
             continue
-        script = f"benchmarks/kernels/{path.stem}.py"
         # Another run of the same script is NAME-SOMETHING.jsonl.
-        heading, script, section = SECTIONS.get(path.stem.partition("-")[0], (f"`{path.stem}`", script, kernel_section))
-        link = Path(os.path.relpath(path, PAGE.parent)).as_posix()
+        usual = (f"`{path.stem}`", f"benchmarks/kernels/{path.stem}.py", kernel_section)
+        heading, script, section = SECTIONS.get(path.stem.partition("-")[0], usual)
+        link = Path(os.path.relpath(path, STREAM_PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])
+        command = f"python {script} --out {path.name}" if script else f"redline bench lsd --save {path.name}"
         parts += [
             f"## {heading}",
-            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · `python {script} --out {path.name}`",
+            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · `{command}`",
             section(rows),
         ]
+    if len(parts) == 3:
+        parts.append("Nothing is measured yet.")
     return "\n\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description="Writes docs/transformer-results.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when it is stale")
+    parser = argparse.ArgumentParser(description="Writes the pages of results of models.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
     check = parser.parse_args(arguments).check
-    text = page(root)
-    is_stale = not (root / PAGE).is_file() or (root / PAGE).read_text(encoding="utf-8") != text
-    if check and is_stale:
-        print(f"{PAGE} is stale: run `python benchmarks/transformer_tables.py`.", file=sys.stderr)
-    elif is_stale:
-        write_text(root / PAGE, text)
-    return 1 if check and is_stale else 0
+    pages = {TRANSFORMER_PAGE: transformer_page(root), STREAM_PAGE: stream_page(root)}
+    stale = [p for p, text in pages.items() if not (root / p).is_file() or (root / p).read_text("utf-8") != text]
+    for path in stale:
+        if check:
+            print(f"{path} is stale: run `python benchmarks/model_tables.py`.", file=sys.stderr)
+        else:
+            write_text(root / path, pages[path])
+    return 1 if check and stale else 0
 
 
 if __name__ == "__main__":
