@@ -28,8 +28,8 @@ def llama(
         num_key_value_heads=max(1, width // 256),
         max_position_embeddings=length,
         use_cache=False,
-        attn_implementation="eager" if written_out else "sdpa",
     )
+    config._attn_implementation = "eager" if written_out else "sdpa"
     return Workload(
         build=lambda: transformers.LlamaForCausalLM(config),
         inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},

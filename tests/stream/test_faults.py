@@ -174,7 +174,7 @@ def test_a_source_that_hangs_is_told() -> None:
 def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
     source = ScriptedSource([(16, 16)] * 3 + [(8, 8)] * 3, live=live)
     taken = threading.Semaphore(0)
-    source.wait_for = lambda: taken.acquire(timeout=5)
+    source.wait_for = lambda: taken.acquire(timeout=0.5)
     transform = Noted(lambda frame: taken.release())
     with pytest.raises(RedlineError, match=r"^the picture changes to 8×8, and 'a\.mp4' cannot\.$"):
         Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()

@@ -25,6 +25,7 @@ COMMANDS = {
     "batch-size": "Find the largest batch that fits, by doubling and bisection; every batch is really run.",
     "rungs": "List the rungs of the ladder in their order, or the options of one.",
     "upscale": "Enlarge pictures and films, without seams, with their colours, transparency and metadata.",
+    "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
     "generate": "Generate text with a language model, streamed as it comes.",
     "train": "Train a model, from a settings file to weights and a page about them.",
     "eval": "Score a model by the figures that its field uses.",

@@ -42,8 +42,15 @@ def bench(
     """Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.
 
     Examples: redline bench resnet --save baseline.json; redline bench resnet --compare baseline.json;
-    redline bench unet_100m unet_390m unet_880m --matrix
+    redline bench unet_100m unet_390m unet_880m --matrix; redline bench lsd --shapes size=heavy,side=64,steps=1
     """
+    if workloads == ["lsd"]:
+        if matrix or compare_path:
+            raise RedlineError("lsd has a matrix of its own, and is not compared: leave out --matrix and --compare.")
+        # Imported here: a stream needs more than a benchmark of workloads does.
+        from redline.cli.bench_lsd import bench_lsd
+
+        bench_lsd(shapes or [], plan or [], device, save_path, as_json)
     if matrix and plan:
         raise RedlineError("--matrix has plans of its own: leave out --plan, or --matrix.")
     texts = list(PRECISIONS) if matrix else (plan or ["eager"])

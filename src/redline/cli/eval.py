@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.eval_drift import evaluate_drift
 from redline.cli.eval_memory import evaluate_memory
 from redline.errors import RedlineError
 from redline.machine import resolve_device
@@ -36,6 +37,7 @@ def _eval() -> None:
 
 
 eval.command("memory")(evaluate_memory)
+eval.command("drift")(evaluate_drift)
 
 
 @eval.command("sr")

@@ -8,6 +8,7 @@ left behind.
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink
 from redline.stream.slot import STOPPED, Channel, FrameQueue, FrameSlot
 from redline.stream.sources import Source
-from redline.stream.transform import TimesCopies, Transform
+from redline.stream.transform import Overlapping, TimesCopies, Transform
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads at work; more would only hold memory.
@@ -48,6 +49,12 @@ class Outcome:
 class _Arrived(NamedTuple):
     frame: Frame
     offered_s: float
+
+
+class _Begun(NamedTuple):
+    frame: Frame
+    offered_s: float
+    taken_s: float
 
 
 class _Made(NamedTuple):
@@ -86,6 +93,7 @@ class Pipeline:
         self._error: BaseException | None = None
         self._started = self._whole = False
         self._sink_since_s: float | None = None
+        self._made_size: tuple[int, int] | None = None
 
     def run(self) -> Outcome:
         """Until the source ends or `stop` is called; once."""
@@ -132,24 +140,42 @@ class Pipeline:
 
     def _compute(self) -> None:
         size = (self._source.height, self._source.width)
-        made_size: tuple[int, int] | None = None
+        # A live frame is finished before the next is looked at: whatever waited would only be older.
+        most = 1
+        if isinstance(self._transform, Overlapping) and not self._source.is_live:
+            most = self._transform.most_under_way
+        under_way: deque[_Begun] = deque()
         while (arrived := self._input.take()) is not None:
             taken_s = self._clock.now_s()
             frame = replace(arrived.frame, settings=self.settings.now())
             if (frame.height, frame.width) != size:
+                while under_way:
+                    self._pass_on(under_way.popleft())
                 self._tell(f"the picture changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 self._transform.prepare(*size)
-            pixels = check_pixels(self._transform(frame), "the transform")
-            if made_size not in (None, pixels.shape[:2]) and not self._sink.takes_new_size:
-                text = f"the picture changes to {pixels.shape[1]}×{pixels.shape[0]}, and {self._sink.name!r} cannot."
-                raise RedlineError(text)
-            made_size = (pixels.shape[0], pixels.shape[1])
-            copies_s = self._transform.copies_s if isinstance(self._transform, TimesCopies) else (0.0, 0.0)
-            made = _Made(replace(frame, pixels=pixels), arrived.offered_s, taken_s, self._clock.now_s(), copies_s)
-            while not self._output.put(made, self._limits.sink_s) and not self._output.closed:
-                self._check_sink()
+            if isinstance(self._transform, Overlapping):
+                self._transform.begin(frame)
+            under_way.append(_Begun(frame, arrived.offered_s, taken_s))
+            if len(under_way) >= most:
+                self._pass_on(under_way.popleft())
+        while under_way:
+            self._pass_on(under_way.popleft())
+
+    def _pass_on(self, begun: _Begun) -> None:
+        transform = self._transform
+        made = transform.finish() if isinstance(transform, Overlapping) else transform(begun.frame)
+        pixels = check_pixels(made, "the transform")
+        if self._made_size not in (None, pixels.shape[:2]) and not self._sink.takes_new_size:
+            text = f"the picture changes to {pixels.shape[1]}×{pixels.shape[0]}, and {self._sink.name!r} cannot."
+            raise RedlineError(text)
+        self._made_size = (pixels.shape[0], pixels.shape[1])
+        copies_s = transform.copies_s if isinstance(transform, TimesCopies) else (0.0, 0.0)
+        frame = replace(begun.frame, pixels=pixels)
+        passed = _Made(frame, begun.offered_s, begun.taken_s, self._clock.now_s(), copies_s)
+        while not self._output.put(passed, self._limits.sink_s) and not self._output.closed:
             self._check_sink()
+        self._check_sink()
 
     def _write(self) -> None:
         is_kept = False

@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -36,11 +37,15 @@ class Settings:
 
 
 class LiveSettings:
-    """Read by the pipeline once a frame; changed from any thread."""
+    """Read by the pipeline once a frame; changed from any thread. `check` raises where a model cannot run with them, so
+    that a change is refused where it is made, and never met by a frame."""
 
-    def __init__(self, settings: Settings | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, check: Callable[[Settings], None] = lambda settings: None
+    ) -> None:
         self._lock = threading.Lock()
-        self._now = settings or Settings()
+        self._now, self._check = settings or Settings(), check
+        check(self._now)
 
     def now(self) -> Settings:
         return self._now
@@ -53,7 +58,9 @@ class LiveSettings:
                 raise RedlineError(f"{name!r} is no setting of a stream: choose from {', '.join(names)}.")
         with self._lock:
             try:
-                self._now = replace(self._now, **changes)
+                changed = replace(self._now, **changes)
             except TypeError as error:
                 raise RedlineError(f"{changes} cannot be settings of a stream: {error}.") from error
-            return self._now
+            self._check(changed)
+            self._now = changed
+            return changed

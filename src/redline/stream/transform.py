@@ -31,6 +31,22 @@ class TimesCopies(Protocol):
         ...
 
 
+@runtime_checkable
+class Overlapping(Protocol):
+    """A transform that can begin a frame before the one before is finished: copies and work then run side by side."""
+
+    @property
+    def most_under_way(self) -> int:
+        """How many frames may have been begun and not finished."""
+        ...
+
+    def begin(self, frame: Frame) -> None: ...
+
+    def finish(self) -> Tensor:
+        """New pixels of the oldest frame that was begun, as a call would give them."""
+        ...
+
+
 class Identity:
     """Gives back what it is given: the pipeline's own share of the latency."""
 

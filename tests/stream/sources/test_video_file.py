@@ -67,24 +67,29 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert sentence(tmp_path / "none.mp4").endswith("does not exist.")
-    assert sentence(tmp_path).endswith("is a folder, not a film.")
+    assert sentence(tmp_path) == f"cannot read {str(tmp_path)!r}: Is a directory."
     (tmp_path / "empty.mp4").touch()
     assert sentence(tmp_path / "empty.mp4") == "'empty.mp4' is empty."
     (tmp_path / "text.mp4").write_text("no film at all " * 50)
-    assert sentence(tmp_path / "text.mp4") == "'text.mp4' is no film that can be read, or its index is missing."
+    assert (
+        sentence(tmp_path / "text.mp4")
+        == "'text.mp4' is no film that can be read, or its end, with the index, is missing."
+    )
     with av.open(str(tmp_path / "song.m4a"), "w", format="mp4") as song:
         stream = song.add_stream("aac", rate=48000, layout="mono")
         heard = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
         heard.sample_rate = 48000
         song.mux([*stream.encode(heard), *stream.encode(None)])
-    assert sentence(tmp_path / "song.m4a") == "'song.m4a' has no moving picture."
+    assert sentence(tmp_path / "song.m4a") == "'song.m4a' has no video stream."
     make_clip(tmp_path / "whole.mp4", frames=9)
     data = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
     assert "'cut.mp4' is no film" in sentence(tmp_path / "cut.mp4")
     unknown = data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free")
     (tmp_path / "codec.mp4").write_bytes(unknown)
-    assert sentence(tmp_path / "codec.mp4") == "the codec of the film in 'codec.mp4' cannot be read here."
+    assert (
+        sentence(tmp_path / "codec.mp4") == "the pictures in 'codec.mp4' are in a form for which there is no decoder."
+    )
 
 
 def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:

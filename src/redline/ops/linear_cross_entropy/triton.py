@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from redline.ops.cross_entropy.reference import counted
 from redline.ops.kernel import INTERPRETED, launch
@@ -121,7 +122,7 @@ def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | 
 def _is_last_use(gradient: Tensor) -> bool:
     """Whether nobody will ask for these gradients again, and no tracer is looking on."""
     is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
-    return is_plain and not torch._C._autograd._get_current_graph_task_keep_graph()
+    return is_plain and not _get_current_graph_task_keep_graph()
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:

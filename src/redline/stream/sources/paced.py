@@ -17,29 +17,29 @@ class Paced:
     is_live = True
 
     def __init__(self, source: Source, clock: Clock | None = None) -> None:
-        self._source, self._clock = source, clock or SystemClock()
+        self.inner, self._clock = source, clock or SystemClock()
         self._closed = threading.Event()
 
     @property
     def name(self) -> str:
-        return self._source.name
+        return self.inner.name
 
     @property
     def rate(self) -> Fraction:
-        return self._source.rate
+        return self.inner.rate
 
     @property
     def height(self) -> int:
-        return self._source.height
+        return self.inner.height
 
     @property
     def width(self) -> int:
-        return self._source.width
+        return self.inner.width
 
     def frames(self) -> Generator[Frame, None, None]:
         start_s: float | None = None
         first = Fraction(0)
-        with closing(self._source.frames()) as frames:
+        with closing(self.inner.frames()) as frames:
             for frame in frames:
                 if start_s is None:
                     start_s, first = self._clock.now_s(), frame.time_s
@@ -50,4 +50,4 @@ class Paced:
 
     def close(self) -> None:
         self._closed.set()
-        self._source.close()
+        self.inner.close()

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from redline.files import write_text
 from redline.quantities import format_bytes, format_seconds
 from redline.recall.tasks import describe
-from redline.training.curves import Curve, draw_curves
+from redline.report.charts.curves import Curve, draw_curves
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import read_journal
 from redline.training.loop import Outcome

@@ -21,9 +21,10 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.films import main_stream, opened
 from redline.upscale.video.cut_off import missing_bytes
 from redline.upscale.video.pixels import to_rgb
-from redline.upscale.video.probe import Film, main_stream, opened, probe, seconds_text
+from redline.upscale.video.probe import Film, probe, seconds_text
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)

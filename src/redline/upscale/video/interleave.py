@@ -10,8 +10,9 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
+from redline.films import opened
 from redline.upscale.video.parts import Part, PartsFolder
-from redline.upscale.video.probe import Film, opened
+from redline.upscale.video.probe import Film
 from redline.upscale.video.streams import Carrier
 
 

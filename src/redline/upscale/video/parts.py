@@ -15,9 +15,10 @@ import av
 
 from redline.errors import RedlineError
 from redline.files import write_text
+from redline.films import opened
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
-from redline.upscale.video.probe import Film, opened
+from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import VideoSettings
 
 _SAMPLE_BYTES = 1 << 20

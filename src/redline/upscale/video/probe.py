@@ -1,11 +1,8 @@
 """What a film is: its stream of pictures, their size, clock, colours and orientation, and what to say about it."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +10,11 @@ import av
 import numpy as np
 from av.container import InputContainer
 from av.sidedata.sidedata import SideData, Type
-from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
+from redline.films import first_frame, frame_rate, main_stream, opened
 from redline.upscale.video.colour import Colour, colour_of
 
 # Frames of such side data carry what no encoder here is told.
@@ -28,8 +25,6 @@ _LOST = {
     Type.DOVI_METADATA: "Dolby Vision data",
     Type.A53_CC: "closed captions inside the pictures",
 }
-_DAMAGED_START = 1000
-_FASTEST, _PACKETS_TIMED = 240, 100
 
 
 @dataclass(frozen=True)
@@ -56,43 +51,16 @@ class Film:
         return max(1, round(1 / (self.rate * self.time_base)))
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[InputContainer]:
-    """The file, open for reading; anything that is no film is one sentence."""
-    try:
-        # "file:" keeps a name with a colon from being read as a protocol; tags need not be valid UTF-8 to be kept.
-        container = av.open(f"file:{path}", metadata_errors="surrogateescape")
-    except (av.FFmpegError, OSError) as error:
-        raise RedlineError(_why_not(path, error)) from error
-    with container:
-        yield container
-
-
-def main_stream(container: InputContainer, path: Path) -> VideoStream:
-    """The stream of moving pictures that a player would show."""
-    cover = Disposition.attached_pic | Disposition.timed_thumbnails
-    moving = [stream for stream in container.streams.video if not stream.disposition & cover]
-    if not moving:
-        still = " but a cover picture" if container.streams.video else ""
-        raise RedlineError(f"{path.name!r} has no video stream{still}.")
-    best = container.streams.best("video")
-    stream = next((stream for stream in moving if best is not None and stream.index == best.index), moving[0])
-    if stream.codec_context is None:
-        raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
-    stream.thread_type = "AUTO"
-    return stream
-
-
 def probe(path: Path) -> Film:
     """Reads the headers and the first whole picture."""
     with opened(path) as container:
         stream = main_stream(container, path)
-        frame = _first_frame(container, stream, path)
+        frame = first_frame(container, stream, path)
         time_base = stream.time_base
         if not time_base or frame.width < 1 or frame.height < 1:
             raise RedlineError(f"{path.name!r} does not say how large its pictures are or when they are shown.")
         colour, notes = colour_of(frame)
-        rate = _rate(stream, path)
+        rate = frame_rate(stream, path)
         aspect = stream.sample_aspect_ratio
         return Film(
             path=path,
@@ -109,35 +77,6 @@ def probe(path: Path) -> Film:
             matrix=_display_matrix(frame),
             notes=(*notes, *_remarks(frame)),
         )
-
-
-def _first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:
-    """A recording may start between two key frames, so that its first packets cannot be decoded."""
-    for tries, packet in enumerate(container.demux(stream)):
-        try:
-            frames = packet.decode()
-        except (av.FFmpegError, OSError):
-            frames = []
-        for frame in frames:
-            if isinstance(frame, VideoFrame) and not frame.is_corrupt:
-                return frame
-        if tries > _DAMAGED_START:
-            break
-    raise RedlineError(f"no picture in {path.name!r} can be decoded.")
-
-
-def _rate(stream: VideoStream, path: Path) -> Fraction:
-    """Pictures a second. A file that does not say so is given its clock's rate, which tells nothing."""
-    for said in (stream.average_rate, stream.guessed_rate):
-        if said and 0 < said <= _FASTEST:
-            return Fraction(said)
-    with opened(path) as container:
-        packets = islice(container.demux(main_stream(container, path)), _PACKETS_TIMED)
-        times = [packet.pts for packet in packets if packet.pts is not None]
-    if len(times) < 2 or not stream.time_base or max(times) == min(times):
-        return Fraction(25)
-    measured = (len(times) - 1) / ((max(times) - min(times)) * Fraction(stream.time_base))
-    return min(measured, Fraction(_FASTEST)).limit_denominator(1001)
 
 
 def _count(container: InputContainer, stream: VideoStream, rate: Fraction) -> int | None:
@@ -177,16 +116,6 @@ def _remarks(frame: VideoFrame) -> list[str]:
     if any(component.is_alpha for component in frame.format.components):
         notes.append("the film's transparency is not kept")
     return notes + [f"{_LOST[kind]} is not kept" for kind in _side_data(frame) if kind in _LOST]
-
-
-def _why_not(path: Path, error: Exception) -> str:
-    if isinstance(error, FileNotFoundError):
-        return f"{str(path)!r} does not exist."
-    if isinstance(error, PermissionError | IsADirectoryError):
-        return f"cannot read {str(path)!r}: {error.strerror}."
-    if path.is_file() and path.stat().st_size == 0:
-        return f"{path.name!r} is empty."
-    return f"{path.name!r} is no film that can be read, or its end, with the index, is missing."
 
 
 def seconds_text(seconds: float) -> str:

@@ -13,10 +13,11 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
+from redline.films import main_stream, opened
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.interleave import film_packets, other_packets
 from redline.upscale.video.parts import Part, PartsFolder
-from redline.upscale.video.probe import Film, main_stream, opened
+from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import target_format
 from redline.upscale.video.streams import carry_streams, container_tags, copy_tags, stream_tags
 from redline.upscale.video.writer import open_output, why_not_written

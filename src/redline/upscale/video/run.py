@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.films import main_stream, opened
 from redline.upscale.copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.cut_off import missing_bytes
@@ -19,7 +20,7 @@ from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
 from redline.upscale.video.parts import PartsFolder, describe_job
 from redline.upscale.video.pixels import to_planes, to_rgb
-from redline.upscale.video.probe import Film, main_stream, opened, probe
+from redline.upscale.video.probe import Film, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import rehearse

@@ -2,7 +2,7 @@
 
 import re
 
-from redline.training.curves import Curve, draw_curves
+from redline.report.charts.curves import Curve, draw_curves
 
 
 def test_points_are_those_of_the_journal() -> None:
@@ -15,7 +15,7 @@ def test_points_are_those_of_the_journal() -> None:
 
 def test_many_points_are_thinned_out_and_the_last_one_stays() -> None:
     entries = [{"step": n, "loss": float(n)} for n in range(5001)]
-    points = Curve.of(entries, "loss").points
+    points = Curve.of(entries, "loss").thinned
     assert 500 < len(points) <= 600 and points[-1] == (5000, 5000.0)
 
 

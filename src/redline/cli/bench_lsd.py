@@ -1,0 +1,69 @@
+"""`redline bench lsd`: the live model by size and precision, timed as a stream is."""
+
+import json
+from pathlib import Path
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.shapes import parse_shape
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.machine import Machine, resolve_device
+from redline.models.lsd import SIZES
+from redline.plan import Plan
+from redline.quantities import format_bytes
+from redline.stream.matrix import ARMS, CPU_ARMS, Arm, Row, Shape, measure
+from redline.version import VERSION
+
+_GRAPH = "graph"
+
+
+def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path | None, as_json: bool) -> None:
+    where = torch.device(resolve_device(device))
+    cuda = where.type == "cuda"
+    shapes = [Shape.of(parse_shape(text)) for text in texts] or [Shape(size) for size in (SIZES if cuda else ("tiny",))]
+    arms = [_arm(text) for text in plans] or list(ARMS if cuda else CPU_ARMS)
+    if not cuda and any(arm.graph for arm in arms):
+        raise RedlineError(f"a CUDA graph needs a CUDA device, and this is {where}.")
+    rows: list[Row] = []
+    machine = Machine.detect(str(where))
+    about = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
+    with progress.status("starting …") as status:
+        for shape in shapes:
+            for row in measure(shape, arms, where, say=lambda text: status.update(f"{text} …")):
+                rows.append(row)
+                if save_path is not None:
+                    write_text(save_path, "".join(json.dumps(about | one.as_dict()) + "\n" for one in rows))
+    if as_json:
+        print_json({**about, "rows": [row.as_dict() for row in rows]})
+    else:
+        _print(rows)
+    # In the matrix a precision that this machine has not is an answer; a plan that was asked for is to run.
+    raise typer.Exit(1 if plans and any(row.failure for row in rows) else 0)
+
+
+def _arm(text: str) -> Arm:
+    """`fp16 + compile + graph`: the plan, and the graph which is the engine's own."""
+    parts = [part.strip() for part in text.split("+")]
+    plan = " + ".join(part for part in parts if part != _GRAPH) or "eager"
+    Plan.parse(plan)
+    return Arm(text, plan, _GRAPH in parts)
+
+
+def _print(rows: list[Row]) -> None:
+    columns = ("size", "pictures", "steps", "arm", "model", "frames/s", "p50", "p99", "peak", "PSNR to fp32", "least")
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        shape = row.shape
+        start = (shape.size, f"{shape.side}×{shape.side}", str(shape.steps), escape(row.arm.name))
+        if row.failure:
+            table.add_row(*start, f"[dim]{escape(row.failure)}[/]")
+            continue
+        dbs = [f"{db:.1f} dB" if db is not None else "" for db in (row.mean_psnr_db, row.least_psnr_db)]
+        times = (f"{row.model_ms:.3g} ms", f"{row.frames_per_s:.4g}", f"{row.p50_ms:.3g} ms", f"{row.p99_ms:.3g} ms")
+        table.add_row(*start, *times, format_bytes(row.peak_bytes) if row.peak_bytes else "", *dbs)
+    results.print(table)

@@ -1,0 +1,156 @@
+"""`redline eval drift`: whether a live model stays what it is over a thousand frames."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.plans import PLAN_HELP, read_plan
+from redline.drift import CONTROLS, Case, Finding, Watched, film_case, judge, photo_cases, watch
+from redline.drift.controls import Make
+from redline.drift.page import headline, render_page
+from redline.drift.watch import LEAST_FRAMES, check_frames
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.machine import resolve_device
+from redline.models.lsd import load_lsd
+from redline.stream.lsd_frames import LsdFrames
+from redline.stream.settings import Settings
+from redline.stream.sources.video_file import VideoFile
+
+
+def evaluate_drift(
+    model: Annotated[str, typer.Argument(help="An LSD's weights, a safetensors file.")],
+    clip: Annotated[Path, typer.Argument(help="A folder of photos, over which a camera is moved; or a film.")],
+    frames: Annotated[int, typer.Option(help="Frames of each case.")] = 1000,
+    size: Annotated[int, typer.Option(help="Pixels a side of clips made from photos.")] = 256,
+    steps: Annotated[int, typer.Option(help="Sampling steps a frame.")] = 1,
+    sampler: Annotated[str, typer.Option(help="distilled, ddim, dpm_solver or flow_euler.")] = "distilled",
+    strength: Annotated[float, typer.Option(help="From how much noise a frame starts, 0 to 1.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same clips and noise.")] = 0,
+    plan: Annotated[str, typer.Option(help=PLAN_HELP)] = "eager",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    controls: Annotated[bool, typer.Option(help="Show that constant, noise and identity fail.")] = True,
+    page: Annotated[Path | None, typer.Option(help="Write a page with the curves here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the figures of every frame here, as JSON lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Watch a live model over a thousand frames: colours, contrast, detail, structure, flicker, and its reactions.
+
+    Photos make three cases whose motion is known to the pixel: a moving camera, one that stands still, and a hard cut.
+    Exit code 1 when something does not hold.
+
+    Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
+    """
+    check_frames(frames)
+    where = torch.device(resolve_device(device))
+    running = LsdFrames(load_lsd(model), read_plan(plan), where, sampler)
+    settings = Settings(strength, steps, seed)
+    running.check(settings)
+    cases = _cases(clip, frames, size, running, seed)
+    with progress.status("") as status:
+        watched = [
+            watch(_maker(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
+        ]
+        refused = _watch_controls(cases, status) if controls else {}
+    findings = [finding for one in watched for finding in judge(one)]
+    if out is not None:
+        write_text(out, "".join(_line(one, index, row) for one in watched for index, row in enumerate(one.rows)))
+    if page is not None:
+        about = f"{running.name} · {sampler}, {steps} step{'s' if steps > 1 else ''} · plan {plan} · {where}"
+        write_text(page, render_page(Path(model).name, f"{about} · {clip.name}", watched, findings, refused))
+    passed = [name for name, found in refused.items() if all(finding.holds for finding in found)]
+    if as_json:
+        data = {"model": model, "clip": str(clip), "findings": [asdict(finding) for finding in findings]}
+        print_json({**data, "controls_that_passed": passed})
+    else:
+        _print(findings, list(refused), passed)
+    raise typer.Exit(0 if all(finding.holds for finding in findings) and not passed else 1)
+
+
+def _cases(clip: Path, frames: int, size: int, running: LsdFrames, seed: int) -> list[Case]:
+    if clip.is_dir():
+        return photo_cases(str(clip), frames, running.padded_px(size), running.device, seed)
+    film = VideoFile(clip)
+    try:
+        # What the model would have to be padded for is cut off.
+        height, width = (_fitting(side, running) for side in (film.height, film.width))
+    finally:
+        film.close()
+
+    def pictures() -> Iterator[Tensor]:
+        source = VideoFile(clip)
+        try:
+            for frame in islice(source.frames(), frames):
+                yield frame.pixels[:height, :width].to(running.device)
+        finally:
+            source.close()
+
+    return [film_case(clip.name, pictures, frames)]
+
+
+def _fitting(side_px: int, running: LsdFrames) -> int:
+    fitting = next((side for side in range(side_px, 0, -1) if running.padded_px(side) == side), None)
+    if fitting is None:
+        raise RedlineError(f"a picture of {side_px} pixels a side is too small for {running.name}.")
+    return fitting
+
+
+def _maker(running: LsdFrames, settings: Settings, case: Case) -> Make:
+    """Exactly what the stream's engine computes for a frame."""
+    height, width = next(iter(case.moments())).seen.shape[-2:]
+    program = running.program(settings.steps, height, width)
+    program.retune(settings)
+
+    def make(frame: Tensor, previous: Tensor) -> Tensor:
+        return (program.run(frame * 2 - 1, previous * 2 - 1).clamp(-1, 1) + 1) / 2
+
+    return make
+
+
+def _watch_controls(cases: list[Case], status: object) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for name, make in CONTROLS.items():
+        found[name] = []
+        for case in cases:
+            count = min(case.frames, LEAST_FRAMES)
+            short = Case(case.name, count, partial(_first, case, count))
+            found[name] += judge(watch(make, short, _told(status, f"{name}, {case.name}", count)))
+    return found
+
+
+def _first(case: Case, count: int) -> Iterator:
+    return islice(case.moments(), count)
+
+
+def _told(status, name: str, frames: int):  # noqa: ANN001, ANN202
+    return lambda frame: status.update(f"{name}: frame {frame:,} of {frames:,}")
+
+
+def _line(watched: Watched, index: int, row: dict[str, float]) -> str:
+    figures = {name: value for name, value in row.items() if value == value}
+    return json.dumps({"case": watched.case, "frame": index, **figures}) + "\n"
+
+
+def _print(findings: list[Finding], controls: list[str], passed: list[str]) -> None:
+    table = Table("case", "finding", "holds", "seen", box=None, header_style="bold", pad_edge=False)
+    for finding in findings:
+        holds = "[green]yes[/]" if finding.holds else "[red]no[/]"
+        table.add_row(finding.case, finding.name, holds, escape(finding.sentence))
+    results.print(table)
+    if passed:
+        results.print(f"[bold red]this report means nothing[/]: {', '.join(passed)} passed it")
+    elif controls:
+        results.print(f"[dim]refused, as they must be: {', '.join(controls)}[/]")
+    steady = all(finding.holds for finding in findings)
+    results.print(f"{'[bold green]steady[/]' if steady else '[bold red]not steady[/]'}: {escape(headline(findings))}")

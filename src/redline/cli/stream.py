@@ -1,0 +1,152 @@
+"""`redline stream`: live video through a diffusion model, from a camera, a film or the network to where it is seen."""
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+
+from redline.cli.console import print_json, progress, results
+from redline.cli.plans import PLAN_HELP, read_plan
+from redline.errors import RedlineError
+from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.samplers import SAMPLERS
+from redline.stream.latency import STAGES
+from redline.stream.places import SINKS, SOURCES, Wishes
+from redline.stream.plans import PRECISIONS
+from redline.stream.session import Request, Result, Session
+from redline.stream.watch import Sample
+
+
+def stream(
+    source: Annotated[str, typer.Argument(metavar="IN", help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")],
+    sink: Annotated[str, typer.Argument(metavar="OUT", help=f"{SINKS[0].upper()}{SINKS[1:]}.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", "-m", help="Weights of an LSD, a folder of its training, or a diffusers pipeline; else shipped."
+        ),
+    ] = None,
+    sampler: Annotated[str | None, typer.Option(help=f"{', '.join(SAMPLERS)}; distilled by default.")] = None,
+    prompt: Annotated[str, typer.Option(help="What to show, for a diffusers pipeline.")] = "",
+    steps: Annotated[int | None, typer.Option(help="Steps a frame; as the model was made by default.")] = None,
+    strength: Annotated[float | None, typer.Option(help="How far from the input, 0 to 1; likewise.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise, which is the same for every frame.")] = 0,
+    control: Annotated[str, typer.Option(help="The control vector, as in 0.5,1.")] = "",
+    size: Annotated[str | None, typer.Option(help="Scale frames to this, 512x512; the source's by default.")] = None,
+    live: Annotated[bool, typer.Option("--live", help="A film comes at its own pace, as from a camera.")] = False,
+    reset_at_cuts: Annotated[
+        bool, typer.Option("--reset-at-cuts", help="Forget the last output when the scene changes.")
+    ] = False,
+    precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
+    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    duration: Annotated[str | None, typer.Option(help="Stop after this long: 30s, 5m, 1h.")] = None,
+    key: Annotated[str | None, typer.Option(help="What viewers must know, to be seen from other machines.")] = None,
+    metrics: Annotated[Path | None, typer.Option(help="Write the figures of each second as JSON lines.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page with the curves at the end, out.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures at the end as JSON.")] = False,
+) -> None:
+    """Transform live video with a diffusion model, a frame or two behind the camera.
+
+    Example: redline stream webcam browser
+    Example: redline stream film.mp4 restored.mp4 --steps 2 --report stream.html
+    """
+    request = Request(
+        source=source,
+        sink=sink,
+        model=model,
+        sampler=sampler,
+        prompt=prompt,
+        steps=steps,
+        strength=strength,
+        seed=seed,
+        control=_numbers(control),
+        wishes=Wishes(_size(size), live, key),
+        precision=precision,
+        plan=None if plan is None else read_plan(plan),
+        device=device,
+        reset_at_cuts=reset_at_cuts,
+        duration_s=None if duration is None else parse_seconds(duration),
+        metrics=metrics,
+        report=report,
+    )
+    with progress.status("reading the model …") as status:
+        session = Session(request, _say)
+        for address in session.places.addresses:
+            progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
+        status.update("setting up …")
+        kind = "GPU" if session.device.type == "cuda" else "CPU"
+        result = session.run(lambda sample: _show(status, sample, kind))
+    _print_json(result) if as_json else _print(result)
+    if report is not None:
+        progress.print(f"wrote {escape(str(report))}", highlight=False, soft_wrap=True)
+    # A camera has no other end than Ctrl-C; a film that was stopped is not whole.
+    if result.interrupted and not session.places.source.is_live:
+        raise typer.Exit(130)
+
+
+def _say(sentence: str) -> None:
+    progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
+
+
+def _show(status: Status, sample: Sample, kind: str) -> None:
+    latency = "/".join(f"{1e3 * seconds:.3g}" for seconds in (sample.p50_s, sample.p95_s, sample.p99_s))
+    drops = ", ".join(f"{count:,} {cause}" for cause, count in sample.drops.items()) or "0"
+    status.update(
+        f"{sample.frames_per_s:.1f} frames/s, p50/p95/p99 {latency} ms, dropped {escape(drops)}, "
+        f"{kind} {sample.busy_share:.0%}, {format_bytes(sample.memory_bytes)}"
+    )
+
+
+def _print(result: Result) -> None:
+    report = result.outcome.report
+    table = Table("stage", "p50", "p95", "p99", "mean", "most", box=None, pad_edge=False)
+    for name, spread in [*((stage, report.stages[stage]) for stage in STAGES), ("latency", report.latency)]:
+        values = (spread.p50_s, spread.p95_s, spread.p99_s, spread.mean_s, spread.most_s)
+        table.add_row(name.replace("_", " "), *map(format_seconds, values))
+    if report.frames:
+        results.print(table)
+    drops = ", ".join(f"{count:,} dropped ({cause})" for cause, count in report.drops.items()) or "none dropped"
+    results.print(
+        f"{report.frames:,} frames, {report.frames_per_s:.1f} a second, {drops}; "
+        f"{escape(result.about.model)} on {result.about.device}, {escape(result.about.plan)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_json(result: Result) -> None:
+    outcome = result.outcome
+    last = result.samples[-1] if result.samples else None
+    print_json(
+        {
+            **asdict(result.about),
+            "whole": outcome.whole,
+            "interrupted": result.interrupted,
+            "faults": outcome.faults,
+            "seconds": last.time_s if last else 0.0,
+            "peak_memory_bytes": max((sample.memory_bytes for sample in result.samples), default=0),
+            "report": asdict(outcome.report),
+        }
+    )
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if found is None or "0" in (found[1], found[2]):
+        raise RedlineError(f"a size is a width and a height, as in 512x512, not {text!r}.")
+    return int(found[2]), int(found[1])
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as error:
+        raise RedlineError(f"a control vector is numbers with commas between them, not {text!r}.") from error

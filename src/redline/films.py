@@ -1,0 +1,111 @@
+"""Opens films: the one place that asks PyAV what a file holds, and says in a sentence why it cannot be read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from itertools import islice
+from pathlib import Path
+
+import av
+from av.container import InputContainer
+from av.packet import Packet
+from av.stream import Disposition
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+
+_DAMAGED_START = 1000
+_FASTEST, _PACKETS_TIMED = 240, 100
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[InputContainer]:
+    """The file, open for reading; anything that is no film is one sentence."""
+    try:
+        # "file:" keeps a name with a colon from being read as a protocol; tags need not be valid UTF-8 to be kept.
+        container = av.open(f"file:{path}", metadata_errors="surrogateescape")
+    except (av.FFmpegError, OSError) as error:
+        raise RedlineError(_why_not(path, error)) from error
+    with container:
+        yield container
+
+
+def main_stream(container: InputContainer, path: Path) -> VideoStream:
+    """The stream of moving pictures that a player would show."""
+    cover = Disposition.attached_pic | Disposition.timed_thumbnails
+    moving = [stream for stream in container.streams.video if not stream.disposition & cover]
+    if not moving:
+        still = " but a cover picture" if container.streams.video else ""
+        raise RedlineError(f"{path.name!r} has no video stream{still}.")
+    best = container.streams.best("video")
+    stream = next((stream for stream in moving if best is not None and stream.index == best.index), moving[0])
+    if stream.codec_context is None:
+        raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
+    # Decoders that work ahead in threads make up for the time that a model takes.
+    stream.thread_type = "AUTO"
+    return stream
+
+
+def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:
+    """A recording may start between two key frames, so that its first packets cannot be decoded."""
+    for tries, packet in enumerate(packets(container, stream, path.name)):
+        try:
+            frames = packet.decode()
+        except (av.FFmpegError, OSError):
+            frames = []
+        for frame in frames:
+            if isinstance(frame, VideoFrame) and not frame.is_corrupt:
+                return frame
+        if tries > _DAMAGED_START:
+            break
+    raise RedlineError(f"no picture in {path.name!r} can be decoded.")
+
+
+def packets(container: InputContainer, stream: VideoStream, name: str) -> Iterator[Packet]:
+    """Those of one stream; a file that cannot be read on is one sentence."""
+    found = container.demux(stream)
+    while True:
+        try:
+            packet = next(found, None)
+        except (av.FFmpegError, OSError) as error:
+            raise RedlineError(f"{name!r} cannot be read to its end: {reason(error)}.") from error
+        if packet is None:
+            return
+        yield packet
+
+
+def frame_rate(stream: VideoStream, path: Path) -> Fraction:
+    """Pictures a second. A file that does not say so is given its clock's rate, which tells nothing."""
+    if (said := said_rate(stream)) is not None:
+        return said
+    with opened(path) as container:
+        timed = islice(packets(container, main_stream(container, path), path.name), _PACKETS_TIMED)
+        times = [packet.pts for packet in timed if packet.pts is not None]
+    if len(times) < 2 or not stream.time_base or max(times) == min(times):
+        return Fraction(25)
+    measured = (len(times) - 1) / ((max(times) - min(times)) * Fraction(stream.time_base))
+    return min(measured, Fraction(_FASTEST)).limit_denominator(1001)
+
+
+def said_rate(stream: VideoStream) -> Fraction | None:
+    """What the container says, where that can be a rate."""
+    for said in (stream.average_rate, stream.guessed_rate):
+        if said and 0 < said <= _FASTEST:
+            return Fraction(said)
+    return None
+
+
+def reason(error: Exception) -> str:
+    """What the system or FFmpeg says of an error, without its number and file name."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{str(path)!r} does not exist."
+    if isinstance(error, PermissionError | IsADirectoryError):
+        return f"cannot read {str(path)!r}: {error.strerror}."
+    if path.is_file() and path.stat().st_size == 0:
+        return f"{path.name!r} is empty."
+    return f"{path.name!r} is no film that can be read, or its end, with the index, is missing."

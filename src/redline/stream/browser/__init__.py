@@ -1,0 +1,141 @@
+"""The browser's end of a stream: a local page that shows input and output, changes settings and draws the figures, and
+is the stream's source, its sink, or both, over WebRTC.
+
+Importing this needs neither aiortc nor aiohttp; `serve` does, and says so.
+"""
+
+import socket
+import ssl
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from redline.errors import RedlineError
+from redline.stream.browser.access import Access
+from redline.stream.clock import Clock, SystemClock
+from redline.stream.latency import Latency
+from redline.stream.settings import LiveSettings
+from redline.stream.sinks import Sink
+from redline.stream.sources import Source
+
+if TYPE_CHECKING:
+    from redline.stream.browser.outlet import Outlet
+    from redline.stream.browser.site import Site
+
+_NEEDED = ("aiortc", "aiohttp")
+
+
+class Page:
+    """A page that is being served. `source` and `sink` are there where they were asked for."""
+
+    def __init__(self, url: str, site: "Site", source: Source | None, sink: Sink | None, shown: "Outlet") -> None:
+        self.url, self.source, self.sink = url, source, sink
+        self._site, self._shown = site, shown
+
+    def tap(self, source: Source) -> Source:
+        """The same source, whose frames are shown on the page as its input besides."""
+        from redline.stream.browser.source import Tapped
+
+        return Tapped(source, self._shown.put)
+
+    def close(self) -> None:
+        """Ends the page for all who look at it; to be called when the stream has ended."""
+        if self.source is not None:
+            self.source.close()
+        self._site.close()
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 8181,
+    key: str | None = None,
+    *,
+    as_source: bool,
+    as_sink: bool,
+    settings: LiveSettings,
+    latency: Latency,
+    size: tuple[int, int] = (512, 512),
+    rate: Fraction = Fraction(30),
+    most_steps: int = 8,
+    control_names: Sequence[str] = (),
+    names: Sequence[str] = (),
+    certificate: Path | None = None,
+    clock: Clock | None = None,
+) -> Page:
+    """`size` is (height, width) of the frames that a browser as source gives, and `rate` what its camera is asked for.
+
+    Port 0 takes a free one. `names` are host names besides this machine's own under which the page may be opened;
+    `certificate` is a PEM file with a key and certificates, for https.
+    """
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        needs = " and ".join(missing)
+        raise RedlineError(f"a browser is served with {needs}, which is not installed: pip install 'redline[browser]'.")
+    if not as_source and not as_sink:
+        raise RedlineError("a browser is the source of a stream, its sink, or both.")
+    from redline.stream.browser.outlet import Outlet
+    from redline.stream.browser.sink import BrowserSink
+    from redline.stream.browser.site import Site
+    from redline.stream.browser.source import BrowserSource
+
+    access = Access(host, key, tuple(names))
+    clock = clock or SystemClock()
+    outlets = {"input": Outlet(clock)} | ({"output": Outlet(clock)} if as_sink else {})
+    height, width = size
+    source = BrowserSource("browser", height, width, rate, latency, clock, outlets["input"].put) if as_source else None
+    sink = BrowserSink("browser", outlets["output"]) if as_sink else None
+    control = settings.now().control
+    if control_names and len(control_names) != len(control):
+        raise RedlineError(f"{len(control_names)} names do not fit a control vector of {len(control)} numbers.")
+    about = {
+        "source": as_source,
+        "sink": as_sink,
+        "height": height,
+        "width": width,
+        "rate": float(rate),
+        "most_steps": most_steps,
+        "control_names": list(control_names) or [f"Control {number + 1}" for number in range(len(control))],
+    }
+    tls = _tls(certificate)
+    listener = _listen(host, port)
+    site = Site(access, listener, tls, source, outlets, settings, latency, clock, about)
+    try:
+        site.start()
+    except BaseException:
+        listener.close()
+        raise
+    return Page(_url(access, listener.getsockname()[1], tls is not None), site, source, sink, outlets["input"])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port < 65_536:
+        raise RedlineError(f"a port is a number from 0 to 65535, not {port}.")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise RedlineError(f"{host}:{port} cannot be listened on: {error.strerror or error}.") from error
+
+
+def _tls(certificate: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate)
+    except (OSError, ssl.SSLError) as error:
+        raise RedlineError(f"{str(certificate)!r} is no PEM file with a key and its certificate: {error}.") from error
+    return context
+
+
+def _url(access: Access, port: int, is_secure: bool) -> str:
+    """One that can be clicked on this machine, where the page listens everywhere."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(access.host, access.host)
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    query = f"?key={quote(access.key, safe='')}" if access.key is not None else ""
+    return f"{'https' if is_secure else 'http'}://{host}:{port}/{query}"
+
+
+__all__ = ["Page", "serve"]

@@ -1,0 +1,50 @@
+"""What the charts of the page show, as it is measured here; the page adds what only the browser can measure."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from redline.resident import resident_bytes
+from redline.stream.browser.outlet import Outlet, View
+from redline.stream.browser.pictures import shown_size
+from redline.stream.latency import Latency
+
+
+def figures(latency: Latency, outlets: dict[str, Outlet], now_s: float) -> dict[str, Any]:
+    return {
+        "type": "figures",
+        "at_s": now_s,
+        "report": asdict(latency.report()),
+        "memory": _memory(),
+        "pictures": {name: _picture(outlet) for name, outlet in outlets.items()},
+    }
+
+
+def view_figures(views: dict[str, View]) -> dict[str, Any]:
+    """Of one page: `ages_s` are p50, p95 and p99 from capture to the hand-over to its own encoder."""
+    return {
+        name: {"taken": view.taken, "skipped": view.skipped, "ages_s": view.ages_s()} for name, view in views.items()
+    }
+
+
+def _memory() -> dict[str, int]:
+    memory = {"process_bytes": resident_bytes()}
+    # Asking must not be what starts CUDA.
+    if torch.cuda.is_initialized():
+        memory |= {"gpu_bytes": torch.cuda.memory_allocated(), "gpu_held_bytes": torch.cuda.memory_reserved()}
+    return memory
+
+
+def _picture(outlet: Outlet) -> dict[str, int] | None:
+    frame, count = outlet.newest
+    if frame is None:
+        return None
+    shown_height, shown_width = shown_size(frame.height, frame.width)
+    return {
+        "frames": count,
+        "height": frame.height,
+        "width": frame.width,
+        "shown_height": shown_height,
+        "shown_width": shown_width,
+    }

@@ -1,0 +1,98 @@
+"""A local folder with a diffusers image-to-image model, SD-Turbo and its kind.
+
+diffusers and transformers read the parts, from safetensors on this disk alone; what runs is ours. No code of the folder
+runs, and parts other than those known here are refused. The prompt is encoded once.
+"""
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError, RedlineError
+from redline.plan import Plan
+from redline.quiet import quiet
+from redline.stream.pipeline_frames import PipelineFrames
+
+PIPELINE = "model_index.json"
+_PARTS = {
+    "unet": ("UNet2DConditionModel",),
+    "vae": ("AutoencoderKL", "AutoencoderTiny"),
+    "text_encoder": ("CLIPTextModel",),
+    "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+}
+
+
+def load_pipeline(folder: Path, plan: Plan, device: torch.device | str, prompt: str = "") -> PipelineFrames:
+    """The networks under the plan on the device; nothing is fetched."""
+    index = _index(folder)
+    missing = [name for name in ("diffusers", "transformers") if find_spec(name) is None]
+    if missing:
+        needs = " and ".join(missing)
+        raise RedlineError(f"a pipeline is read with {needs}, not installed here: pip install 'redline[diffusers]'.")
+    parts: dict[str, Any] = {}
+    with quiet():
+        for part in ("unet", "vae"):
+            parts[part] = _read(folder, part, "diffusers", index).float().eval().requires_grad_(False)
+        sees, holds = parts["unet"].config.in_channels, parts["vae"].config.latent_channels
+        if sees != holds:
+            raise ModelError(
+                f"the unet of {str(folder)!r} takes {sees} channels and its vae gives {holds}: it needs more than a "
+                "picture."
+            )
+        text = _encode_prompt(folder, index, prompt)
+        scheduler = _read(folder, "scheduler", "diffusers", index)
+    return PipelineFrames(parts, text, scheduler, plan, torch.device(device), f"the pipeline {folder.name!r}")
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """The class of each part."""
+    try:
+        found = json.loads((folder / PIPELINE).read_text(encoding="utf-8"))
+        index = {part: str(entry[1]) for part, entry in found.items() if isinstance(entry, list) and len(entry) == 2}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"{str(folder)!r} is no pipeline: it has no {PIPELINE} that can be read.") from error
+    for part, known in _PARTS.items():
+        if index.get(part) not in known:
+            has = index.get(part) or "none"
+            raise ModelError(
+                f"{str(folder)!r} is no pipeline of the kind of SD-Turbo: its {part} is {has}, not {known[0]}."
+            )
+    if "text_encoder_2" in index:
+        raise ModelError(
+            f"{str(folder)!r} is of the kind of SDXL, with two text encoders; those with one are run here."
+        )
+    if "Scheduler" not in index.get("scheduler", ""):
+        raise ModelError(f"{str(folder)!r} is no pipeline: it has no scheduler.")
+    return index
+
+
+def _read(folder: Path, part: str, library: str, index: dict[str, str]) -> Any:
+    kind = getattr(import_module(library), index[part], None)
+    if kind is None:
+        raise ModelError(f"the {part} of {str(folder)!r} is {index[part]}, which this {library} does not know.")
+    options = {} if part in ("scheduler", "tokenizer") else {"use_safetensors": True, **_variant(folder / part)}
+    try:
+        return kind.from_pretrained(str(folder / part), local_files_only=True, **options)
+    except Exception as error:  # many kinds, depending on what is damaged
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ModelError(f"the {part} of {str(folder)!r} cannot be read: {why}.") from error
+
+
+def _variant(folder: Path) -> dict[str, str]:
+    """Many folders hold their weights in half precision alone, under names of their own."""
+    names = [path.name for path in folder.glob("*.safetensors")]
+    return {"variant": "fp16"} if names and all(".fp16" in name for name in names) else {}
+
+
+@torch.inference_mode()
+def _encode_prompt(folder: Path, index: dict[str, str], prompt: str) -> Tensor:
+    tokenizer = _read(folder, "tokenizer", "transformers", index)
+    encoder = _read(folder, "text_encoder", "transformers", index).float().eval()
+    longest = min(int(tokenizer.model_max_length), int(encoder.config.max_position_embeddings))
+    tokens = tokenizer(prompt, padding="max_length", max_length=longest, truncation=True, return_tensors="pt")
+    return encoder(tokens.input_ids)[0].float()

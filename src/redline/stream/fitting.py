@@ -1,0 +1,104 @@
+"""Whether a stream fits into memory, said before it starts, with a size that would.
+
+What a frame takes is found by running the model on tensors that have a shape and no memory, and adding up which of them
+are alive at the same time.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from redline.errors import RedlineError
+from redline.quantities import format_bytes
+from redline.resident import available_host_bytes, host_bytes
+from redline.stream.frame_model import FrameModel
+
+# Work spaces of convolutions, rounding by the allocator, and the frames in the queues.
+_MARGIN = 1.3
+# Of a side, from largest to smallest, that is tried for the sentence.
+_EIGHTHS = range(7, 0, -1)
+
+
+def check_fits(model: FrameModel, height: int, width: int) -> None:
+    """Refuses a size for which there is too little memory, and says which one there is enough for."""
+    needed, free = needed_bytes(model, height, width), free_bytes(model.device)
+    if needed <= free:
+        return
+    where = "this machine" if model.device.type == "cpu" else str(model.device)
+    said = (
+        f"{model.name} needs about {format_bytes(needed)} for pictures of {width}×{height}, and {format_bytes(free)} "
+        f"are free on {where}"
+    )
+    smaller = ((max(1, height * eighths // 8), max(1, width * eighths // 8)) for eighths in _EIGHTHS)
+    fits = next((size for size in smaller if needed_bytes(model, *size) <= free), None)
+    if fits is None:
+        raise RedlineError(f"{said}: take a smaller model, or free some.")
+    raise RedlineError(f"{said}: --size {fits[1]}x{fits[0]} would fit.")
+
+
+def needed_bytes(model: FrameModel, height: int, width: int) -> int:
+    """The weights are there already, so they count as taken."""
+    return int(_MARGIN * model.working_bytes(model.padded_px(height), model.padded_px(width)))
+
+
+def free_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        try:
+            return available_host_bytes()
+        except OSError:
+            # Where the kernel does not say what is free, only what could never fit is refused.
+            return host_bytes()
+    # What torch holds of the driver and does not use is free for us too.
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + idle
+
+
+def peak_live_bytes(run: Callable[[], Any]) -> int:
+    """The most that tensors made by `run`, on the meta device, would hold at once."""
+    with torch.inference_mode(), _LinearAttention(), _Live() as live:
+        run()
+    return live.peak
+
+
+class _Live(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return output
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen and self._seen[key]() is not None:
+            return
+
+        def gone(_: object) -> None:
+            self._now -= size
+            self._seen.pop(key, None)
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+
+
+class _LinearAttention(TorchFunctionMode):
+    """On the meta device attention is written out with its whole matrix, which no device does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            query, _, value = args[:3]
+            return query.new_empty((*query.shape[:-1], value.shape[-1]))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,60 @@
+"""The model of a stream, from what was given: an LSD's weights, the folder of its training, or a diffusers pipeline."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from redline.errors import ModelError, RedlineError
+from redline.models.lsd import load_lsd, read_about
+from redline.plan import Plan
+from redline.stream.diffusers_folder import PIPELINE, load_pipeline
+from redline.stream.frame_model import FrameModel
+from redline.stream.lsd_frames import LsdFrames
+
+# What `redline train lsd` leaves in its folder.
+_TRAINED = "model.safetensors"
+_USUAL_STEPS = 1
+_SHIPPED = Path(str(resources.files("redline.models.lsd"))) / "weights" / "lsd-tiny.safetensors"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`steps` and `strength` are those that it was made for."""
+
+    frames: FrameModel
+    plan: Plan
+    steps: int
+    strength: float
+
+
+def load_model(
+    path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None, prompt: str = ""
+) -> Loaded:
+    """Without a path the model that is shipped."""
+    found = shipped_model() if path is None else path
+    if (found / PIPELINE).is_file():
+        if sampler is not None:
+            raise RedlineError("a diffusers pipeline brings its own scheduler: leave out --sampler.")
+        pipeline = load_pipeline(found, plan, device, prompt)
+        return Loaded(pipeline, pipeline.plan, pipeline.usual_steps, 0.5)
+    if prompt:
+        raise RedlineError("an LSD takes no prompt: leave out --prompt, or give a diffusers pipeline with --model.")
+    if found.is_dir():
+        if not (found / _TRAINED).is_file():
+            raise ModelError(f"{str(found)!r} is no pipeline and no training: it has no {PIPELINE} and no {_TRAINED}.")
+        found = found / _TRAINED
+    model, about = load_lsd(found), read_about(found)
+    frames = LsdFrames(model, plan, device, sampler or "distilled")
+    said = about.get("sample_steps", "")
+    return Loaded(frames, frames.plan, int(said) if said.isdecimal() else _USUAL_STEPS, 1.0)
+
+
+def shipped_model() -> Path:
+    if not _SHIPPED.is_file():
+        raise ModelError(
+            "no weights are shipped yet: train some with `redline train lsd lsd-tiny --photos FOLDER` and give them "
+            "with --model, which also takes the folder of a diffusers pipeline."
+        )
+    return _SHIPPED

@@ -1,0 +1,206 @@
+"""Sizes × plans of the live model, each run as a stream runs it: from frames in main memory to finished pictures there.
+
+A frame counts once, with all of its sampling steps and both copies; what is set up before the first frame does not
+count, and neither do the first frames. Every arm feeds on its own output, and its pictures are held against those of
+the plain fp32 arm frame by frame, so that an error which grows is seen.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.machine import Machine
+from redline.memory import is_out_of_memory
+from redline.models.lsd import SIZES, Lsd
+from redline.plan import Plan
+from redline.stream.engine import Engine
+from redline.stream.frames import Frame
+from redline.stream.latency import Latency
+from redline.stream.lsd_frames import LsdFrames
+from redline.stream.pipeline import Pipeline
+from redline.stream.settings import LiveSettings, Settings
+from redline.stream.sinks.null import NullSink
+from redline.stream.sources.synthetic import SyntheticClip
+
+# Left out of the times: caches are cold, and clocks are low.
+WARM_UP_FRAMES = 30
+# A picture of fresh weights is its frame with a change; this keeps the change the size of a restoration.
+_CHANGE = 0.1
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A plan for the U-Net, and whether a frame is recorded as one CUDA graph."""
+
+    name: str
+    plan: str
+    graph: bool = False
+
+
+PLAIN = Arm("fp32", "eager")
+ARMS = (
+    PLAIN,
+    Arm("TF32", "tf32"),
+    Arm("fp16", "fp16"),
+    Arm("bf16", "bf16"),
+    Arm("autocast", "autocast"),
+    Arm("fp16 + compile", "fp16 + compile"),
+    Arm("fp16 + graph", "fp16", graph=True),
+    Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
+)
+CPU_ARMS = (PLAIN, Arm("channels_last", "channels_last"), Arm("compile", "compile"))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is run: a size of model, the side of its pictures, steps a frame, and how many frames."""
+
+    size: str = "tiny"
+    side: int = 64
+    steps: int = 1
+    frames: int = 500
+
+    def __post_init__(self) -> None:
+        if self.size not in SIZES:
+            raise RedlineError(f"there is no LSD of size {self.size!r}: choose from {', '.join(SIZES)}.")
+        if self.side < 1 or self.frames <= 2 * WARM_UP_FRAMES:
+            least = 2 * WARM_UP_FRAMES + 1
+            raise RedlineError(
+                f"a side is 1 pixel or more and frames are {least} or more, not {self.side}, {self.frames}."
+            )
+        Settings(1.0, self.steps)
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> "Shape":
+        unknown = [name for name in options if name not in ("size", "side", "steps", "frames")]
+        if unknown:
+            raise RedlineError(
+                f"{unknown[0]!r} is no option of the live model: there are size, side, steps and frames."
+            )
+        return cls(**options)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Times in milliseconds: `model_ms` is the device's (on a CPU the host's) for one frame without its copies,
+    `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
+    `psnr_db` is against the plain arm; the least of all frames, and the mean."""
+
+    shape: Shape
+    arm: Arm
+    device: str
+    parameters: int = 0
+    model_ms: float = 0.0
+    frame_ms: float = 0.0
+    frames_per_s: float = 0.0
+    p50_ms: float = 0.0
+    p95_ms: float = 0.0
+    p99_ms: float = 0.0
+    peak_bytes: int = 0
+    least_psnr_db: float | None = None
+    mean_psnr_db: float | None = None
+    setup_s: float = 0.0
+    failure: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Pictures(NullSink):
+    """Keeps what comes, or holds it against what was kept."""
+
+    def __init__(self, expected: Sequence[Tensor] = ()) -> None:
+        super().__init__()
+        self._expected, self.kept, self.psnrs_db = expected, list[Tensor](), list[float]()
+
+    def write(self, frame: Frame) -> None:
+        if self._expected:
+            error = (frame.pixels.float() - self._expected[self.frames].float()).square().mean().item()
+            # Equal bytes have no finite PSNR; what half a level everywhere would give stands for them.
+            self.psnrs_db.append(10 * math.log10(255**2 / max(error, 0.25)))
+        else:
+            self.kept.append(frame.pixels)
+        super().write(frame)
+
+
+def measure(
+    shape: Shape,
+    arms: Sequence[Arm],
+    device: torch.device,
+    weights: Lsd | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Row]:
+    """A row for each arm, the plain one first; one that cannot run says why."""
+    model = weights if weights is not None else fresh_model(shape.size)
+    machine, expected = Machine.detect(str(device)), []
+    for arm in arms if PLAIN in arms else (PLAIN, *arms):
+        say(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
+        plan = Plan.parse(arm.plan)
+        row = Row(shape, arm, str(device), sum(weight.numel() for weight in model.parameters()))
+        reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
+        if reason:
+            yield replace(row, failure=reason)
+            continue
+        try:
+            row, pictures = _run(row, plan, copy.deepcopy(model), device, expected)
+        except (RedlineError, RuntimeError) as error:
+            text = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
+            yield replace(row, failure=text.rstrip("."))
+            if arm == PLAIN:
+                raise RedlineError(f"the plain model does not run: {text.rstrip('.')}.") from error
+            continue
+        expected = pictures or expected
+        if arm in arms:
+            yield row
+
+
+def fresh_model(size: str) -> Lsd:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = Lsd(SIZES[size]).eval()
+    with torch.no_grad():
+        model.head.weight.mul_(_CHANGE)
+    return model
+
+
+def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[Tensor]) -> tuple[Row, list[Tensor]]:
+    shape, cuda = row.shape, device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    settings = Settings(1.0, shape.steps)
+    # Without a recorder a frame is not recorded.
+    recorder: dict[str, Any] = {} if row.arm.graph else {"recorder": lambda _device: None}
+    engine = Engine(LsdFrames(model, plan, device), settings, **recorder)
+
+    def stream(sink: NullSink, latency: Latency) -> None:
+        source = SyntheticClip(shape.side, shape.side, shape.frames)
+        Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
+
+    pictures = _Pictures(expected)
+    stream(pictures, Latency())
+    timed = Latency(window=shape.frames - WARM_UP_FRAMES)
+    busy_s = engine.busy_s
+    stream(NullSink(), timed)
+    report = timed.report()
+    row = replace(
+        row,
+        model_ms=1e3 * (engine.busy_s - busy_s) / shape.frames,
+        frame_ms=1e3 / report.frames_per_s,
+        frames_per_s=report.frames_per_s,
+        p50_ms=1e3 * report.latency.p50_s,
+        p95_ms=1e3 * report.latency.p95_s,
+        p99_ms=1e3 * report.latency.p99_s,
+        peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else 0,
+        setup_s=engine.setup_s,
+    )
+    if pictures.psnrs_db:
+        mean = sum(pictures.psnrs_db) / len(pictures.psnrs_db)
+        row = replace(row, least_psnr_db=min(pictures.psnrs_db), mean_psnr_db=mean)
+    return row, pictures.kept

@@ -1,0 +1,184 @@
+"""A diffusers image-to-image model as the engine runs it: encoded, noised, denoised in a few steps, decoded.
+
+The steps go by the tables of the pipeline's own scheduler. There is no guidance: models distilled to few steps have it
+built in. Each frame is made of itself alone.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import ModelError, RedlineError
+from redline.job import Applied
+from redline.plan import Plan, parse_rung
+from redline.quiet import quiet
+from redline.samplers import NoiseProcess, Sampler, StepTable, ddim, distilled, spread
+from redline.samplers.distilled import MOST_STEPS
+from redline.samplers.noise_process import STEPS
+from redline.stream.fitting import peak_live_bytes
+from redline.stream.lsd_frames import without_own_graphs
+from redline.stream.settings import Settings
+
+_PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
+_SAMPLE_PX = 8
+
+
+class PipelineFrames:
+    """The three networks under the plan, and the numbers between them."""
+
+    sampler = "the pipeline's own"
+    control_names: tuple[str, ...] = ()
+
+    def __init__(
+        self, parts: dict[str, Any], text: Tensor, scheduler: Any, plan: Plan, device: torch.device, name: str
+    ) -> None:
+        unet, vae = parts["unet"], parts["vae"]
+        self.device, self.name, self.plan = device, name, without_own_graphs(plan, device)
+        self.is_compiled = "compile" in self.plan
+        self.process, self.prediction = _process(scheduler, name)
+        # A consistency model is sampled with fresh noise; every other scheduler follows the same path as DDIM.
+        self._few = type(scheduler).__name__ == "LCMScheduler"
+        self.most_steps = MOST_STEPS if self._few else 8
+        self.usual_steps = 1
+        self._scale, self._shift = float(vae.config.scaling_factor), float(getattr(vae.config, "shift_factor", 0) or 0)
+        self._latent_channels = int(unet.config.in_channels)
+        self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
+        self._multiple_px = self._factor * 2 ** (len(unet.config.block_out_channels) - 1)
+        self._text = text.to(device)
+        self._shadows = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
+        # fp16 ends below what these decoders reach in between.
+        safe = self.plan.with_rung(parse_rung("bf16")) if "fp16" in self.plan else self.plan
+        latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
+        pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
+        times = torch.tensor([STEPS // 2], device=device)
+        self.denoise = _under(self.plan, Denoiser(unet), device, (latents, times, self._text))
+        self.encode = _under(safe, Encoder(vae), device, (pixels,))
+        self.decode = _under(safe, Decoder(vae), device, (latents,))
+        self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
+
+    def check(self, settings: Settings) -> None:
+        if settings.control:
+            raise RedlineError(f"{self.name} takes no control vector.")
+        self.table(settings)
+
+    def table(self, settings: Settings) -> StepTable:
+        strength = max(round(settings.strength * STEPS), settings.steps) / STEPS
+        make = distilled if self._few else ddim
+        return make(self.process, self.prediction, spread(settings.steps, strength))
+
+    def padded_px(self, side_px: int) -> int:
+        return -(-side_px // self._multiple_px) * self._multiple_px
+
+    def program(self, steps: int, height: int, width: int) -> "PipelineProgram":
+        return PipelineProgram(self, steps, height, width)
+
+    def working_bytes(self, height: int, width: int) -> int:
+        """The decoder takes the most, at the full size."""
+        with quiet(), torch.device("meta"):
+            made = {
+                part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._shadows.items()
+            }
+            dtype = self._dtypes["unet"]
+            latents = torch.empty(1, self._latent_channels, height // self._factor, width // self._factor, dtype=dtype)
+            text, times = torch.empty(self._text.shape, dtype=dtype), torch.zeros(1, dtype=torch.long)
+            pixels = torch.empty(1, 3, height, width, dtype=self._dtypes["vae"])
+        denoiser, encoder, decoder = Denoiser(made["unet"]), Encoder(made["vae"]), Decoder(made["vae"])
+        runs: list[Callable[[], Tensor]] = [
+            lambda: denoiser(latents, times, text),
+            lambda: encoder(pixels),
+            lambda: decoder(latents.to(pixels.dtype)),
+        ]
+        return 3 * pixels.nbytes + max(peak_live_bytes(run) for run in runs)
+
+    def to_latents(self, frame: Tensor) -> Tensor:
+        return (self.encode(frame).float() - self._shift) * self._scale
+
+    def to_picture(self, latents: Tensor) -> Tensor:
+        return self.decode(latents / self._scale + self._shift).float()
+
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        return 1, self._latent_channels, height // self._factor, width // self._factor
+
+    @property
+    def text(self) -> Tensor:
+        return self._text
+
+
+class PipelineProgram:
+    """A number of steps at a size: each frame is made of the frame alone, and of noise that stays the same."""
+
+    def __init__(self, frames: PipelineFrames, steps: int, height: int, width: int) -> None:
+        self._frames = frames
+        self._sampler = Sampler(frames.table(Settings(1.0, steps)), frames.device)
+        self._noise_N = torch.zeros(self._sampler.noises, *frames.latent_shape(height, width), device=frames.device)
+        self._generator = torch.Generator(frames.device)
+        self._tuned: Settings | None = None
+
+    def retune(self, settings: Settings) -> None:
+        before, self._tuned = self._tuned, settings
+        if before is None or before.strength != settings.strength:
+            self._sampler.retune(self._frames.table(settings))
+        if before is None or before.seed != settings.seed:
+            self._generator.manual_seed(settings.seed)
+            self._noise_N.normal_(generator=self._generator)
+
+    def run(self, frame: Tensor, previous: Tensor) -> Tensor:
+        frames = self._frames
+
+        def predict(noisy: Tensor, times: Tensor) -> Tensor:
+            # A compiled network is compiled again for every other layout, and a step leaves its network's own.
+            return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, frames.text)
+
+        latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())
+        return frames.to_picture(latents)
+
+
+class Denoiser(nn.Module):
+    def __init__(self, unet: nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, latents: Tensor, times: Tensor, text: Tensor) -> Tensor:
+        return self.unet(latents, times, text, return_dict=False)[0]
+
+
+class Encoder(nn.Module):
+    """The likeliest latents, without the noise that training adds: a still picture stays still."""
+
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.encoder, self.moments = vae.encoder, getattr(vae, "quant_conv", None)
+        self.is_distribution = type(vae).__name__ == "AutoencoderKL"
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found = self.encoder(pixels)
+        found = found if self.moments is None else self.moments(found)
+        return found.chunk(2, dim=1)[0] if self.is_distribution else found
+
+
+class Decoder(nn.Module):
+    def __init__(self, vae: Any) -> None:
+        super().__init__()
+        self.before, self.decoder = getattr(vae, "post_quant_conv", None), vae.decoder
+
+    def forward(self, latents: Tensor) -> Tensor:
+        return self.decoder(latents if self.before is None else self.before(latents))
+
+
+def _process(scheduler: Any, name: str) -> tuple[NoiseProcess, str]:
+    """The scheduler's own table of how much of a picture is left at each time step."""
+    kept, says = getattr(scheduler, "alphas_cumprod", None), getattr(scheduler.config, "prediction_type", "epsilon")
+    if kept is None or len(kept) != STEPS or says not in _PREDICTIONS:
+        raise ModelError(f"the scheduler of {name} ({type(scheduler).__name__}) is none of {STEPS} steps of diffusion.")
+    kept = kept.double()
+    return NoiseProcess("of the scheduler", tuple(kept.sqrt().tolist()), tuple((1 - kept).sqrt().tolist())), (
+        _PREDICTIONS[says]
+    )
+
+
+def _under(plan: Plan, network: nn.Module, device: torch.device, sample: tuple[Tensor, ...]) -> Applied:
+    applied = plan.apply(network.eval().to(device), [sample], share=True)
+    assert isinstance(applied, Applied)
+    return applied

@@ -1,0 +1,186 @@
+"""Where a stream comes from and goes to, as people write it: the one place that knows the words."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.stream.latency import Latency
+from redline.stream.settings import LiveSettings
+from redline.stream.sinks import Sink
+from redline.stream.sinks.image_folder import ImageFolderSink
+from redline.stream.sinks.mjpeg import PORT, MjpegSink
+from redline.stream.sinks.null import NullSink
+from redline.stream.sinks.video_file import CONTAINERS, VideoFileSink
+from redline.stream.sinks.virtual_camera import VirtualCameraSink
+from redline.stream.sinks.window import WindowSink
+from redline.stream.sources import Source
+from redline.stream.sources.image_folder import ImageFolder
+from redline.stream.sources.network import SCHEMES, open_network
+from redline.stream.sources.paced import Paced
+from redline.stream.sources.resized import Resized
+from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.webcam import open_webcam
+
+SOURCES = (
+    "a film, a folder of pictures, webcam[:N], /dev/videoN, rtsp://… or http://…, browser, or "
+    "synthetic[:WxH@FPS,SECONDS]"
+)
+SINKS = f"a film ({', '.join(CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
+_SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
+_BROWSER = "browser"
+_BROWSER_PORT, _BROWSER_SIZE = 8181, (512, 512)
+_LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What goes for whichever place was named. `size` is (height, width); `live` has a file come at its own pace, as
+    from a camera; `key` is what viewers on other machines must know. The rest is for the sliders of a page."""
+
+    size: tuple[int, int] | None = None
+    live: bool = False
+    key: str | None = None
+    most_steps: int = 8
+    control_names: tuple[str, ...] = ()
+
+
+@dataclass
+class Places:
+    """`addresses` are what a person opens to look; `close` ends what outlives source and sink."""
+
+    source: Source
+    sink: Sink
+    addresses: tuple[str, ...] = ()
+    close: Callable[[], None] = field(default=lambda: None)
+
+
+def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, latency: Latency) -> Places:
+    """Both ends; where one of them is a browser, they share its page."""
+    words = [text.partition(":")[0] for text in (source, sink)]
+    if _BROWSER not in words:
+        came = open_source(source, wishes)
+        try:
+            goes = open_sink(sink, came, wishes)
+        except BaseException:
+            came.close()
+            raise
+        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else ())
+    return _open_with_browser(source, sink, words, wishes, settings, latency)
+
+
+def open_source(text: str, wishes: Wishes | None = None) -> Source:
+    """Any but a browser."""
+    wishes = wishes or Wishes()
+    source = _named_source(text)
+    if wishes.live and not source.is_live:
+        source = Paced(source)
+    return source if wishes.size is None else Resized(source, *wishes.size)
+
+
+def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
+    """Any but a browser. A film takes the sound of the film that the source is."""
+    wishes, (word, _, rest) = wishes or Wishes(), text.partition(":")
+    if text == "null":
+        return NullSink()
+    if text == "window":
+        return WindowSink()
+    if word == "mjpeg":
+        return MjpegSink(*_host_and_port(rest, PORT), wishes.key)
+    if word == "virtual-camera":
+        return VirtualCameraSink(source.rate, rest or None)
+    path = Path(text)
+    if path.suffix.lower() in CONTAINERS:
+        return _film(path, source)
+    if text and (text.endswith(("/", "\\")) or path.is_dir()):
+        return ImageFolderSink(path)
+    raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
+
+
+def _named_source(text: str) -> Source:
+    word, colon, rest = text.partition(":")
+    if word == "webcam":
+        if not (rest.isdecimal() or not colon):
+            raise RedlineError(f"a camera is named by its number, as in webcam:1, not {text!r}.")
+        return open_webcam(int(rest or 0))
+    if text.startswith("/dev/video"):
+        return open_webcam(text)
+    if word == "synthetic":
+        return _synthetic(text, rest)
+    if word in SCHEMES and rest.startswith("//"):
+        return open_network(text)
+    path = Path(text)
+    if text and path.is_dir():
+        return ImageFolder(path)
+    if text and (path.exists() or path.suffix):
+        return VideoFile(path)
+    raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
+
+
+def _synthetic(text: str, rest: str) -> SyntheticClip:
+    found = _SYNTHETIC.fullmatch(rest)
+    if found is None:
+        raise RedlineError(f"{text!r} is no test clip: write synthetic:WIDTHxHEIGHT@FPS,SECONDS, or parts of it.")
+    width, height, rate = int(found[1] or 256), int(found[2] or 256), Fraction(found[3] or 25)
+    count = None if found[4] is None else max(1, round(Fraction(found[4]) * rate))
+    return SyntheticClip(height, width, count, rate)
+
+
+def _film(path: Path, source: Source) -> VideoFileSink:
+    film = _film_of(source)
+    if film is None:
+        return VideoFileSink(path, source.rate, origin_s=None)
+    if path.exists() and path.samefile(film.path):
+        raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
+    return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=film.path if film.has_sound else None)
+
+
+def _film_of(source: Source) -> VideoFile | None:
+    """The file, under whatever changes its pace or size."""
+    inner = source
+    while isinstance(inner, (Paced, Resized)):
+        inner = inner.inner
+    return inner if isinstance(inner, VideoFile) else None
+
+
+def _host_and_port(text: str, usual: int) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if port and not port.isdecimal():
+        raise RedlineError(f"{text!r} is no port: write one, as in mjpeg:{usual}, or HOST:PORT.")
+    return host.strip("[]") or _LOCAL, int(port or usual)
+
+
+def _open_with_browser(
+    source: str, sink: str, words: list[str], wishes: Wishes, settings: LiveSettings, latency: Latency
+) -> Places:
+    # Here alone: the page needs libraries that nothing else does.
+    from redline.stream.browser import serve
+
+    as_source, as_sink = (word == _BROWSER for word in words)
+    host, port = _host_and_port((source if as_source else sink).partition(":")[2], _BROWSER_PORT)
+    came = None if as_source else open_source(source, wishes)
+    page = serve(
+        host,
+        port,
+        wishes.key,
+        as_source=as_source,
+        as_sink=as_sink,
+        settings=settings,
+        latency=latency,
+        size=wishes.size or _BROWSER_SIZE,
+        most_steps=wishes.most_steps,
+        control_names=wishes.control_names,
+    )
+    try:
+        shown = page.source if came is None else page.tap(came)
+        assert shown is not None
+        goes = page.sink if as_sink else open_sink(sink, shown, wishes)
+        assert goes is not None
+    except BaseException:
+        page.close()
+        raise
+    addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
+    return Places(shown, goes, addresses, page.close)

@@ -1,0 +1,173 @@
+"""A page about one stream: its latency by stage, frames a second, drops and memory, as curves and as a table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from redline.files import write_text
+from redline.quantities import format_bytes, format_seconds
+from redline.report.charts.curves import Curve, draw_curves
+from redline.report.charts.svg import format_tick
+from redline.stream.latency import STAGES, Report
+from redline.stream.watch import Sample
+from redline.version import VERSION
+
+# As many as the style sheet of the page has.
+COLOURS = 6
+_TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
+
+
+@dataclass(frozen=True)
+class About:
+    """What ran, as the page's head says it."""
+
+    source: str
+    sink: str
+    model: str
+    device: str
+    plan: str
+    size: str
+    settings: str
+    setup_s: float
+
+
+@dataclass(frozen=True)
+class _Chart:
+    title: str
+    note: str
+    drawing: Markup
+    legend: tuple[tuple[str, str], ...]
+
+
+def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample]) -> None:
+    write_text(path, render_page(about, report, samples))
+
+
+def render_page(about: About, report: Report, samples: Sequence[Sample]) -> str:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("redline.stream").joinpath("report_page.html.jinja").read_text("utf-8"))
+    lasted_s = samples[-1].time_s if samples else 0.0
+    return template.render(
+        css=Markup(files("redline.report").joinpath("report.css").read_text("utf-8")),
+        version=VERSION,
+        about=about,
+        headline=_headline(report, lasted_s),
+        tiles=_tiles(report, samples),
+        charts=[chart for chart in _charts(samples, about.device) if chart.drawing],
+        rows=_rows(report),
+        facts=_facts(about),
+    )
+
+
+def _headline(report: Report, lasted_s: float) -> str:
+    lost = sum(report.drops.values())
+    dropped = "none was dropped" if not lost else f"{lost:,} {'was' if lost == 1 else 'were'} dropped"
+    return (
+        f"{report.frames:,} frames in {format_seconds(lasted_s)}, shown {format_seconds(report.latency.p50_s)} after "
+        f"they were captured in the median; {dropped}."
+    )
+
+
+def _tiles(report: Report, samples: Sequence[Sample]) -> list[tuple[str, str, str]]:
+    latency = report.latency
+    peak = max((sample.memory_bytes for sample in samples), default=0)
+    shares = [sample.busy_share for sample in samples]
+    return [
+        ("Frames per second", f"{report.frames_per_s:.1f}", f"of the last {report.window:,} frames"),
+        ("Latency p50", format_seconds(latency.p50_s), f"p95 {format_seconds(latency.p95_s)}"),
+        ("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
+        ("Jitter", format_seconds(report.jitter_s), "from frame to frame"),
+        ("Dropped", f"{sum(report.drops.values()):,}", ", ".join(report.drops) or "nothing lost"),
+        ("Memory", format_bytes(peak), "at the most"),
+        ("Device at work", f"{sum(shares) / len(shares):.0%}" if shares else "n/a", "of the time"),
+    ]
+
+
+def _charts(samples: Sequence[Sample], device: str) -> list[_Chart]:
+    causes = sorted({cause for sample in samples for cause in sample.drops})
+    kind = "the GPU" if device.startswith("cuda") else "the processor"
+    return [
+        _chart(
+            "Latency",
+            "From capture to display; percentiles of the last frames at each moment.",
+            "latency",
+            {"p50": _over(samples, "p50_s"), "p95": _over(samples, "p95_s"), "p99": _over(samples, "p99_s")},
+            format_seconds,
+        ),
+        _chart(
+            "Latency by stage",
+            "The median of each; they follow one another without a gap.",
+            "stages",
+            {_title(stage): [(s.time_s, s.stages_p50_s[stage]) for s in samples] for stage in STAGES},
+            format_seconds,
+        ),
+        _chart("Frames per second", "Shown, in each second.", "rate", {"shown": _over(samples, "frames_per_s")}),
+        _chart(
+            "Dropped frames",
+            "In all so far, by cause.",
+            "drops",
+            {cause: [(s.time_s, float(s.drops.get(cause, 0))) for s in samples] for cause in causes},
+        ),
+        _chart(
+            "Memory",
+            "Held by the stream.",
+            "memory",
+            {"held": [(time_s, value / 2**20) for time_s, value in _over(samples, "memory_bytes")]},
+            lambda mib: f"{mib:,.4g} MiB",
+        ),
+        _chart(
+            "Device at work",
+            f"The share of the time in which {kind} computed frames.",
+            "share",
+            {"at work": _over(samples, "busy_share")},
+            lambda share: f"{share:.0%}",
+            top=1.0,
+        ),
+    ]
+
+
+def _chart(
+    title: str,
+    note: str,
+    name: str,
+    curves: dict[str, list[tuple[float, float]]],
+    label: Callable[[float], str] = format_tick,
+    top: float | None = None,
+) -> _Chart:
+    made = [Curve(key, tuple(points), f"c{number % COLOURS}") for number, (key, points) in enumerate(curves.items())]
+    # The title names a single curve; a cause of drops is named by nothing else.
+    legend = tuple((curve.kind, curve.name) for curve in made) if len(made) > 1 or name == "drops" else ()
+    return _Chart(title, note, draw_curves(title, made, name, "seconds", label, (0.0, top)), legend)
+
+
+def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:
+    return [(sample.time_s, float(getattr(sample, field))) for sample in samples]
+
+
+def _rows(report: Report) -> list[tuple[str, ...]]:
+    spreads = [(_title(stage), report.stages[stage]) for stage in STAGES] + [("in all", report.latency)]
+    return [
+        (name, *(format_seconds(getattr(spread, f)) for f in ("p50_s", "p95_s", "p99_s", "mean_s", "most_s")))
+        for name, spread in spreads
+    ]
+
+
+def _facts(about: About) -> list[tuple[str, str]]:
+    return [
+        ("Source", about.source),
+        ("Sink", about.sink),
+        ("Model", about.model),
+        ("Size", about.size),
+        ("Device", about.device),
+        ("Plan", about.plan),
+        ("Settings", f"{about.settings}, to begin with"),
+        ("Setting up took", format_seconds(about.setup_s)),
+    ]
+
+
+def _title(stage: str) -> str:
+    return _TITLES.get(stage, stage)

@@ -1,0 +1,172 @@
+"""A whole stream from what was asked for to what came of it: both ends, the model, the pipeline, and who watches it."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from redline.errors import RedlineError
+from redline.machine import Machine, resolve_device
+from redline.plan import Plan
+from redline.stream.engine import CUT_THRESHOLD, Engine
+from redline.stream.latency import Latency
+from redline.stream.loading import Loaded, load_model
+from redline.stream.pipeline import Outcome, Pipeline
+from redline.stream.places import Places, Wishes, open_places
+from redline.stream.plans import choose_plan
+from redline.stream.report_page import About, write_page
+from redline.stream.settings import LiveSettings, Settings
+from redline.stream.sinks.window import WindowSink
+from redline.stream.watch import Sample, Watch
+
+
+@dataclass(frozen=True)
+class Request:
+    """None is what the model was made for. `size` is (height, width)."""
+
+    source: str
+    sink: str
+    model: Path | None = None
+    sampler: str | None = None
+    prompt: str = ""
+    steps: int | None = None
+    strength: float | None = None
+    seed: int = 0
+    control: tuple[float, ...] = ()
+    wishes: Wishes = field(default_factory=Wishes)
+    precision: str = "auto"
+    plan: Plan | None = None
+    device: str = "auto"
+    reset_at_cuts: bool = False
+    duration_s: float | None = None
+    metrics: Path | None = None
+    report: Path | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    outcome: Outcome
+    about: About
+    samples: tuple[Sample, ...]
+    interrupted: bool
+
+
+class Session:
+    """What can be wrong is said when it is made; `run` then runs it, once."""
+
+    def __init__(self, request: Request, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self.request, self._say = request, say
+        for path in filter(None, (request.metrics, request.report)):
+            _check_place(path)
+        self.device = torch.device(resolve_device(request.device))
+        plan = choose_plan(Machine.detect(str(self.device)), request.precision, request.plan)
+        self.loaded = load_model(request.model, plan, self.device, request.sampler, request.prompt)
+        frames = self.loaded.frames
+        self.settings = LiveSettings(_settings(request, self.loaded), frames.check)
+        self._first_settings = self.settings.now()
+        self.latency = Latency()
+        threshold = CUT_THRESHOLD if request.reset_at_cuts else None
+        self.engine = Engine(frames, self.settings.now(), cut_threshold=threshold)
+        wishes = replace(request.wishes, most_steps=frames.most_steps, control_names=frames.control_names)
+        self.places: Places = open_places(request.source, request.sink, wishes, self.settings, self.latency)
+
+    def run(self, show: Callable[[Sample], None] = lambda sample: None) -> Result:
+        """Until the source ends, the time is over, the window is closed, or Ctrl-C. What has come is kept."""
+        places, request = self.places, self.request
+        pipeline = Pipeline(
+            places.source, self.engine, places.sink, settings=self.settings, latency=self.latency, tell=self._say
+        )
+        if isinstance(places.sink, WindowSink):
+            places.sink.on_closed = pipeline.stop
+        with ExitStack() as stack:
+            stack.callback(places.close)
+            lines = None if request.metrics is None else stack.enter_context(_lines(request.metrics))
+            watch = Watch(
+                self.latency,
+                self.engine,
+                self.device,
+                duration_s=request.duration_s,
+                stop=pipeline.stop,
+                show=show,
+                lines=lines,
+            )
+            stack.enter_context(_stopped_by_signals(watch.stop_wanted))
+            with watch:
+                outcome = pipeline.run()
+        if watch.error is not None:
+            raise watch.error
+        if broken := self.engine.broken_frames:
+            self._say(
+                f"{broken:,} frames had values that are not finite, and show the input there: try --precision fp32."
+            )
+        about = self._about()
+        if request.report is not None:
+            write_page(request.report, about, outcome.report, watch.samples)
+        return Result(outcome, about, tuple(watch.samples), watch.stop_wanted.is_set())
+
+    def _about(self) -> About:
+        source, settings = self.places.source, self._first_settings
+        counted = "1 step" if settings.steps == 1 else f"{settings.steps} steps"
+        said = f"strength {settings.strength:g}, {counted}, seed {settings.seed}"
+        control = ", ".join(f"{value:g}" for value in settings.control)
+        return About(
+            source=source.name,
+            sink=self.places.sink.name,
+            model=self.loaded.frames.name,
+            device=Machine.detect(str(self.device)).name if self.device.type == "cuda" else "cpu",
+            plan=str(self.loaded.plan),
+            size=f"{source.width}×{source.height}",
+            settings=f"{said}, control {control}" if control else said,
+            setup_s=self.engine.setup_s,
+        )
+
+
+def _settings(request: Request, loaded: Loaded) -> Settings:
+    strength = loaded.strength if request.strength is None else request.strength
+    # As many numbers as have a name, so that a page has a slider for each.
+    unset = len(loaded.frames.control_names) - len(request.control)
+    control = (*request.control, *[0.0] * max(0, unset))
+    return Settings(strength, loaded.steps if request.steps is None else request.steps, request.seed, control)
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else "its folder is not there"
+        raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[TextIO]:
+    """Line by line, so that it can be followed: each is whole, and the file is what has been seen so far."""
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise RedlineError(f"cannot write {str(path)!r}: {error.strerror or error}.") from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _stopped_by_signals(wanted: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C ends the stream as its own end would; a second one ends the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _frame: object) -> None:
+        wanted.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,205 @@
+"""Motion JPEG over HTTP: a page and a stream that any browser, player or recorder opens.
+
+A frame is encoded once, and only while somebody looks. Each viewer has a thread that sends the newest frame when the
+last one is gone: whoever is slow sees fewer, whoever is dead is given up, and the stream waits for none of them.
+"""
+
+import hmac
+import io
+import socket
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.stream.frames import Frame
+
+PORT, MOST_VIEWERS = 8182, 8
+_MOST_CONNECTIONS = 64
+_BOUNDARY = "redline-frame"
+_QUALITY = 85
+# A viewer that takes nothing for so long is dead.
+_DEAD_S = 10.0
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1"><title>Redline stream</title>
+<style>body{margin:0;background:#111;display:grid;place-items:center;min-height:100vh}
+img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="The stream">"""
+
+
+class MjpegSink:
+    """`url` is what to open. Another host than this machine's own needs a `key`, which is then part of the address."""
+
+    takes_new_size = True
+
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, most_viewers: int = MOST_VIEWERS
+    ) -> None:
+        if key is None and not _is_loopback(host):
+            raise RedlineError(f"on {host} everybody could look: give --key, or listen on 127.0.0.1.")
+        self._latest = _Latest()
+        self._server = _listen(host, port, _Shared(self._latest, key, threading.BoundedSemaphore(most_viewers)))
+        shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
+        query = f"?key={quote(key, safe='')}" if key else ""
+        self.url = f"http://{shown}:{self._server.server_address[1]}/{query}"
+        self.name = f"mjpeg at port {self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread.start()
+
+    def write(self, frame: Frame) -> None:
+        if self._latest.is_wanted:
+            data = io.BytesIO()
+            Image.fromarray(frame.pixels.numpy()).save(data, "jpeg", quality=_QUALITY)
+            self._latest.put(data.getvalue())
+
+    def close(self, whole: bool = True) -> None:
+        self._latest.close()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.end_viewers()
+        self._server.server_close()
+
+    def abandon(self) -> None:
+        self.close()
+
+
+class _Latest:
+    """The newest picture, for any number of viewers, and how many of them there are."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._picture, self._number, self._viewers, self.is_closed = b"", 0, 0, False
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._viewers > 0
+
+    def put(self, picture: bytes) -> None:
+        with self._changed:
+            self._picture, self._number = picture, self._number + 1
+            self._changed.notify_all()
+
+    def after(self, number: int) -> tuple[bytes, int]:
+        """A picture newer than that one; an empty one at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._number > number or self.is_closed)
+            return (b"" if self.is_closed else self._picture), self._number
+
+    def watched(self, viewers: int) -> None:
+        with self._changed:
+            self._viewers += viewers
+
+    def close(self) -> None:
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+
+class _Shared:
+    def __init__(self, latest: _Latest, key: str | None, places: threading.BoundedSemaphore) -> None:
+        self.latest, self.key, self.places = latest, key, places
+
+    def admits(self, query: str, host: str) -> bool:
+        """Without a key only a page that was opened by this machine's own name: others may resolve to it."""
+        if self.key is None:
+            return _is_loopback(urlsplit(f"//{host}").hostname or "")
+        given = parse_qs(query).get("key", [""])[0]
+        return hmac.compare_digest(given.encode(), self.key.encode())
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    # The threads of viewers are waited for by hand: their sockets have to be shut first.
+    block_on_close = False
+    shared: _Shared
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._viewers: dict[threading.Thread, socket.socket] = {}
+        super().__init__(*args, **kwargs)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Those who connect and say nothing are few too."""
+        return len(self._viewers) < _MOST_CONNECTIONS
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        self._viewers[threading.current_thread()] = request
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._viewers.pop(threading.current_thread(), None)
+
+    def end_viewers(self) -> None:
+        for thread, connection in list(self._viewers.items()):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            thread.join(_DEAD_S)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A viewer that goes away in the middle is no error."""
+
+
+class _Viewer(BaseHTTPRequestHandler):
+    timeout = _DEAD_S
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        shared: _Shared = server.shared
+        asked = urlsplit(self.path)
+        if not shared.admits(asked.query, self.headers.get("Host", "")):
+            self.send_error(403, "The key is missing or wrong")
+        elif asked.path == "/":
+            body = _PAGE.replace("QUERY", f"?key={quote(shared.key, safe='')}" if shared.key else "").encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        elif asked.path != "/stream.mjpeg":
+            self.send_error(404)
+        elif not shared.places.acquire(blocking=False):
+            self.send_error(503, "Too many are looking")
+        else:
+            shared.latest.watched(1)
+            try:
+                self._send_frames(shared.latest)
+            finally:
+                shared.latest.watched(-1)
+                shared.places.release()
+
+    def _send_frames(self, latest: _Latest) -> None:
+        self.send_response(200)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
+        self.end_headers()
+        number = 0
+        while True:
+            picture, number = latest.after(number)
+            if not picture:
+                return
+            head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
+            self.wfile.write(head.encode() + picture + b"\r\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """The terminal belongs to the figures."""
+
+
+def _listen(host: str, port: int, shared: _Shared) -> _Server:
+    if not 0 <= port < 65_536:
+        raise RedlineError(f"a port is a number from 0 to 65535, not {port}.")
+    try:
+        server = _Server((host, port), _Viewer)
+    except OSError as error:
+        raise RedlineError(f"{host}:{port} cannot be listened on: {error.strerror or error}.") from error
+    server.shared = shared
+    return server
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,46 @@
+"""A camera that other programs see: what a video call shows is the stream. Needs the extra `virtual-camera`."""
+
+from fractions import Fraction
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from redline.errors import RedlineError
+from redline.stream.frames import Frame
+
+
+class VirtualCameraSink:
+    """The camera is there from the first frame on: its size is that of the stream, and stays."""
+
+    name = "virtual camera"
+    takes_new_size = False
+
+    def __init__(self, rate: Fraction, device: str | None = None) -> None:
+        if find_spec("pyvirtualcam") is None:
+            install = "pip install 'redline[virtual-camera]'"
+            raise RedlineError(f"a virtual camera is made by pyvirtualcam, which is not installed: {install}.")
+        self._rate, self._device = float(rate), device
+        self._camera: Any = None
+
+    def write(self, frame: Frame) -> None:
+        if self._camera is None:
+            self._camera = self._open(frame.height, frame.width)
+        self._camera.send(frame.pixels.contiguous().numpy())
+
+    def close(self, whole: bool = True) -> None:
+        if self._camera is not None:
+            self._camera.close()
+            self._camera = None
+
+    def abandon(self) -> None:
+        self.close()
+
+    def _open(self, height: int, width: int) -> Any:
+        library: Any = import_module("pyvirtualcam")
+        try:
+            return library.Camera(width=width, height=height, fps=self._rate, device=self._device)
+        except (RuntimeError, ValueError) as error:
+            why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
+            raise RedlineError(
+                f"no virtual camera can be opened ({why}): on Linux load v4l2loopback, elsewhere install OBS."
+            ) from error

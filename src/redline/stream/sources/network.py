@@ -1,0 +1,29 @@
+"""A stream from the network: a camera's RTSP, an MJPEG or HLS address, a film on a server."""
+
+from urllib.parse import urlsplit
+
+from redline.errors import RedlineError
+from redline.stream.clock import Clock
+from redline.stream.sources import Source
+from redline.stream.sources.live_input import Address, LiveInput
+from redline.stream.sources.paced import Paced
+
+SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
+# Over UDP a lost packet smears the picture until the next key frame.
+_RTSP = {"rtsp_transport": "tcp"}
+
+
+def open_network(url: str, clock: Clock | None = None, open_s: float = 10.0, read_s: float = 5.0) -> Source:
+    """A film of a known length comes at its own pace, whatever the network's is."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise RedlineError(f"{url!r} is no address: {error}.") from error
+    if parts.scheme not in SCHEMES or not host:
+        raise RedlineError(f"{url!r} is no address of a stream: it begins with one of {', '.join(SCHEMES)} and a host.")
+    options = _RTSP if parts.scheme.startswith("rtsp") else {}
+    # Names and passwords are part of some addresses, and of no sentence.
+    name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s), clock)
+    return source if source.length_s is None else Paced(source, clock)

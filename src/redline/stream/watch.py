@@ -1,0 +1,144 @@
+"""Looks at a stream once a second, for the line in the terminal, the file of figures and the page at the end.
+
+What is seen is kept in bounded memory: after an hour every other sample is let go, and from then on half as many come.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Protocol, TextIO
+
+import torch
+
+from redline.memory import MemoryMonitor
+from redline.stream.latency import STAGES, Latency
+
+_TICK_S = 0.05
+_MOST_SAMPLES = 3600
+
+
+class Busy(Protocol):
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the device has worked, in all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`frames_per_s` and `busy_share` (of the device's time) are since the sample before; latency is of the window."""
+
+    time_s: float
+    frames: int
+    frames_per_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    jitter_s: float
+    stages_p50_s: Mapping[str, float]
+    drops: Mapping[str, int]
+    busy_share: float
+    memory_bytes: int
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+class Watch:
+    """A thread of its own, from entering to leaving. `stop` is called once the stream has run for `duration_s`."""
+
+    def __init__(
+        self,
+        latency: Latency,
+        busy: Busy,
+        device: torch.device,
+        *,
+        every_s: float = 1.0,
+        duration_s: float | None = None,
+        stop: Callable[[], None] = lambda: None,
+        show: Callable[[Sample], None] = lambda sample: None,
+        lines: TextIO | None = None,
+    ) -> None:
+        self.samples: list[Sample] = []
+        self.error: Exception | None = None
+        # Set from anywhere, a signal's handler too, to have the stream stopped at the next tick.
+        self.stop_wanted = threading.Event()
+        self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
+        self._every_s, self._duration_s, self._stop, self._show, self._lines = every_s, duration_s, stop, show, lines
+        self._ended = threading.Event()
+        self._began_s: float | None = None
+        self._last = (0.0, 0, 0.0)
+        self._skip = self._turn = 0
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        now_s = time.monotonic()
+        # A rate over a few milliseconds says nothing.
+        is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
+        if self._began_s is not None and self.error is None and is_due:
+            self._look(now_s)
+
+    def _run(self) -> None:
+        next_s = 0.0
+        try:
+            while not self._ended.wait(_TICK_S):
+                now_s = time.monotonic()
+                if self.stop_wanted.is_set():
+                    self._stop()
+                if self._began_s is None:
+                    if not self._latency.report().frames:
+                        continue
+                    # The clock starts with the first frame: setting up is not part of the stream.
+                    self._began_s, next_s = now_s, now_s + self._every_s
+                    self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
+                if now_s >= next_s:
+                    next_s += self._every_s
+                    self._look(now_s)
+                if self._duration_s is not None and now_s - self._began_s >= self._duration_s:
+                    self._duration_s = None
+                    self._stop()
+        except Exception as error:
+            self.error = error
+            self._stop()
+
+    def _look(self, now_s: float) -> None:
+        assert self._began_s is not None
+        report, busy_s = self._latency.report(), self._busy.busy_s
+        before_s, before_frames, before_busy_s = self._last
+        passed_s = max(now_s - before_s, 1e-9)
+        self._last = (now_s, report.frames, busy_s)
+        sample = Sample(
+            time_s=now_s - self._began_s,
+            frames=report.frames,
+            frames_per_s=(report.frames - before_frames) / passed_s,
+            p50_s=report.latency.p50_s,
+            p95_s=report.latency.p95_s,
+            p99_s=report.latency.p99_s,
+            jitter_s=report.jitter_s,
+            stages_p50_s={stage: report.stages[stage].p50_s for stage in STAGES},
+            drops=report.drops,
+            busy_share=min(1.0, (busy_s - before_busy_s) / passed_s),
+            memory_bytes=self._memory.read().current_bytes,
+        )
+        self._keep(sample)
+        if self._lines is not None:
+            self._lines.write(sample.as_json() + "\n")
+            self._lines.flush()
+        self._show(sample)
+
+    def _keep(self, sample: Sample) -> None:
+        self._turn += 1
+        if self._turn % (1 << self._skip):
+            return
+        self.samples.append(sample)
+        if len(self.samples) >= _MOST_SAMPLES:
+            del self.samples[::2]
+            self._skip += 1

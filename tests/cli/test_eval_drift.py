@@ -1,0 +1,67 @@
+"""`redline eval drift`: findings, a page and rows for photos and for a film; what does not restore is told so."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.models.lsd import Lsd, LsdConfig, save_lsd
+from synthetic_photos import save_synthetic_photos
+from upscale.video.clips import make_clip
+
+from .conftest import Seen
+from .test_bad_input import assert_one_sentence
+
+OPTIONS = ("--frames", 64, "--size", 32, "--device", "cpu")
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = Lsd(LsdConfig(2, 8, (1, 2), control=0))
+    with torch.no_grad():
+        model.head.weight.mul_(0.1)
+    save_lsd(model, tmp_path / "toy.safetensors")
+    return tmp_path / "toy.safetensors"
+
+
+def test_photos_make_three_cases_and_controls_are_refused(
+    weights: Path, tmp_path: Path, command: Callable[..., Seen]
+) -> None:
+    save_synthetic_photos(tmp_path / "photos", 2, 80, 80, seed=1)
+    seen = command("eval", "drift", weights, tmp_path / "photos", *OPTIONS, "--page", "d.html", "--out", "rows.jsonl")
+    assert seen.code == 1 and "refused, as they must be: constant, noise, identity" in seen.out
+    assert "not steady" in seen.out and "gets over a cut" in seen.out
+    page = (tmp_path / "d.html").read_text()
+    assert (
+        page.count("<svg") > 9 and "<script" not in page and "http" not in page and "identity</strong>: refused" in page
+    )
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 * 64 and {row["case"] for row in rows} == {"moving", "still", "cut"}
+    assert "flicker" in rows[1] and "flicker" not in rows[0] and "response" in rows[0]
+
+
+def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
+    make_clip(tmp_path / "film.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
+    seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
+    names = {finding["name"] for finding in seen["findings"]}
+    assert "reacts to its input" in names and "gain" not in names and seen["controls_that_passed"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("{weights}", "nowhere.mp4"), "'nowhere.mp4' does not exist"),
+        (("nothing.safetensors", "."), "there is no file 'nothing.safetensors'"),
+        (("{weights}", ".", "--frames", 3), "64 frames or more"),
+        (("{weights}", ".", "--sampler", "euler"), "there is no sampler 'euler'"),
+        (("{weights}", "."), "holds no pictures"),
+    ],
+)
+def test_bad_input_is_a_sentence(
+    arguments: tuple[object, ...], sentence: str, weights: Path, command: Callable[..., Seen]
+) -> None:
+    seen = command("eval", "drift", *(str(one).format(weights=weights) for one in arguments))
+    assert_one_sentence(seen, sentence)

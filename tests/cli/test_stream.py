@@ -1,0 +1,236 @@
+"""`redline stream` as it is typed: what it prints and leaves, its exit codes, and one sentence for what cannot be."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from redline.models.lsd import Lsd, LsdConfig, save_lsd
+from redline.stream import fitting
+from redline.stream.sinks.video_file import VideoFileSink
+from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.video_file import VideoFile
+from upscale.video.clips import make_clip
+
+from .conftest import Seen
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    save_lsd(Lsd(LsdConfig(width=16, multipliers=(1, 2))), path, about={"sample_steps": "2"})
+    return path
+
+
+@pytest.fixture
+def stream(command: Callable[..., Seen], weights: Path) -> Callable[..., Seen]:
+    """Without the compiler of the shipped plan, which takes its time."""
+    return lambda *arguments: command("stream", *arguments, "-m", weights, "--device", "cpu", "--plan", "channels_last")
+
+
+def size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def sentence(seen: Seen) -> str:
+    """The one sentence of a refusal, and nothing besides."""
+    text = " ".join(seen.err.split())
+    assert seen.code == 2 and seen.out == "" and text.startswith("redline: ") and text.endswith("."), seen
+    assert "Traceback" not in text
+    return text.removeprefix("redline: ")
+
+
+def test_a_test_clip_to_nothing(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    seen = stream("synthetic:40x24,0.4", "null", "--metrics", "m.jsonl", "--report", "r.html", "--json")
+    found = seen.json()
+    assert seen.code == 0 and found["report"]["frames"] == 10 and found["whole"] and not found["report"]["drops"]
+    assert (found["size"], found["model"], found["plan"]) == ("40×24", "LSD of width 16", "channels_last")
+    assert found["settings"] == "strength 1, 2 steps, seed 0, control 0, 0"
+    stages = found["report"]["stages"]
+    assert all(stages[name]["p50_s"] > 0 for name in ("capture", "wait", "copy_in", "compute", "copy_out", "display"))
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert lines and lines[-1]["frames"] == 10 and lines[-1]["memory_bytes"] > 1e6
+    assert "10 frames" in (tmp_path / "r.html").read_text()
+
+
+def test_the_table(stream: Callable[..., Seen]) -> None:
+    seen = stream("synthetic:16x16,0.2", "null")
+    assert seen.code == 0 and "latency" in seen.out and "5 frames" in seen.out and "none dropped" in seen.out
+
+
+def test_a_film_keeps_its_times_and_sound(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    make_clip(tmp_path / "in.mp4", frames=6, size=(48, 32), sound="aac")
+    assert (
+        stream("in.mp4", "out.mkv", "--steps", "1", "--strength", "0.5", "--seed", "3", "--control", "0.5,1").code == 0
+    )
+    frames = list(VideoFile(tmp_path / "out.mkv").frames())
+    assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(6)]
+    assert VideoFile(tmp_path / "out.mkv").has_sound and frames[0].pixels.shape == (32, 48, 3)
+
+
+def test_another_size_and_a_folder(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        noise = np.random.default_rng(number).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(tmp_path / "in" / f"{number}.png")
+    assert stream("in", "out/", "--size", "24x18").code == 0
+    assert [size(path) for path in sorted((tmp_path / "out").iterdir())] == [(24, 18)] * 3
+
+
+def test_a_duration_ends_a_live_stream(stream: Callable[..., Seen]) -> None:
+    seen = stream("synthetic:16x16@30", "null", "--live", "--duration", "500ms", "--json", "--reset-at-cuts")
+    found = seen.json()
+    assert seen.code == 0 and not found["whole"] and not found["interrupted"] and 0.2 < found["seconds"] < 5
+
+
+def test_a_frame_of_one_pixel(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    assert stream("synthetic:1x1,0.2", "out/").code == 0
+    assert size(tmp_path / "out" / "frame_00000004.png") == (1, 1)
+
+
+def test_variable_frame_rate(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    ticks = [0, 512, 513, 4000, 4100, 9999]
+    make_clip(tmp_path / "v.mp4", pts=ticks, frames=6)
+    assert stream("v.mp4", "out.mp4").code == 0
+    assert [frame.time_s for frame in VideoFile(tmp_path / "out.mp4").frames()] == [Fraction(t, 12800) for t in ticks]
+
+
+def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
+    stream: Callable[..., Seen], tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    for number, side in enumerate((16, 16, 24)):
+        Image.new("RGB", (side, side)).save(tmp_path / "in" / f"{number}.png")
+    seen = stream("in", "out.mp4")
+    assert seen.code == 2 and "the picture changes to 24×24, and 'out.mp4' cannot." in " ".join(seen.err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert stream("in", "out/").code == 0
+    assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
+
+
+def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    assert sentence(stream("/dev/video99", "null")).startswith("there is no camera '/dev/video99'")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/live"
+        assert sentence(stream(address, "null")) == f"{address!r} cannot be opened: Connection refused."
+    make_clip(tmp_path / "whole.mp4", frames=3)
+    data = (tmp_path / "whole.mp4").read_bytes()
+    (tmp_path / "codec.mp4").write_bytes(data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free"))
+    assert "are in a form for which there is no decoder" in sentence(stream("codec.mp4", "null"))
+    assert "'wbecam' is no source of a stream: it is a film" in sentence(stream("wbecam", "null"))
+    assert "'nul' is no place for a stream to go to" in sentence(stream("synthetic", "nul"))
+    assert "everybody could look: give --key" in sentence(stream("synthetic", "mjpeg:0.0.0.0:0"))
+    assert "over the film that it is made of" in sentence(stream("whole.mp4", "whole.mp4"))
+    assert (tmp_path / "whole.mp4").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--size", "512"], "a size is a width and a height, as in 512x512, not '512'."),
+        (["--size", "0x5"], "a size is a width and a height, as in 512x512, not '0x5'."),
+        (["--control", "a,b"], "a control vector is numbers with commas between them, not 'a,b'."),
+        (["--control", ",".join("1" * 9)], "LSD of width 16 takes 8 numbers of control at the most, not 9."),
+        (["--steps", "9"], "the distilled sampler takes 1 to 4 steps, not 9."),
+        (["--steps", "0"], "steps is a whole number from 1 to 1000, not 0."),
+        (["--strength", "2"], "strength is a number from 0 to 1, not 2.0."),
+        (["--sampler", "magic"], "there is no sampler 'magic': choose from ddim,"),
+        (["--precision", "fp32"], "the plan says the precision: leave out --precision, or --plan."),
+        (["--prompt", "a cat"], "an LSD takes no prompt"),
+        (["--duration", "long"], "'long' is not a duration"),
+        (["--metrics", "no/m.jsonl"], "cannot write 'no/m.jsonl': its folder is not there."),
+        (["--report", "."], "cannot write '.': it is a folder."),
+    ],
+)
+def test_options_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path, options: list[str], said: str) -> None:
+    assert said in sentence(stream("synthetic:8x8,1", "out.mp4", *options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    for model, said in [
+        ("none.safetensors", "there is no file 'none.safetensors'."),
+        ("empty", "'empty' is no pipeline and no training: it has no model_index.json and no model.safetensors."),
+        ("junk.safetensors", "is not a readable safetensors file"),
+    ]:
+        assert said in sentence(command("stream", "synthetic:8x8,1", "null", "-m", model, "--device", "cpu"))
+    assert "there is no precision 'fp4'" in sentence(command("stream", "synthetic", "null", "--precision", "fp4"))
+
+
+def test_without_weights_it_says_how_to_get_some(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.loading._SHIPPED", Path("nowhere"))
+    said = sentence(command("stream", "synthetic:8x8,1", "null", "--device", "cpu"))
+    assert said.startswith("no weights are shipped yet: train some with `redline train lsd lsd-tiny --photos FOLDER`")
+
+
+def test_the_folder_of_a_training(command: Callable[..., Seen], weights: Path, tmp_path: Path) -> None:
+    (tmp_path / "trained").mkdir()
+    (tmp_path / "trained" / "model.safetensors").write_bytes(weights.read_bytes())
+    plan = ("--device", "cpu", "--plan", "eager")
+    seen = command("stream", "synthetic:8x8,0.2", "null", "-m", "trained", *plan, "--json")
+    assert seen.code == 0 and seen.json()["plan"] == "eager"
+
+
+def test_too_little_memory_is_said_before_anything_starts(
+    stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    said = sentence(stream("synthetic:480x320,1", "out.mp4"))
+    assert "needs about" in said and "for pictures of 480×320" in said and said.endswith("would fit.")
+    assert list(tmp_path.iterdir()) == []
+    fits = said.split("--size ")[1].split()[0]
+    assert stream("synthetic:480x320,0.04", "null", "--size", fits).code == 0
+
+
+def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:
+    words = ["stream", "synthetic:16x16@20", "out.mp4", "--live", "-m", str(weights), "--plan", "eager"]
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from redline.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words, "--device", "cpu", "--metrics", "m.jsonl"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        for _ in range(600):
+            metrics = tmp_path / "m.jsonl"
+            if metrics.exists() and metrics.read_text():
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err.decode()
+    assert b"frames" in out and b"Traceback" not in err
+    assert len(list(VideoFile(tmp_path / "out.mp4").frames())) > 3
+
+
+def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
+    for frame in SyntheticClip(17, 23, count=4).frames():
+        sink.write(frame)
+    sink.close()
+    assert stream("a.mp4", "b.mp4", "--live").code == 0
+    assert (tmp_path / "b.mp4").exists()

@@ -1,0 +1,99 @@
+"""Pages that are served while a test runs, with or without a stream behind them."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+import pytest
+from torch import Tensor
+
+from redline.stream.browser import Page, serve
+from redline.stream.frames import Frame
+from redline.stream.latency import Latency
+from redline.stream.pipeline import Pipeline
+from redline.stream.reader import Backoff
+from redline.stream.settings import LiveSettings
+from redline.stream.transform import Identity
+
+# Without the extra `browser` (on a machine for GPU tests, say) there is nothing to serve.
+collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_swept_under_the_loop(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Event loops log the errors that nobody awaited."""
+    yield
+    records = caplog.get_records("call") + caplog.get_records("teardown")
+    assert [record.getMessage() for record in records if record.levelno >= logging.ERROR] == []
+
+
+class Inverted(Identity):
+    def __call__(self, frame: Frame) -> Tensor:
+        return 255 - frame.pixels
+
+
+class Running:
+    """A page, and the pipeline that runs behind it in a thread of its own."""
+
+    def __init__(self, page: Page, pipeline: Pipeline, told: list[str]) -> None:
+        self.page, self.pipeline, self.told = page, pipeline, told
+        self.error: BaseException | None = None
+        self.outcome = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.outcome = self.pipeline.run()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self.pipeline.stop()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def open_site() -> Iterator[Callable[..., Page]]:
+    """Serves as `serve` does, on a free port, and closes it at the end."""
+    pages: list[Page] = []
+
+    def open_(**options: object) -> Page:
+        given = {"port": 0, "as_source": True, "as_sink": True, "settings": LiveSettings(), "latency": Latency()}
+        pages.append(serve(**(given | options)))
+        return pages[-1]
+
+    yield open_
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def run_stream(open_site: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
+    """`source`, `sink` and `transform` stand in for the page's where they are given; `tapped` shows the source."""
+    streams: list[Running] = []
+
+    def run(source=None, sink=None, transform=None, **options: object) -> Running:
+        settings, latency, told = options.pop("settings", LiveSettings()), Latency(), []
+        page = open_site(settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options)
+        pipeline = Pipeline(
+            page.source if source is None else page.tap(source),
+            transform or Inverted(),
+            sink or page.sink,
+            settings=settings,
+            latency=latency,
+            backoff=Backoff(0.05, 1, 0.05),
+            tell=told.append,
+        )
+        streams.append(Running(page, pipeline, told))
+        return streams[-1]
+
+    yield run
+    for stream in streams:
+        stream.stop()
+        assert stream.error is None, stream.error

@@ -1,0 +1,126 @@
+"""The page as people see it: headless Chromium sends its made-up camera and shows what comes back."""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from redline.stream.settings import LiveSettings, Settings
+from redline.stream.sources.paced import Paced
+from redline.stream.sources.synthetic import SyntheticClip
+from stream.browser.chromium import PROGRAM, Chromium
+from stream.browser.conftest import Running
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
+]
+# Camera → VP8 → inverted → VP8 → page: what two codecs at live bit rates do to flat colours.
+NEAR = 25
+WHERE = [(0.5, 0.9), (0.3, 0.8), (0.7, 0.8), (0.1, 0.5), (0.9, 0.5)]
+COLOURS = """(id) => {
+  const video = document.querySelector(`#${id} video`), canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [video.videoWidth, video.videoHeight];
+  const drawing = canvas.getContext("2d");
+  drawing.drawImage(video, 0, 0);
+  const at = (x, y) => drawing.getImageData(x * canvas.width | 0, y * canvas.height | 0, 1, 1).data;
+  return WHERE.map(([x, y]) => [...at(x, y)].slice(0, 3));
+}""".replace("WHERE", str([list(at) for at in WHERE]))
+
+
+async def colours(browser: Chromium, id_: str) -> np.ndarray:
+    return np.array(await browser.run(f"({COLOURS})('{id_}')"), float)
+
+
+def number(id_: str) -> str:
+    return f"parseFloat(document.getElementById('{id_}').textContent.replace(',', ''))"
+
+
+OUTSIDE = """[...document.querySelectorAll("button, input, video, .card, .tiles > div")]
+  .filter((element) => element.offsetParent).map((element) => element.getBoundingClientRect())
+  .filter((box) => box.left < 0 || box.right > innerWidth || !box.width).length"""
+UNNAMED = """[...document.querySelectorAll("input, select, button")]
+  .filter((element) => !element.labels?.length && !element.textContent.trim()).length"""
+SLIDE = """(id, to) => {
+  const slider = document.getElementById(id);
+  slider.value = to;
+  slider.dispatchEvent(new Event("input"));
+}"""
+
+
+async def check_layout(browser: Chromium) -> None:
+    """Nothing sticks out, and everything that can be operated has a name, from phones to desktops."""
+    for width in (390, 768, 1280):
+        await browser.size(width, 900)
+        await asyncio.sleep(0.3)
+        assert await browser.run("document.documentElement.scrollWidth") <= width
+        assert await browser.run(OUTSIDE) == 0
+    assert await browser.run(UNNAMED) == 0
+
+
+def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Running]) -> None:
+    settings = LiveSettings(Settings(control=(0.0,)))
+    stream = run_stream(size=(240, 320), settings=settings, control_names=("Warmth",), key="a key for this test")
+
+    async def main() -> None:
+        async with Chromium() as browser:
+            await browser.open(stream.page.url)
+            await browser.wait_for("!document.getElementById('start').disabled")
+            assert "key" not in str(await browser.run("location.href")), "the key leaves the address bar"
+            await browser.run("document.getElementById('start').focus()")
+            for kind in ("keyDown", "keyUp"):
+                await browser.do("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+            await browser.wait_for(f"{number('shown')} > 10", 40)
+            sent, shown = await colours(browser, "input"), await colours(browser, "output")
+            assert np.abs(sent + shown - 255).max() < NEAR
+            assert np.abs(sent - shown).max() > 60, "what is shown is not what was sent"
+
+            await browser.wait_for(
+                f"{number('tile-rate')} > 1 && {number('tile-p99')} > 0 && {number('tile-trip')} > 0"
+            )
+            title = str(await browser.wait_for("document.getElementById('title').textContent"))
+            assert title.startswith("Live at ") and title.endswith(" frames a second")
+            assert await browser.run("document.querySelectorAll('#stages tr').length") == 7
+            assert await browser.run("document.querySelectorAll('.chart path[d]').length") >= 5
+            await browser.wait_for(f"{number('decoding')} > 0 && {number('age')} > 0")
+
+            for id_, to in (("set-strength", 0.9), ("set-steps", 3), ("set-seed", 1234), ("set-control-0", -0.25)):
+                await browser.run(f"({SLIDE})('{id_}', {to})")
+            async with asyncio.timeout(5):
+                while settings.now() != Settings(0.9, 3, 1234, (-0.25,)):
+                    await asyncio.sleep(0.05)
+            await check_layout(browser)
+
+            await browser.run("document.getElementById('start').click()")
+            await browser.wait_for("document.getElementById('start').textContent === 'Start'")
+            async with asyncio.timeout(10):
+                while not stream.told:
+                    await asyncio.sleep(0.05)
+            frames = stream.pipeline.latency.report().frames
+            await browser.run("document.getElementById('start').click()")
+            async with asyncio.timeout(20):
+                while stream.pipeline.latency.report().frames < frames + 5:
+                    await asyncio.sleep(0.05)
+            assert browser.console == []
+
+    asyncio.run(main())
+    assert stream.is_alive and stream.told[0].startswith("the browser has stopped sending.")
+
+
+def test_a_page_without_a_camera_shows_input_and_output_and_the_end(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=Paced(SyntheticClip(120, 161, count=600, rate=30, motion=(0, 0))))
+
+    async def main() -> None:
+        async with Chromium() as browser:
+            await browser.open(stream.page.url)
+            both = [f"document.querySelector('#{id_} video').videoWidth === 162" for id_ in ("input", "output")]
+            await browser.wait_for(" && ".join(both), 30)
+            await browser.wait_for(f"{number('shown')} > 5")
+            sent, shown = await colours(browser, "input"), await colours(browser, "output")
+            assert np.abs(sent + shown - 255).max() < NEAR
+            stream.pipeline.stop()
+            await browser.wait_for("document.getElementById('title').textContent === 'The stream has ended.'")
+            assert browser.console == []
+
+    asyncio.run(main())

@@ -1,0 +1,356 @@
+"""Pictures there and back over WebRTC, with pages that misbehave; the stream goes on."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiortc import RTCConfiguration, RTCPeerConnection
+from aiortc.mediastreams import AudioStreamTrack
+
+from redline.stream.browser import Page, site
+from redline.stream.browser.site import MOST_PEERS
+from redline.stream.sinks.null import NullSink
+from redline.stream.sources.paced import Paced
+from redline.stream.sources.synthetic import SyntheticClip
+from stream.browser.clients import ColourTrack, open_page, picture_of
+from stream.browser.conftest import Running
+from stream.doubles import Kept
+
+pytestmark = pytest.mark.timeout(60)
+# VP8 at its first bit rate, on flat colours and away from edges.
+NEAR = 12
+
+
+def quarters(height: int, width: int) -> np.ndarray:
+    """Four colours, told apart from one another in every channel, so that a swapped axis or channel shows."""
+    picture = np.zeros((height, width, 3), np.uint8)
+    picture[: height // 2, : width // 2] = (210, 60, 40)
+    picture[: height // 2, width // 2 :] = (50, 200, 90)
+    picture[height // 2 :, : width // 2] = (40, 70, 220)
+    picture[height // 2 :, width // 2 :] = (230, 220, 160)
+    return picture
+
+
+def centres(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    rows, columns = (height // 4, 3 * height // 4), (width // 4, 3 * width // 4)
+    return np.array([picture[y - 2 : y + 3, x - 2 : x + 3].mean((0, 1)) for y in rows for x in columns])
+
+
+async def near(track, expected: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Waits until a picture is what it should be: the first ones may be of the time before."""
+    async with asyncio.timeout(8):
+        while True:
+            picture = await picture_of(track)
+            if np.abs(centres(picture, height, width) - expected).max() < NEAR:
+                return picture
+
+
+def clip(height: int = 64, width: int = 96, rate: int = 60) -> Paced:
+    return Paced(SyntheticClip(height, width, count=None, rate=rate))
+
+
+@pytest.mark.parametrize(("height", "width"), [(96, 128), (97, 131)])
+def test_the_camera_comes_back_changed(run_stream: Callable[..., Running], height: int, width: int) -> None:
+    stream = run_stream(size=(height, width))
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            camera = ColourTrack(quarters(96, 128))
+            tracks = await client.offer(["camera", "output", "input"], camera)
+            expected = centres(quarters(height, width), height, width)
+            output = await near(tracks["output"], 255 - expected, height, width)
+            assert output.shape == (height + height % 2, width + width % 2, 3), "an odd side is padded"
+            await near(tracks["input"], expected, height, width)
+            figures = await client.hear("figures")
+            assert (
+                figures["pictures"]["output"]["width"] == width
+                and figures["pictures"]["output"]["shown_width"] % 2 == 0
+            )
+            assert figures["views"]["output"]["taken"] > 0 and 0 < figures["views"]["output"]["ages_s"][0] < 1
+            assert figures["report"]["frames"] > 0
+
+    asyncio.run(main())
+    assert stream.is_alive
+
+
+def test_a_page_that_listens_everywhere_is_shown_with_the_key(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=clip(), host="0.0.0.0", key="a key of some length")
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            tracks = await client.offer(["output"])
+            assert (await picture_of(tracks["output"])).shape == (64, 96, 3)
+
+    asyncio.run(main())
+
+
+def test_a_camera_that_goes_is_waited_for_and_another_goes_on(run_stream: Callable[..., Running]) -> None:
+    sink = Kept()
+    stream = run_stream(sink=sink, size=(48, 64))
+
+    async def send(colour: int) -> None:
+        async with open_page(stream.page.url) as client:
+            await client.offer(["camera"], ColourTrack(np.full((48, 64, 3), colour, np.uint8)))
+            count = len(sink.frames)
+            async with asyncio.timeout(8):
+                while len(sink.frames) < count + 3:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(send(60))
+    time.sleep(0.3)
+    assert stream.is_alive and stream.told == ["the browser has stopped sending. Trying again in 0.05 s."]
+    asyncio.run(send(180))
+    first, last = sink.frames[0], sink.frames[-1]
+    assert abs(float(first.pixels.double().mean()) - 195) < NEAR and abs(float(last.pixels.double().mean()) - 75) < NEAR
+    times = [frame.time_s for frame in sink.frames]
+    assert times == sorted(set(times)) and [f.index for f in sink.frames] == sorted({f.index for f in sink.frames})
+
+
+def test_only_one_page_sends(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(sink=NullSink(), size=(48, 64))
+    grey = np.full((48, 64, 3), 99, np.uint8)
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as first, open_page(stream.page.url) as second:
+            await first.offer(["camera"], ColourTrack(grey))
+            sdp = await second.make_offer(["camera"], ColourTrack(grey))
+            await second.say(type="offer", sdp=sdp, lines=["camera"])
+            error = await second.hear("error")
+            assert error["text"] == "another page is sending its camera already: stop it there first."
+            await first.say(type="stop")
+            async with asyncio.timeout(5):
+                while True:
+                    await second.say(type="offer", sdp=sdp, lines=["camera"])
+                    said = await second.socket.receive_json()
+                    while said["type"] == "figures":
+                        said = await second.socket.receive_json()
+                    if said["type"] == "answer":
+                        break
+
+    asyncio.run(main())
+
+
+def test_two_viewers_see_the_same_and_one_vanishes(run_stream: Callable[..., Running]) -> None:
+    source = clip()
+    stream = run_stream(source=source)
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as stays:
+            kept = await stays.offer(["output", "input"])
+            async with open_page(stream.page.url) as goes:
+                seen = await goes.offer(["output"])
+                for track in (kept["output"], kept["input"], seen["output"]):
+                    assert (await picture_of(track)).shape == (64, 96, 3)
+                # As a browser that was killed: no word, no farewell.
+                for transceiver in goes.connection.getTransceivers():
+                    transceiver.receiver.transport.transport._connection._protocols[0].transport.abort()
+                goes.socket._response.connection.transport.abort()
+                before = stream.pipeline.latency.report().frames
+                for _ in range(20):
+                    await picture_of(kept["output"])
+                assert stream.pipeline.latency.report().frames > before
+            figures = await stays.hear("figures")
+            assert figures["report"]["stages"]["display"]["p99_s"] < 0.1, "writing waits for no viewer"
+
+    asyncio.run(main())
+    assert stream.is_alive
+
+
+def test_a_page_that_falls_silent_is_let_go(
+    run_stream: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "_HEARTBEAT_S", 0.2)
+    stream = run_stream(source=clip())
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            await picture_of((await client.offer(["output"]))["output"])
+            # Its network is gone: nothing is read, nothing is answered, and nothing is closed.
+            client.socket._response.connection.transport.pause_reading()
+            async with asyncio.timeout(5):
+                while stream.page._site._sessions:
+                    await asyncio.sleep(0.05)
+            client.socket._response.connection.transport.abort()
+
+    asyncio.run(main())
+    assert stream.is_alive
+
+
+def test_a_viewer_that_never_answers_does_not_slow_the_stream(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=clip(rate=100))
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            sdp = await client.make_offer(["output"])
+            await client.say(type="offer", sdp=sdp, lines=["output"])
+            await client.hear("answer")
+            before = stream.pipeline.latency.report().frames
+            await asyncio.sleep(1)
+            # Half of what was asked for: two cores are shared with everything else.
+            assert stream.pipeline.latency.report().frames - before > 50
+
+    asyncio.run(main())
+
+
+def test_pages_that_come_and_go_leave_nothing_behind(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(size=(48, 64))
+    grey = np.full((48, 64, 3), 99, np.uint8)
+
+    async def visit(wait: bool) -> None:
+        async with open_page(stream.page.url) as client:
+            tracks = await client.offer(["camera", "output"], ColourTrack(grey))
+            if wait:
+                await picture_of(tracks["output"])
+
+    def left() -> tuple[int, int, int, int]:
+        files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+        views = sum(len(outlet._views) for outlet in stream.page._site._outlets.values())
+        return len(stream.page._site._sessions), views, threading.active_count(), files
+
+    asyncio.run(visit(True))
+    time.sleep(0.3)
+    before = left()
+    # Some go as soon as they have come, in the middle of being connected.
+    for number in range(12):
+        asyncio.run(visit(number % 3 == 0))
+    deadline = time.monotonic() + 10
+    while left() > before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert before[:2] == (0, 0) and left()[:2] == (0, 0)
+    # Executors keep the few threads that they have started.
+    assert left()[2] <= before[2] + 8 and left()[3] <= before[3] + 4
+    assert stream.is_alive
+
+
+def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=clip())
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as late:
+            sdp = await late.make_offer(["output"])
+            clients = [open_page(stream.page.url) for _ in range(MOST_PEERS)]
+            try:
+                for client in clients:
+                    page = await client.__aenter__()
+                    await page.say(type="offer", sdp=sdp, lines=["output"])
+                    await page.hear("answer")
+                await late.say(type="offer", sdp=sdp, lines=["output"])
+                text = f"{MOST_PEERS} pages are connected already, and more cannot be."
+                assert (await late.hear("error"))["text"] == text
+            finally:
+                for client in clients:
+                    await client.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_offers_of_anything_else_are_refused(open_site: Callable[..., Page]) -> None:
+    page = open_site(as_source=False)
+
+    async def offer_of(*kinds: object, channel: bool = False) -> str:
+        connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        for kind in kinds:
+            connection.addTransceiver(kind, "recvonly" if isinstance(kind, str) else "sendrecv")
+        if channel:
+            connection.createDataChannel("chat")
+        sdp = (await connection.createOffer()).sdp
+        await connection.close()
+        return sdp
+
+    async def main() -> None:
+        async with open_page(page.url) as client:
+            good = await client.make_offer(["output"])
+            other = "an offer of output holds a video line for each, and no other."
+            for sdp, sentence in (
+                (await offer_of("audio"), other),
+                (await offer_of("video", "video"), other),
+                (await offer_of("video", AudioStreamTrack()), other),
+                (await offer_of("video", channel=True), other),
+                (good.replace("a=recvonly", "a=sendrecv"), other),
+                (good.replace("VP8", "VP7"), "this browser offers no VP8 video."),
+                (good.replace("a=ice-pwd:", "a=ice-pw:"), "the offer cannot be answered"),
+                (good.replace("a=fingerprint:", "a=finger:"), "the offer has no fingerprint"),
+                ("", other),
+                (good.replace("m=video", "m=video x"), "the offer's SDP cannot be read."),
+            ):
+                await client.say(type="offer", sdp=sdp, lines=["output"])
+                error = await client.hear("error")
+                assert error["about"] == "offer" and error["text"].startswith(sentence), (sentence, error)
+            await client.say(type="offer", sdp=good, lines=["camera"])
+            assert (await client.hear("error"))["text"] == "this stream has no camera in a browser."
+            await client.say(type="offer", sdp=good, lines=["output"])
+            await client.hear("answer")
+
+    asyncio.run(main())
+
+
+def test_mangled_offers_never_end_the_page(open_site: Callable[..., Page]) -> None:
+    page, rng = open_site(), np.random.default_rng()
+
+    async def main() -> None:
+        async with open_page(page.url) as client:
+            good = await client.make_offer(["output"])
+            for _ in range(25):
+                lines = good.splitlines(keepends=True)
+                for _ in range(rng.integers(1, 6)):
+                    at = rng.integers(len(lines))
+                    lines[at] = str(
+                        rng.choice(["", lines[at][: rng.integers(len(lines[at]) + 1)] + "\r\n", "a=\r\n", lines[0]])
+                    )
+                await client.say(type="offer", sdp="".join(lines), lines=["output"])
+                await client.say(type="ping", sent=1)
+                await client.hear("pong")
+
+    asyncio.run(main())
+
+
+def test_sockets_are_of_this_machine_only(open_site: Callable[..., Page]) -> None:
+    page = open_site(as_source=False)
+    seen = {}
+
+    async def main() -> None:
+        async with open_page(page.url) as client:
+            sdp = await client.make_offer(["output"])
+            await client.say(type="offer", sdp=sdp, lines=["output"])
+            seen["sdp"] = (await client.hear("answer"))["sdp"]
+            (session,) = page._site._sessions
+            ice = session.peer._connection.getTransceivers()[0].receiver.transport.transport._connection
+            sockets = [protocol.transport.get_extra_info("socket") for protocol in ice._protocols]
+            seen["bound"] = [(s.getsockname()[0], s.getsockopt(1, 25, 16).rstrip(b"\0")) for s in sockets]
+            assert ice.remote_candidates == [], "nobody is sent to who did not send first"
+
+    asyncio.run(main())
+    assert "127.0.0.1" in seen["sdp"]
+    assert all(device == b"lo" or address == "127.0.0.1" for address, device in seen["bound"])
+
+
+def test_the_end_of_the_stream_is_told(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=Paced(SyntheticClip(32, 32, count=20, rate=40)))
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            tracks = await client.offer(["output"])
+            await picture_of(tracks["output"])
+            assert (await client.hear("ended"))["text"] == "The stream has ended."
+
+    asyncio.run(main())
+    assert stream.outcome is not None and stream.outcome.whole
+
+
+def test_closing_under_a_running_stream_harms_nobody(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(source=clip())
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as client:
+            await picture_of((await client.offer(["output"]))["output"])
+            await asyncio.to_thread(stream.page.close)
+
+    asyncio.run(main())
+    before = stream.pipeline.latency.report().frames
+    time.sleep(0.3)
+    assert stream.is_alive and stream.pipeline.latency.report().frames > before
+    assert not any(thread.name == "redline-browser" for thread in threading.enumerate())

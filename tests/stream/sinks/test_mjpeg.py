@@ -1,0 +1,145 @@
+"""MJPEG over HTTP: any number of viewers up to a limit, none of whom the stream waits for."""
+
+import http.client
+import io
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.stream.sinks.mjpeg import MjpegSink
+from redline.stream.sources.synthetic import SyntheticClip
+
+pytestmark = pytest.mark.timeout(60)
+FRAMES = list(SyntheticClip(24, 40, count=5).frames())
+
+
+def connected(sink: MjpegSink, path: str = "/stream.mjpeg", **headers: str) -> http.client.HTTPResponse:
+    parts = urlsplit(sink.url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=5)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+def picture(response: http.client.HTTPResponse) -> np.ndarray:
+    assert response.fp.readline() == b"--redline-frame\r\n"
+    assert response.fp.readline() == b"Content-Type: image/jpeg\r\n"
+    length = int(response.fp.readline().split()[1])
+    assert response.fp.readline() == b"\r\n"
+    data = response.fp.read(length)
+    assert response.fp.readline() == b"\r\n"
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def until_watched(sink: MjpegSink, viewers: int = 1) -> None:
+    for _ in range(500):
+        if sink._latest._viewers == viewers:
+            return
+        time.sleep(0.01)
+    raise AssertionError("nobody looks")
+
+
+def test_a_viewer_sees_the_frames() -> None:
+    sink = MjpegSink(port=0)
+    sink.write(FRAMES[0])
+    assert sink._latest._number == 0, "nothing is encoded while nobody looks"
+    response = connected(sink)
+    assert response.status == 200 and "multipart/x-mixed-replace" in response.headers["Content-Type"]
+    until_watched(sink)
+    for frame in FRAMES:
+        sink.write(frame)
+        assert np.abs(picture(response).astype(int) - frame.pixels.numpy()).mean() < 8
+    sink.close()
+    assert response.fp.read() == b"", "the end of the stream is the end for the viewer"
+    response.close()
+
+
+def test_the_page_shows_the_stream() -> None:
+    sink = MjpegSink(port=0)
+    assert b"/stream.mjpeg" in connected(sink, "/").read()
+    assert connected(sink, "/other").status == 404
+    sink.close()
+
+
+def test_viewers_are_few_and_a_place_is_free_again() -> None:
+    sink = MjpegSink(port=0, most_viewers=2)
+    first, second = connected(sink), connected(sink)
+    until_watched(sink, 2)
+    assert connected(sink).status == 503
+    first.close()
+    for _ in range(200):
+        sink.write(FRAMES[0])
+        if sink._latest._viewers == 1:
+            break
+        time.sleep(0.01)
+    assert connected(sink).status == 200
+    sink.close()
+    second.close()
+
+
+def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
+    sink = MjpegSink(port=0)
+    port = urlsplit(sink.url).port
+    with socket.create_connection(("127.0.0.1", port)) as dead:
+        dead.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        dead.sendall(f"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+        until_watched(sink)
+        large = next(SyntheticClip(300, 400, count=1).frames())
+        slowest = 0.0
+        for _ in range(60):
+            began = time.monotonic()
+            sink.write(large)
+            slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 1
+        began = time.monotonic()
+        sink.close()
+        assert time.monotonic() - began < 3
+
+
+def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
+    with pytest.raises(RedlineError, match=r"^on 0\.0\.0\.0 everybody could look: give --key.*\.$"):
+        MjpegSink("0.0.0.0", 0)
+    sink = MjpegSink("0.0.0.0", 0, key="a b&c")
+    assert sink.url.endswith("/?key=a%20b%26c")
+    assert connected(sink).status == 403 and connected(sink, "/?key=wrong").status == 403
+    assert connected(sink, "/?key=a%20b%26c").status == 200
+    sink.close()
+    own = MjpegSink(port=0)
+    assert connected(own, "/", Host="evil.example").status == 403
+    own.close()
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RedlineError, match=rf"^127\.0\.0\.1:{port} cannot be listened on: .*\.$"):
+            MjpegSink(port=port)
+    with pytest.raises(RedlineError, match=r"a port is a number"):
+        MjpegSink(port=70_000)
+
+
+def test_many_viewers_at_once() -> None:
+    sink, seen = MjpegSink(port=0), []
+
+    def look() -> None:
+        response = connected(sink)
+        seen.append(picture(response).shape)
+        response.close()
+
+    viewers = [threading.Thread(target=look) for _ in range(6)]
+    for viewer in viewers:
+        viewer.start()
+    for _ in range(500):
+        sink.write(FRAMES[0])
+        if len(seen) == 6:
+            break
+        time.sleep(0.01)
+    for viewer in viewers:
+        viewer.join()
+    sink.close()
+    assert seen == [(24, 40, 3)] * 6

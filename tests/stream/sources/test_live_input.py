@@ -1,0 +1,229 @@
+"""Cameras and network streams: opened with a limit, read as they come, connected again after a fault."""
+
+import io
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
+from pathlib import Path
+
+import av
+import pytest
+import torch
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.stream.frames import Frame
+from redline.stream.sinks.mjpeg import MjpegSink
+from redline.stream.sources import SourceFault
+from redline.stream.sources.live_input import Address, LiveInput
+from redline.stream.sources.network import open_network
+from redline.stream.sources.paced import Paced
+from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.webcam import open_webcam
+from upscale.video.clips import make_clip
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def shown(sink: MjpegSink, height: int = 32, width: int = 48) -> Iterator[str]:
+    """A sink that is fed in a thread of its own."""
+    stop = threading.Event()
+
+    def feed() -> None:
+        for frame in SyntheticClip(height, width, count=None).frames():
+            if stop.wait(0.02):
+                return
+            sink.write(frame)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        yield sink.url + "stream.mjpeg"
+    finally:
+        stop.set()
+        feeder.join()
+
+
+def close_to_the_clip(frame: Frame) -> bool:
+    clip = SyntheticClip(32, 48)
+    errors = [(frame.pixels.int() - clip.pixels(place).int()).abs().float().mean() for place in range(200)]
+    return min(errors) < 12
+
+
+def test_our_own_mjpeg_is_read_as_a_live_stream() -> None:
+    sink = MjpegSink(port=0)
+    with shown(sink) as url:
+        source = open_network(url, read_s=2.0)
+        assert isinstance(source, LiveInput) and source.is_live
+        assert (source.height, source.width) == (32, 48)
+        frames = list(islice(source.frames(), 5))
+        source.close()
+    sink.close()
+    assert [frame.index for frame in frames] == list(range(5))
+    assert all(close_to_the_clip(frame) for frame in frames)
+    pts = [frame.pts for frame in frames]
+    assert pts == sorted(set(pts))
+    moments = [frame.captured_s for frame in frames]
+    assert moments == sorted(moments) and abs(moments[-1] - time.monotonic()) < 10
+
+
+def test_a_stream_that_ends_is_a_fault_and_is_opened_anew() -> None:
+    sink = MjpegSink(port=0)
+    port = int(sink.url.rsplit(":")[-1].strip("/"))
+    with shown(sink) as url:
+        source = open_network(url, read_s=2.0)
+        frames = source.frames()
+        next(frames)
+        sink.close()
+        with pytest.raises(
+            SourceFault, match=rf"^'http://127\.0\.0\.1:{port}/stream\.mjpeg' (has ended|is lost: .*)\.$"
+        ):
+            for _ in frames:
+                pass
+    with pytest.raises(SourceFault, match=r"cannot be opened: Connection refused\.$"):
+        next(source.frames())
+    again = MjpegSink(port=port)
+    with shown(again):
+        assert next(source.frames()).height == 32
+        source.close()
+    again.close()
+
+
+def test_an_address_that_cannot_be_reached_is_told_without_the_password() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(RedlineError) as caught:
+            open_network(f"rtsp://me:secret@127.0.0.1:{port}/live")
+    text = str(caught.value)
+    assert text == f"'rtsp://127.0.0.1:{port}/live' cannot be opened: Connection refused."
+    assert not isinstance(caught.value, SourceFault), "nobody waits for it before the start"
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(RedlineError, match=r"no answer within 0\.3 s\.$"):
+            open_network(f"http://127.0.0.1:{silent.getsockname()[1]}/film", open_s=0.3, read_s=0.3)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("text", ["http://", "ftp://host/film.mp4", "http://host:99999/x"])
+def test_what_is_no_address_is_told(text: str) -> None:
+    with pytest.raises(RedlineError, match=r"is no address.*\.$"):
+        open_network(text)
+
+
+@contextmanager
+def served(path: Path) -> Iterator[str]:
+    data = path.read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/{path.name}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_film_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=5)
+    with served(tmp_path / "a.mkv") as url:
+        source = open_network(url)
+        assert isinstance(source, Paced)
+        assert len(list(source.frames())) == 5
+
+
+def test_an_address_without_pictures_is_told(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<html>hello</html>" * 40)
+    with served(tmp_path / "page.html") as url, pytest.raises(RedlineError, match=r"cannot be opened: .*\.$"):
+        open_network(url)
+
+
+def test_closing_lets_go_of_what_was_never_read() -> None:
+    sink = MjpegSink(port=0)
+    with shown(sink) as url:
+        source = open_network(url)
+        source.close()
+        assert source._waiting is None
+        assert list(source.frames()) == []
+    sink.close()
+
+
+def test_a_size_may_change_in_mid_stream(tmp_path: Path) -> None:
+    """A pipe of JPEGs of two sizes, as a camera that is turned gives."""
+    sink = MjpegSink(port=0)
+    with shown(sink) as url:
+        source = open_network(url, read_s=2.0)
+        frames = source.frames()
+        sizes = {(next(frames).height, source.width)}
+    for frame in [*SyntheticClip(40, 24, count=3).frames()] * 3:
+        sink.write(frame)
+        time.sleep(0.02)
+    sizes |= {(frame.height, frame.width) for frame in islice(frames, 6)}
+    source.close()
+    frames.close()
+    sink.close()
+    assert (32, 48) in sizes and (40, 24) in sizes
+
+
+def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.sources.webcam._DEVICES", tmp_path)
+    with pytest.raises(RedlineError, match=r"^there is no camera '.*video3': none can be seen\.$"):
+        open_webcam(3)
+    (tmp_path / "video0").touch()
+    with pytest.raises(RedlineError, match=r"^there is no camera '.*video1': .*video0 can be seen\.$"):
+        open_webcam(1)
+    with pytest.raises(RedlineError, match=r"video0' is no camera\.$"):
+        open_webcam(0)
+    with pytest.raises(RedlineError, match=r"^the camera '/dev/null' cannot be opened: .*\.$"):
+        open_webcam("/dev/null")
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(RedlineError, match=r"only Linux has"):
+        open_webcam(0)
+
+
+def test_damaged_pictures_are_left_out(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
+    data = bytearray((tmp_path / "a.mkv").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 900] = bytes(900)
+    (tmp_path / "a.mkv").write_bytes(data)
+    source = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'a'"))
+    frames = list(source.frames())
+    assert 15 < len(frames) < 31 and all(frame.pixels.dtype == torch.uint8 for frame in frames)
+
+
+def test_a_stream_without_a_length_that_ends_is_a_fault(tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 16), (200, 30, 60)).save(picture, "jpeg")
+    (tmp_path / "camera").write_bytes(picture.getvalue() * 4)
+    source = LiveInput(Address(f"file:{tmp_path / 'camera'}", "'the camera'", "jpeg_pipe"))
+    assert source.length_s is None
+    for _ in range(2):
+        seen = []
+        with pytest.raises(SourceFault, match=r"^'the camera' has ended\.$"):
+            for frame in source.frames():
+                seen.append(frame.index)
+        assert seen == [0, 1, 2, 3]
+
+
+def test_the_formats_are_there() -> None:
+    assert {"rtsp", "mpjpeg"} <= av.formats_available and "video4linux2,v4l2" in av.formats_available

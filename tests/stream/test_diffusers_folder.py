@@ -1,0 +1,253 @@
+"""A tiny random pipeline, written as diffusers writes it, gives through our engine what diffusers' own gives."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from redline.errors import RedlineError
+from redline.plan import Plan
+from redline.stream.diffusers_folder import load_pipeline
+from redline.stream.engine import Engine
+from redline.stream.loading import load_model
+from redline.stream.pipeline_frames import PipelineFrames
+from redline.stream.settings import Settings
+from stream.small_models import clip
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import diffusers
+    import transformers
+
+WORDS = ["<|startoftext|>", "<|endoftext|>", "a", "b", "a</w>", "b</w>", "ab</w>"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    place = tmp_path_factory.mktemp("pipelines") / "tiny-turbo"
+    words = tmp_path_factory.mktemp("words")
+    (words / "vocab.json").write_text(json.dumps({word: number for number, word in enumerate(WORDS)}))
+    (words / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = diffusers.StableDiffusionImg2ImgPipeline(
+            vae=diffusers.AutoencoderKL(
+                block_out_channels=(8, 16),
+                down_block_types=("DownEncoderBlock2D",) * 2,
+                up_block_types=("UpDecoderBlock2D",) * 2,
+                norm_num_groups=4,
+                sample_size=32,
+            ),
+            unet=diffusers.UNet2DConditionModel(
+                block_out_channels=(8, 16),
+                layers_per_block=1,
+                down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+                up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+                cross_attention_dim=16,
+                attention_head_dim=4,
+                norm_num_groups=4,
+                sample_size=16,
+            ),
+            text_encoder=transformers.CLIPTextModel(
+                transformers.CLIPTextConfig(
+                    vocab_size=len(WORDS),
+                    hidden_size=16,
+                    intermediate_size=16,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    max_position_embeddings=9,
+                    eos_token_id=1,
+                    bos_token_id=0,
+                )
+            ),
+            tokenizer=transformers.CLIPTokenizer(
+                vocab=str(words / "vocab.json"), merges=str(words / "merges.txt"), model_max_length=9
+            ),
+            scheduler=diffusers.EulerDiscreteScheduler(
+                beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", timestep_spacing="trailing"
+            ),
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
+        pipeline.save_pretrained(place, safe_serialization=True)
+    return place
+
+
+def loaded(folder: Path, prompt: str = "ab a", plan: str = "") -> PipelineFrames:
+    return load_pipeline(folder, Plan.parse(plan), "cpu", prompt)
+
+
+def theirs(folder: Path, latents: Any, steps: int, strength: float, prompt: str, scheduler: str = "") -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline = diffusers.StableDiffusionImg2ImgPipeline.from_pretrained(folder, local_files_only=True)
+        pipeline.set_progress_bar_config(disable=True)
+        if scheduler:
+            kind = getattr(diffusers, scheduler)
+            pipeline.scheduler = kind.from_config(pipeline.scheduler.config, set_alpha_to_one=True, clip_sample=False)
+        made = pipeline(
+            prompt,
+            image=latents,
+            strength=strength,
+            num_inference_steps=steps,
+            guidance_scale=0.0,
+            generator=torch.Generator().manual_seed(7),
+            output_type="pt",
+        )
+    return made.images
+
+
+@pytest.mark.parametrize(("scheduler", "steps"), [("", 1), ("", 2), ("DDIMScheduler", 1), ("DDIMScheduler", 5)])
+def test_a_frame_is_what_diffusers_makes_of_it(folder: Path, scheduler: str, steps: int) -> None:
+    """Half of their steps at a strength of a half, as many as ours; DDIM takes the next time from a rounded width."""
+    frames, picture = loaded(folder), torch.rand(1, 3, 32, 48) * 2 - 1
+    program = frames.program(steps, 32, 48)
+    program.retune(Settings(0.5, steps, seed=7))
+    with torch.inference_mode():
+        ours = (program.run(picture, picture) / 2 + 0.5).clamp(0, 1)
+        latents = frames.to_latents(picture)
+    expected = theirs(folder, latents, 2 * steps, 0.5, "ab a", scheduler)
+    assert ours.std() > 0.01
+    assert (ours - expected).abs().max() < 2e-4
+
+
+def test_the_encoder_gives_the_mode_of_theirs(folder: Path) -> None:
+    picture = torch.rand(1, 3, 16, 16) * 2 - 1
+    frames = loaded(folder)
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        vae = diffusers.AutoencoderKL.from_pretrained(folder / "vae", local_files_only=True)
+        expected = vae.encode(picture).latent_dist.mode() * vae.config.scaling_factor
+        assert torch.allclose(frames.to_latents(picture), expected, atol=1e-5)
+
+
+def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
+    frame = clip(1, 21, 30)[0]
+    engine = Engine(loaded(folder), Settings(0.5, 1))
+    engine.prepare(21, 30)
+
+    def shown(**changes: Any) -> torch.Tensor:
+        return engine(replace(frame, settings=replace(Settings(0.5, 1), **changes)))
+
+    plain = shown()
+    assert plain.shape == (21, 30, 3) and torch.equal(shown(), plain), "a still picture stays still"
+    for changes in ({"strength": 0.9}, {"seed": 3}, {"steps": 2}):
+        assert not torch.equal(shown(**changes), plain), changes
+    other = Engine(loaded(folder, "b b b"), Settings(0.5, 1))
+    other.prepare(21, 30)
+    assert not torch.equal(other(replace(frame, settings=Settings(0.5, 1))), plain), "the prompt counts"
+    with pytest.raises(RedlineError, match=r"takes no control vector\.$"):
+        engine.check(Settings(control=(1.0,)))
+
+
+def test_the_unet_runs_under_a_plan(folder: Path) -> None:
+    frames, plain = loaded(folder, plan="channels_last"), loaded(folder)
+    assert str(frames.plan) == "channels_last"
+    picture = torch.rand(1, 3, 32, 32) * 2 - 1
+    made = []
+    for one in (frames, plain):
+        program = one.program(1, 32, 32)
+        program.retune(Settings(0.5, 1))
+        with torch.inference_mode():
+            made.append(program.run(picture, picture))
+    assert (made[0] - made[1]).abs().max() < 1e-4
+    assert plain.working_bytes(256, 256) > 10 * plain.working_bytes(64, 64)
+
+
+def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
+    found = load_model(folder, Plan(), "cpu", prompt="a")
+    assert isinstance(found.frames, PipelineFrames) and (found.steps, found.strength) == (1, 0.5)
+    with pytest.raises(RedlineError, match=r"brings its own scheduler"):
+        load_model(folder, Plan(), "cpu", sampler="ddim")
+    with pytest.raises(RedlineError, match=r"is no pipeline and no training: it has no model_index\.json"):
+        load_model(tmp_path, Plan(), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda place: (place / "model_index.json").write_text("{"), r"is no pipeline: it has no model_index\.json"),
+        (lambda place: (place / "model_index.json").write_text("[]"), r"is no pipeline: it has no model_index\.json"),
+        (lambda place: (place / "unet" / "diffusion_pytorch_model.safetensors").unlink(), r"the unet of .* cannot be"),
+        (lambda place: (place / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"x"), r"the vae of .*"),
+        (lambda place: shutil.rmtree(place / "text_encoder"), r"the text_encoder of .* cannot be read"),
+        (
+            lambda place: rename(place, "unet", "SD3Transformer2DModel"),
+            r"its unet is SD3Transformer2DModel, not UNet2D",
+        ),
+        (lambda place: rename(place, "text_encoder_2", "CLIPTextModelWithProjection"), r"is of the kind of SDXL"),
+        (lambda place: rename(place, "scheduler", "FlowMatchEulerDiscreteScheduler"), r"none of 1000 steps of diff"),
+    ],
+)
+def test_a_folder_that_is_no_pipeline_is_told(folder: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
+    place = tmp_path / "broken"
+    shutil.copytree(folder, place)
+    damage(place)
+    with pytest.raises(RedlineError, match=sentence) as caught:
+        loaded(place)
+    assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
+
+
+def rename(place: Path, part: str, kind: str) -> None:
+    index = json.loads((place / "model_index.json").read_text())
+    index[part] = ["diffusers", kind]
+    (place / "model_index.json").write_text(json.dumps(index))
+
+
+def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "half"
+    shutil.copytree(folder, place)
+    for part, name in (
+        ("unet", "diffusion_pytorch_model"),
+        ("vae", "diffusion_pytorch_model"),
+        ("text_encoder", "model"),
+    ):
+        path = place / part / f"{name}.safetensors"
+        half = {key: tensor.half() for key, tensor in load_file(path).items()}
+        save_file(half, path.with_name(f"{name}.fp16.safetensors"), {"format": "pt"})
+        path.unlink()
+    frames, whole = loaded(place), loaded(folder)
+    picture = torch.rand(1, 3, 32, 32) * 2 - 1
+    made = []
+    for one in (frames, whole):
+        program = one.program(1, 32, 32)
+        program.retune(Settings(0.5, 1))
+        with torch.inference_mode():
+            made.append(program.run(picture, picture))
+    assert made[0].dtype == torch.float32 and 0 < (made[0] - made[1]).abs().max() < 0.05
+
+
+def test_a_unet_that_needs_more_than_a_picture_is_told(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "more"
+    shutil.copytree(folder, place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = {**diffusers.UNet2DConditionModel.load_config(place / "unet"), "in_channels": 9}
+        diffusers.UNet2DConditionModel.from_config(config).save_pretrained(place / "unet")
+    with pytest.raises(RedlineError, match=r"takes 9 channels and its vae gives 4: it needs more than a picture\.$"):
+        loaded(place)
+
+
+def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.diffusers_folder.find_spec", lambda name: None if name == "diffusers" else name)
+    with pytest.raises(RedlineError, match=r"read with diffusers, not .*: pip install 'redline\[diffusers\]'\.$"):
+        loaded(folder)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", ["", "bf16 + channels_last", "fp16 + channels_last"])
+def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
+    frames = load_pipeline(folder, Plan.parse(plan), "cuda:0", "ab")
+    engine = Engine(frames, Settings(0.5, 2))
+    engine.prepare(48, 40)
+    picture = clip(1, 48, 40, settings=Settings(0.5, 2))[0]
+    made = [engine(picture) for _ in range(4)]
+    assert engine.recordings == 1 and all(torch.equal(one, made[0]) for one in made)

@@ -1,0 +1,286 @@
+"""The engine computes what training judges, at any size, and nothing of it is recorded or kept more than once."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.plan import Plan
+from redline.stream import fitting
+from redline.stream.engine import CUT_THRESHOLD, Engine
+from redline.stream.frames import Frame
+from redline.stream.lsd_frames import LsdFrames
+from redline.stream.settings import Settings
+from redline.stream.transform import TimesCopies
+from redline.training.lsd.validation import restorer
+from stream.small_models import SMALL, clip, small_lsd
+
+FULL = Settings(strength=1.0, steps=2)
+
+
+class Counting:
+    """Stands in for a recorder of CUDA graphs: replaying is calling again."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.rehearsals = self.recordings = 0
+
+    def reaches(self, tensors: list[Tensor]) -> bool:
+        return True
+
+    def rehearse(self, run: Callable[[], Any]) -> Any:
+        self.rehearsals += 1
+        return run()
+
+    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.recordings += 1
+        return None, run
+
+    def pool_bytes(self) -> int:
+        return 0
+
+
+def engine(sampler: str = "distilled", plan: str = "", settings: Settings = FULL, **options: Any) -> Engine:
+    return Engine(LsdFrames(small_lsd(), Plan.parse(plan), "cpu", sampler), settings, **options)
+
+
+def play(engine: Engine, frames: list[Frame], settings: Settings = FULL) -> list[Tensor]:
+    engine.prepare(frames[0].height, frames[0].width)
+    return [engine(replace(frame, settings=settings)) for frame in frames]
+
+
+def as_picture(pixels: Tensor) -> Tensor:
+    return pixels.permute(2, 0, 1)[None].float() / 255
+
+
+def agree(made: Tensor, expected_01: Tensor) -> None:
+    """Bytes: where the value lies between two of them, rounding may take either."""
+    error = (made.permute(2, 0, 1).float() - expected_01[0] * 255).abs()
+    assert error.max() < 0.502, error.max()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_a_clip_is_what_training_judges(steps: int) -> None:
+    frames, settings = clip(5, 24, 24), Settings(1.0, steps, seed=0)
+    restore = restorer(small_lsd(), steps, 1, 24, torch.device("cpu"))
+    previous, last = as_picture(frames[0].pixels), None
+    for frame, made in zip(frames, play(engine(settings=settings), frames, settings), strict=True):
+        with torch.inference_mode():
+            previous = restore(as_picture(frame.pixels), previous)
+        agree(made, previous)
+        assert last is None or not torch.equal(made, last), "the clip moves"
+        last = made
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 40), (7, 9), (13, 24), (33, 17)])
+def test_any_size_is_mirrored_and_cut(height: int, width: int) -> None:
+    frames = clip(3, height, width)
+    made = play(engine(), frames)
+    padded = [max(-(-side // SMALL.multiple_px), 2) * SMALL.multiple_px for side in (height, width)]
+
+    def mirrored(length: int, side: int) -> list[int]:
+        there_and_back = [*range(side), *range(side - 2, 0, -1)]
+        return [there_and_back[place % len(there_and_back)] for place in range(length)]
+
+    rows, columns = mirrored(padded[0], height), mirrored(padded[1], width)
+    wide = [replace(frame, pixels=frame.pixels[rows][:, columns]) for frame in frames]
+    for small, large in zip(made, play(engine(), wide), strict=True):
+        assert small.shape == (height, width, 3)
+        assert torch.equal(small, large[:height, :width])
+
+
+@pytest.mark.parametrize("sampler", ["distilled", "ddim", "dpm_solver", "flow_euler"])
+def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> None:
+    made = engine(sampler, recorder=Counting)
+    frame = clip(1, 16, 16)[0]
+    made.prepare(16, 16)
+
+    def shown(**changes: Any) -> Tensor:
+        made.reset()
+        return made(replace(frame, settings=replace(FULL, **changes)))
+
+    plain = shown()
+    for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}, {"steps": 3}):
+        assert not torch.equal(shown(**changes), plain), changes
+        assert torch.equal(shown(), plain), changes
+    assert made.recordings == 2, "one for each number of steps"
+
+
+def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
+    frame, other = clip(1, 17, 16)[0], Settings(0.7, 1, 5, (0.25,))
+    changed = engine(recorder=Counting)
+    changed.prepare(17, 16)
+    changed(frame)
+    changed.reset()
+    fresh = engine(settings=other)
+    fresh.prepare(17, 16)
+    frame = replace(frame, settings=other)
+    assert torch.equal(changed(frame), fresh(frame))
+
+
+def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
+    frames = clip(6, 16, 24)
+    plan = [FULL, replace(FULL, steps=1), replace(FULL, steps=3), FULL, replace(FULL, steps=1), FULL]
+    recorded, plain = engine(recorder=Counting), engine()
+    for one in (recorded, plain):
+        one.prepare(16, 24)
+    for frame, settings in zip(frames, plan, strict=True):
+        frame = replace(frame, settings=settings)
+        assert torch.equal(recorded(frame), plain(frame))
+    assert recorded.recordings == 3
+
+
+def test_few_programs_are_kept() -> None:
+    made = engine("ddim", recorder=Counting)
+    made.prepare(8, 8)
+    frame = clip(1, 8, 8)[0]
+    for steps in range(1, 13):
+        made(replace(frame, settings=replace(FULL, steps=steps)))
+    assert len(made._playing) == 8
+
+
+def test_a_new_size_starts_anew() -> None:
+    first, second = clip(3, 16, 16), clip(3, 9, 21, seed=4)
+    changing = engine()
+    play(changing, first)
+    again = play(changing, second)
+    assert all(torch.equal(a, b) for a, b in zip(again, play(engine(), second), strict=True))
+    with pytest.raises(RedlineError, match=r"not prepared for pictures of 16×16\.$"):
+        changing(first[0])
+
+
+def test_a_cut_is_seen_and_a_moving_picture_is_none() -> None:
+    still = clip(1, 32, 32)[0]
+    bright = replace(still, pixels=(still.pixels // 8 + 220))
+    dark = replace(still, pixels=still.pixels // 8)
+    watching, blind = engine(cut_threshold=CUT_THRESHOLD), engine()
+    seen, alone = play(watching, [dark, dark, bright, bright]), play(engine(), [bright, bright])
+    assert torch.equal(seen[2], alone[0]) and torch.equal(seen[3], alone[1])
+    assert not torch.equal(play(blind, [dark, dark, bright])[2], alone[0])
+    assert torch.equal(seen[1], play(blind, [dark, dark])[1]), "the same scene keeps its history"
+
+
+def test_a_value_that_is_no_number_shows_the_input_and_is_no_history() -> None:
+    class Breaking(LsdFrames):
+        is_broken = False
+
+        def program(self, steps: int, height: int, width: int) -> Any:
+            program, frames = super().program(steps, height, width), self
+            run = program.run
+
+            def breaking(frame: Tensor, previous: Tensor) -> Tensor:
+                made = run(frame, previous)
+                if frames.is_broken:
+                    made[..., 3, 4] = torch.nan
+                return made
+
+            program.run = breaking
+            return program
+
+    model = Breaking(small_lsd(), Plan(), "cpu")
+    made, frames = Engine(model, FULL), clip(3, 16, 16)
+    made.prepare(16, 16)
+    assert made.broken_frames == 0
+    model.is_broken = True
+    shown = made(replace(frames[0], settings=FULL))
+    assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.broken_frames == 1
+    model.is_broken = False
+    made(replace(frames[1], settings=FULL))
+    assert torch.isfinite(made._canvas.previous).all() and made.broken_frames == 1
+    made.prepare(8, 8)
+    assert made.broken_frames == 1
+
+
+def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
+    frames = clip(3, 16, 16)
+    laid_out = engine(plan="channels_last")
+    assert str(laid_out.model.plan) == "channels_last"
+    for one, other in zip(play(laid_out, frames), play(engine(), frames), strict=True):
+        assert (one.int() - other.int()).abs().max() <= 1
+    from redline.stream.lsd_frames import without_own_graphs
+
+    cuda = torch.device("cuda")
+    kept = without_own_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
+    assert str(kept) == "bf16 + compile"
+    with pytest.raises(RedlineError, match=r"onnxruntime cannot be recorded"):
+        without_own_graphs(Plan.parse("onnxruntime"), cuda)
+
+
+def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:
+    made = engine()
+    with pytest.raises(RedlineError, match=r"^LSD of width 16 takes 8 numbers of control at the most, not 9\.$"):
+        made.check(replace(FULL, control=(0.5,) * 9))
+    with pytest.raises(RedlineError, match=r"distilled sampler takes 1 to 4 steps, not 5\.$"):
+        made.check(replace(FULL, steps=5))
+    with pytest.raises(RedlineError, match=r"^there is no sampler 'euler': choose from ddim,.*\.$"):
+        LsdFrames(small_lsd(), Plan(), "cpu", "euler")
+    made.check(replace(FULL, strength=0.0))
+
+
+def test_strength_zero_hardly_changes_a_frame_that_the_model_would() -> None:
+    """The model is told that the picture has next to no noise, and that is what it is given."""
+    frames = LsdFrames(small_lsd(), Plan(), "cpu")
+    table = frames.table(Settings(0.0, 2))
+    assert table.times == (1, 0) and table.start[1] < 0.01
+
+
+def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine()
+    fits = fitting.needed_bytes(made.model, 300, 400)
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: fits)
+    with pytest.raises(RedlineError) as caught:
+        made.prepare(600, 800)
+    assert str(caught.value).endswith("are free on this machine: --size 400x300 would fit.")
+    assert str(caught.value).startswith("LSD of width 16 needs about ")
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 1000)
+    with pytest.raises(RedlineError, match=r"take a smaller model, or free some\.$"):
+        made.prepare(600, 800)
+    monkeypatch.undo()
+    made.prepare(16, 16)
+
+
+def test_what_a_frame_needs_grows_with_it() -> None:
+    model = engine().model
+    small, large = (model.working_bytes(side, side) for side in (64, 256))
+    pixels = 256 * 256 * 3 * 4
+    assert 14 * small < large < 18 * small and 4 * pixels < large < 40 * pixels
+
+
+def test_what_is_handed_out_is_the_takers_own() -> None:
+    made, frames = engine(), clip(2, 8, 8)
+    made.prepare(8, 8)
+    first = made(replace(frames[0], settings=FULL))
+    kept = first.clone()
+    made(replace(frames[1], settings=FULL))
+    assert torch.equal(first, kept) and not first.is_inference()
+    first.add_(1)
+
+
+def test_copies_are_timed_and_memory_stays_flat() -> None:
+    made, frames = engine(), clip(20, 31, 18)
+    assert isinstance(made, TimesCopies)
+    play(made, frames)
+    gc.collect()
+
+    def tensors() -> int:
+        return sum(type(thing) is Tensor for thing in gc.get_objects())
+
+    before, places = tensors(), [tensor.data_ptr() for tensor in made._canvas.history]
+    for frame in frames:
+        made(replace(frame, settings=FULL))
+    gc.collect()
+    assert tensors() == before
+    assert [tensor.data_ptr() for tensor in made._canvas.history] == places
+    assert all(seconds > 0 for seconds in made.copies_s) and made.busy_s > 0
+
+
+@pytest.mark.slow
+def test_a_compiled_plan_is_compiled_once_for_all_steps() -> None:
+    compiled, frames = engine(plan="channels_last + compile(dynamic=false, fullgraph=true)"), clip(4, 16, 16)
+    for one, other in zip(play(compiled, frames), play(engine(), frames), strict=True):
+        assert (one.int() - other.int()).abs().max() <= 2
+    assert compiled.model.plan.rungs[-1].proof(compiled.model.network.job) == "1 graph compiled, no graph break"

@@ -1,0 +1,194 @@
+"""On a GPU: a graph a frame gives what the CPU gives, settings change without another, memory stays to the byte."""
+
+import threading
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.plan import Plan
+from redline.stream.engine import CUT_THRESHOLD, Engine
+from redline.stream.frames import Frame
+from redline.stream.lsd_frames import LsdFrames
+from redline.stream.pipeline import Pipeline
+from redline.stream.settings import LiveSettings, Settings
+from redline.stream.sources.synthetic import SyntheticClip
+from stream.doubles import Kept
+from stream.small_models import clip, small_lsd
+
+pytestmark = pytest.mark.gpu
+FULL = Settings(strength=1.0, steps=2)
+
+
+def engine(plan: str = "", device: str = "cuda:0", spread: float = 0.15, **options: Any) -> Engine:
+    return Engine(LsdFrames(small_lsd(spread=spread), Plan.parse(plan), device), FULL, **options)
+
+
+def same_noise(*engines: Engine) -> None:
+    """Devices draw other numbers for the same seed: for a comparison both get those of the first."""
+    first, *others = [next(iter(one._playing.values())).program._noise_N for one in engines]
+    for other in others:
+        with torch.inference_mode():
+            other.copy_(first)
+
+
+def play(engine: Engine, frames: list[Frame]) -> list[Tensor]:
+    return [engine(replace(frame, settings=FULL)) for frame in frames]
+
+
+def psnr_db(one: Tensor, other: Tensor) -> float:
+    error = (one.double() - other.double()).square().mean().clamp_min(1e-6)
+    return float(10 * (255**2 / error).log10())
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (33, 50), (1, 1)])
+def test_a_graph_gives_what_the_cpu_gives(height: int, width: int) -> None:
+    frames = clip(12, height, width)
+    fast, plain = engine(spread=0.05), engine(device="cpu", spread=0.05)
+    for one in (fast, plain):
+        one.prepare(height, width)
+    same_noise(plain, fast)
+    for made, expected in zip(play(fast, frames), play(plain, frames), strict=True):
+        assert made.shape == (height, width, 3) and made.device.type == "cpu"
+        # cuDNN rounds to TF32 by default; on a single pixel one step of a byte is a large error.
+        assert psnr_db(made, expected) > (50 if height > 1 else 30)
+    assert fast.recordings == 1
+
+
+def test_a_graph_gives_bit_for_bit_what_the_same_kernels_give_unrecorded() -> None:
+    class Unrecorded:
+        def __init__(self, device: torch.device) -> None: ...
+
+        def reaches(self, tensors: list[Tensor]) -> bool:
+            return True
+
+        def rehearse(self, run: Any) -> Any:
+            return run()
+
+        def record(self, run: Any) -> Any:
+            return None, run
+
+        def pool_bytes(self) -> int:
+            return 0
+
+    frames = clip(20, 48, 80)
+    graphed, plain = engine(), engine(recorder=Unrecorded)
+    for one in (graphed, plain):
+        one.prepare(48, 80)
+    for made, expected in zip(play(graphed, frames), play(plain, frames), strict=True):
+        assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("plan", ["bf16 + channels_last", "fp16 + channels_last", "bf16 + channels_last + compile"])
+def test_plans_stay_close_over_many_frames(plan: str) -> None:
+    frames = clip(50, 64, 64)
+    fast, plain = engine(plan, spread=0.05), engine(spread=0.05)
+    for one in (fast, plain):
+        one.prepare(64, 64)
+    same_noise(plain, fast)
+    for made, expected in zip(play(fast, frames), play(plain, frames), strict=True):
+        assert psnr_db(made, expected) > 40
+
+
+def test_settings_change_without_a_recording_and_steps_with_one() -> None:
+    made = engine()
+    made.prepare(64, 64)
+    frame = clip(1, 64, 64)[0]
+
+    def shown(**changes: Any) -> Tensor:
+        made.reset()
+        return made(replace(frame, settings=replace(FULL, **changes)))
+
+    plain = shown()
+    for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}):
+        assert not torch.equal(shown(**changes), plain), changes
+        assert torch.equal(shown(), plain), changes
+    assert made.recordings == 1
+    assert not torch.equal(shown(steps=1), plain) and torch.equal(shown(), plain)
+    shown(steps=1)
+    assert made.recordings == 2
+
+
+def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
+    frames, turns = clip(6, 32, 32), [2, 1, 2, 3, 1, 2]
+    late, early = engine(), engine()
+    for one in (late, early):
+        one.prepare(32, 32)
+    for steps in (1, 3):
+        early(replace(frames[0], settings=replace(FULL, steps=steps)))
+    early.reset()
+    for frame, steps in zip(frames, turns, strict=True):
+        frame = replace(frame, settings=replace(FULL, steps=steps))
+        assert torch.equal(late(frame), early(frame))
+    assert late.recordings == early.recordings == 3
+
+
+def test_memory_is_flat_to_the_byte() -> None:
+    made, frames = engine("bf16 + channels_last", cut_threshold=CUT_THRESHOLD), clip(10, 100, 60)
+    made.prepare(100, 60)
+    for frame in frames:
+        made(replace(frame, settings=FULL))
+        made(replace(frame, settings=replace(FULL, steps=1, seed=3)))
+    torch.cuda.synchronize()
+    before = (torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+    for turn in range(200):
+        settings = replace(FULL, steps=1 + turn % 2, strength=0.5 + (turn % 5) / 10, control=(turn / 200,))
+        made(replace(frames[turn % 10], settings=settings))
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+def test_a_new_size_gives_the_old_ones_memory_back() -> None:
+    made = engine()
+    made.prepare(256, 256)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for height, width in [(64, 96), (512, 256), (31, 17), (256, 256)]:
+        made.prepare(height, width)
+        made(replace(clip(1, height, width)[0], settings=FULL))
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> None:
+    frames = clip(9, 64, 48)
+    one_by_one, deep = engine(), engine()
+    for one in (one_by_one, deep):
+        one.prepare(64, 48)
+    expected, made = play(one_by_one, frames), []
+    for frame in frames:
+        deep.begin(replace(frame, settings=FULL))
+        if frame.index:
+            made.append(deep.finish())
+    made.append(deep.finish())
+    assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+    assert all(0 < seconds < 1 for seconds in deep.copies_s) and deep.busy_s > 0
+    assert deep.most_under_way == 2
+
+
+@pytest.mark.timeout(60)
+def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
+    made = engine("bf16 + channels_last")
+    settings = LiveSettings(FULL, made.check)
+    sink = Kept()
+    pipeline = Pipeline(SyntheticClip(96, 128, count=300, rate=Fraction(25)), made, sink, settings=settings)
+    stop = threading.Event()
+
+    def change() -> None:
+        for turn in range(10_000):
+            if stop.wait(0.002):
+                return
+            settings.change(strength=0.3 + (turn % 7) / 10, seed=turn, steps=1 + turn % 3)
+
+    changer = threading.Thread(target=change)
+    changer.start()
+    try:
+        outcome = pipeline.run()
+    finally:
+        stop.set()
+        changer.join()
+    assert outcome.whole and sink.indices == list(range(300))
+    assert made.recordings <= 3

@@ -1,0 +1,86 @@
+"""Sizes × plans of the live model: every arm a row, pictures held against fp32's, and an arm that is off is seen."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.models.lsd import Lsd, LsdConfig
+from redline.stream.lsd_frames import LsdProgram
+from redline.stream.matrix import ARMS, PLAIN, Arm, Row, Shape, measure
+
+CPU = torch.device("cpu")
+SHAPE = Shape("tiny", side=17, frames=61)
+LAST = Arm("channels_last", "channels_last")
+
+
+@pytest.fixture
+def model() -> Lsd:
+    torch.manual_seed(0)
+    model = Lsd(LsdConfig(2, 8, (1, 2), control=0))
+    with torch.no_grad():
+        model.head.weight.mul_(0.1)
+    return model
+
+
+def rows(model: Lsd, *arms: Arm) -> dict[str, Row]:
+    return {row.arm.name: row for row in measure(SHAPE, arms, CPU, model)}
+
+
+def test_every_arm_is_a_row(model: Lsd) -> None:
+    found = rows(model, PLAIN, LAST, Arm("graph", "cuda_graph"))
+    assert list(found) == ["fp32", "channels_last", "graph"]
+    assert found["graph"].failure.startswith("cuda_graph: ") and not found["graph"].frames_per_s
+    for name in ("fp32", "channels_last"):
+        row = found[name]
+        assert row.frames_per_s > 0 and row.model_ms > 0 and row.p99_ms >= row.p50_ms > 0 and not row.failure
+        assert row.frame_ms == pytest.approx(1e3 / row.frames_per_s)
+    assert found["fp32"].least_psnr_db is None
+    assert (found["channels_last"].least_psnr_db or 0) > 50
+    json.dumps(found["fp32"].as_dict(), allow_nan=False)
+
+
+def test_an_arm_that_is_off_is_seen(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that slides away by a level every few frames, after it was right."""
+    right, calls = LsdProgram.run, 0
+
+    def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        wrong = 0.002 * calls if self._frames.plan.rungs else 0.0
+        return right(self, frame, previous) + wrong
+
+    monkeypatch.setattr(LsdProgram, "run", run)
+    found = rows(model, PLAIN, LAST)["channels_last"]
+    assert (found.least_psnr_db or 100) < 30 and (found.mean_psnr_db or 0) > (found.least_psnr_db or 0)
+
+
+def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
+    found = rows(model, LAST)
+    assert list(found) == ["channels_last"] and found["channels_last"].least_psnr_db is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"size": "huge"}, "choose from tiny, light, medium, heavy"),
+        ({"batch": 4}, "'batch' is no option of the live model"),
+        ({"frames": 3}, "frames are 61 or more, not 64, 3"),
+        ({"steps": 0}, "steps is a whole number"),
+    ],
+)
+def test_wrong_shapes_are_refused(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RedlineError, match=sentence):
+        Shape.of(options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [1, 2])
+def test_every_arm_runs_on_a_gpu_and_stays_close(steps: int) -> None:
+    gpu = torch.device("cuda")
+    found = list(measure(Shape("tiny", side=64, steps=steps, frames=200), ARMS, gpu))
+    assert [row.failure for row in found] == [""] * len(ARMS)
+    assert all((row.least_psnr_db or 0) > 35 for row in found[1:])
+    assert all(row.peak_bytes > 0 for row in found)

@@ -1,0 +1,53 @@
+"""A transform that overlaps is asked so for files alone, and gives the same frames in the same order."""
+
+from collections import deque
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.stream.frames import Frame
+from redline.stream.pipeline import Pipeline
+from stream.doubles import Kept, ScriptedSource
+
+
+class Deep:
+    """Finishes frames as late as it may, and notes how many were under way."""
+
+    copies_s, most_under_way = (0.25, 0.5), 2
+
+    def __init__(self) -> None:
+        self.begun: deque[Frame] = deque()
+        self.deepest, self.sizes = 0, []
+
+    def prepare(self, height: int, width: int) -> None:
+        assert not self.begun, "a frame of another size is still under way"
+        self.sizes.append((height, width))
+
+    def begin(self, frame: Frame) -> None:
+        self.begun.append(frame)
+        self.deepest = max(self.deepest, len(self.begun))
+
+    def finish(self) -> Tensor:
+        return 255 - self.begun.popleft().pixels
+
+    def __call__(self, frame: Frame) -> Tensor:
+        self.begin(frame)
+        return self.finish()
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_files_overlap_and_live_frames_do_not(live: bool) -> None:
+    transform, sink = Deep(), Kept()
+    source = ScriptedSource([(4, 6)] * 5 + [(3, 3)] * 4, live=live)
+    if live:
+        import threading
+
+        shown = threading.Semaphore(0)
+        sink._extra = lambda frame: shown.release()
+        source.wait_for = lambda: shown.acquire(timeout=5)
+    outcome = Pipeline(source, transform, sink).run()
+    assert sink.indices == list(range(9)) and transform.sizes == [(4, 6), (3, 3)]
+    assert transform.deepest == (1 if live else 2)
+    assert all(torch.equal(frame.pixels, torch.full_like(frame.pixels, 255 - frame.index)) for frame in sink.frames)
+    assert outcome.report.stages["copy_in"].p50_s == 0.25

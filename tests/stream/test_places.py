@@ -1,0 +1,172 @@
+"""Every word of the command line opens what it says, and any other is answered with the choices."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.errors import RedlineError
+from redline.stream.latency import Latency
+from redline.stream.places import SINKS, SOURCES, Wishes, open_places, open_sink, open_source
+from redline.stream.settings import LiveSettings
+from redline.stream.sinks.image_folder import ImageFolderSink
+from redline.stream.sinks.mjpeg import MjpegSink
+from redline.stream.sinks.null import NullSink
+from redline.stream.sinks.video_file import VideoFileSink
+from redline.stream.sources.image_folder import ImageFolder
+from redline.stream.sources.paced import Paced
+from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.video_file import VideoFile
+from upscale.video.clips import make_clip
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "rate", "frames"),
+    [
+        ("synthetic:40x30@10,0.5", (30, 40), Fraction(10), 5),
+        ("synthetic:40x30,0.2", (30, 40), Fraction(25), 5),
+        ("synthetic:@12.5,0.4", (256, 256), Fraction(25, 2), 5),
+        ("synthetic:,0.2", (256, 256), Fraction(25), 5),
+    ],
+)
+def test_test_clips(text: str, size: tuple[int, int], rate: Fraction, frames: int) -> None:
+    source = open_source(text)
+    assert isinstance(source, SyntheticClip) and not source.is_live
+    assert ((source.height, source.width), source.rate) == (size, rate)
+    assert len(list(source.frames())) == frames
+
+
+def test_a_test_clip_without_a_length_never_ends() -> None:
+    source = open_source("synthetic")
+    frames = source.frames()
+    assert [next(frames).index for _ in range(300)][-1] == 299
+    source.close()
+
+
+def test_films_and_folders(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mp4", frames=3, size=(48, 32))
+    folder = tmp_path / "pictures"
+    sink = open_sink(f"{folder}/", open_source("synthetic"))
+    assert isinstance(sink, ImageFolderSink)
+    for frame in SyntheticClip(9, 7, count=2).frames():
+        sink.write(frame)
+    assert isinstance(open_source(str(folder)), ImageFolder)
+    film = open_source(str(tmp_path / "a.mp4"))
+    assert isinstance(film, VideoFile) and not film.is_live
+    live = open_source(str(tmp_path / "a.mp4"), Wishes(size=(20, 30), live=True))
+    assert live.is_live and (live.height, live.width, live.rate) == (20, 30, 25)
+    assert {frame.pixels.shape for frame in live.frames()} == {(20, 30, 3)}
+    assert isinstance(open_sink(str(tmp_path / "b.mkv"), film), VideoFileSink)
+    for source in (film, open_source(str(tmp_path / "a.mp4"), Wishes(size=(20, 30), live=True))):
+        with pytest.raises(RedlineError, match=r"would be written over the film that it is made of\.$"):
+            open_sink(str(tmp_path / "a.mp4"), source)
+
+
+def test_a_live_clip_is_paced() -> None:
+    source = open_source("synthetic:8x8", Wishes(live=True))
+    assert isinstance(source, Paced) and source.is_live
+
+
+def test_other_sinks() -> None:
+    source = open_source("synthetic")
+    assert isinstance(open_sink("null", source), NullSink)
+    sink = open_sink("mjpeg:0", source)
+    assert isinstance(sink, MjpegSink) and sink.url.startswith("http://127.0.0.1:")
+    sink.close()
+    with pytest.raises(RedlineError, match=r"everybody could look: give --key"):
+        open_sink("mjpeg:0.0.0.0:0", source)
+    sink = open_sink("mjpeg:0.0.0.0:0", source, Wishes(key="k"))
+    sink.close()
+
+
+@pytest.mark.parametrize("text", ["wbecam", "cam", "", "ftp://host/a"])
+def test_unknown_sources_are_answered_with_the_choices(text: str) -> None:
+    with pytest.raises(RedlineError) as caught:
+        open_source(text)
+    assert str(caught.value) == f"{text!r} is no source of a stream: it is {SOURCES}."
+
+
+@pytest.mark.parametrize("text", ["nul", "film.avi", "", "rtsp://host"])
+def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
+    with pytest.raises(RedlineError) as caught:
+        open_sink(text, open_source("synthetic"))
+    assert str(caught.value) == f"{text!r} is no place for a stream to go to: it is {SINKS}."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("synthetic:big", "is no test clip"),
+        ("synthetic:0x5", "a test clip needs a size"),
+        ("webcam:front", "named by its number"),
+        ("/dev/video77", "there is no camera '/dev/video77'"),
+        ("none.mp4", "does not exist"),
+    ],
+)
+def test_bad_words_are_told(text: str, sentence: str) -> None:
+    with pytest.raises(RedlineError, match=sentence):
+        open_source(text)
+
+
+def test_a_bad_port_is_told() -> None:
+    with pytest.raises(RedlineError, match=r"^'http' is no port"):
+        open_sink("mjpeg:http", open_source("synthetic"))
+
+
+def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(SyntheticClip, "close", lambda self: closed.append(True))
+    with pytest.raises(RedlineError, match="no place"):
+        open_places("synthetic", "nowhere", Wishes(), LiveSettings(), Latency())
+    assert closed == [True]
+    places = open_places("synthetic", "mjpeg:0", Wishes(), LiveSettings(), Latency())
+    assert places.addresses == (places.sink.url,)
+    places.sink.close()
+
+
+class FakePage:
+    """As much of the browser's page as the places use."""
+
+    def __init__(self, host: str, port: int, key: str | None, **options: Any) -> None:
+        self.options = {"host": host, "port": port, "key": key, **options}
+        self.url, self.closed = f"http://{host}:{port}/", 0
+        self.source = SyntheticClip(8, 8, count=2) if options["as_source"] else None
+        self.sink = NullSink() if options["as_sink"] else None
+        self.tapped: list[object] = []
+
+    def tap(self, source: object) -> object:
+        self.tapped.append(source)
+        return source
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[FakePage]:
+    made: list[FakePage] = []
+
+    def serve(*args: Any, **options: Any) -> FakePage:
+        made.append(FakePage(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr("redline.stream.browser.serve", serve)
+    return made
+
+
+def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
+    wishes = Wishes(size=(24, 40), key="k", most_steps=4, control_names=("a",))
+    both = open_places("browser:9000", "browser", wishes, LiveSettings(), Latency())
+    page = pages[-1]
+    assert (both.source, both.sink, both.addresses) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
+    assert page.options["size"] == (24, 40) and page.options["key"] == "k" and page.options["most_steps"] == 4
+    both.close()
+    assert page.closed == 1
+    shown = open_places("synthetic:16x16", "browser:0.0.0.0:0", Wishes(), LiveSettings(), Latency())
+    assert pages[-1].tapped == [shown.source] and pages[-1].options["host"] == "0.0.0.0"
+    given = open_places("browser", "null", Wishes(), LiveSettings(), Latency())
+    assert given.source is pages[-1].source and isinstance(given.sink, NullSink)
+    with pytest.raises(RedlineError, match="no place for a stream"):
+        open_places("browser", "nowhere", Wishes(), LiveSettings(), Latency())
+    assert pages[-1].closed == 1

@@ -1,0 +1,107 @@
+"""Who watches a stream sees its figures once a second, ends it in time, and keeps no more than fits."""
+
+import io
+import json
+import threading
+import time
+
+import pytest
+import torch
+
+from redline.stream.latency import STAGES, FrameTimes, Latency
+from redline.stream.report_page import About, render_page
+from redline.stream.watch import Sample, Watch
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Worker:
+    busy_s = 0.0
+
+
+def feed(latency: Latency, worker: Worker, stop: threading.Event) -> threading.Thread:
+    def run() -> None:
+        while not stop.wait(0.01):
+            worker.busy_s += 0.005
+            latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, time.monotonic()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
+    latency, worker, stop, lines, shown = Latency(), Worker(), threading.Event(), io.StringIO(), []
+    latency.drop("compute busy", 3)
+    watch = Watch(
+        latency,
+        worker,
+        torch.device("cpu"),
+        every_s=0.1,
+        duration_s=0.5,
+        stop=stop.set,
+        show=shown.append,
+        lines=lines,
+    )
+    with watch:
+        time.sleep(0.1)
+        assert not watch.samples, "the clock starts with the first frame"
+        thread = feed(latency, worker, stop)
+        assert stop.wait(5)
+        thread.join()
+    assert 4 <= len(watch.samples) <= 7 and shown == watch.samples
+    written = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [line["frames"] for line in written] == [sample.frames for sample in watch.samples]
+    middle = watch.samples[2]
+    assert 20 < middle.frames_per_s < 110 and 0 < middle.busy_share <= 1 and middle.memory_bytes > 1e6
+    assert middle.p50_s == pytest.approx(0.021) and middle.drops == {"compute busy": 3}
+    assert middle.stages_p50_s == pytest.approx(
+        dict(zip(STAGES, (0.001, 0.002, 0.003, 0.004, 0.005, 0.006), strict=True))
+    )
+
+
+def test_a_wanted_stop_and_a_failing_file_end_the_stream() -> None:
+    for kind in ("wanted", "file"):
+        latency, stop = Latency(), threading.Event()
+        latency.record(FrameTimes(0, 0, 0, 0, 0, 0, 1.0))
+        lines = io.StringIO()
+        watch = Watch(latency, Worker(), torch.device("cpu"), every_s=0.05, stop=stop.set, lines=lines)
+        with watch:
+            if kind == "wanted":
+                watch.stop_wanted.set()
+            else:
+                lines.close()
+            assert stop.wait(5)
+        assert (watch.error is not None) == (kind == "file")
+
+
+def test_samples_are_thinned_and_reach_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.watch._MOST_SAMPLES", 16)
+    watch = Watch(Latency(), Worker(), torch.device("cpu"))
+    for second in range(1000):
+        watch._keep(sample(second))
+    times = [one.time_s for one in watch.samples]
+    assert len(times) < 16 and times[-1] > 850 and times == sorted(times)
+    gaps = {after - before for before, after in zip(times, times[1:], strict=False)}
+    assert len(gaps) == 1, "evenly"
+
+
+def sample(second: int) -> Sample:
+    stages = {stage: 0.001 * (number + 1) for number, stage in enumerate(STAGES)}
+    drops = {"compute <busy>": second}
+    return Sample(float(second), 25 * second, 25.0, 0.02, 0.03, 0.04, 0.001, stages, drops, 0.5, 2**28 + second)
+
+
+def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
+    latency = Latency()
+    for number in range(50):
+        latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, number / 25))
+    latency.drop("compute <busy>", 7)
+    about = About("<b>film</b>", "null", "LSD tiny", "cpu", "channels_last", "64×48", "strength 1", 1.5)
+    page = render_page(about, latency.report(), [sample(second) for second in range(2000)])
+    assert "<b>film" not in page and "&lt;b&gt;film" in page and "compute <busy>" not in page
+    for name in ("latency", "stages", "rate", "drops", "memory", "share"):
+        assert f'id="{name}-640-title"' in page, name
+    assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
+    assert len(page) < 600_000, "long streams make no long pages"
+    assert render_page(about, Latency().report(), [])
