@@ -25,8 +25,8 @@ from redline.stream.sources import Source
 from redline.stream.transform import Overlapping, TimesCopies, Transform
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
-# Enough to keep three threads at work; more would only hold memory.
-_QUEUED = 3
+# Enough to keep three threads at work; more would only make frames old.
+_QUEUED = 1
 
 
 @dataclass(frozen=True)
