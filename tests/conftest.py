@@ -27,7 +27,20 @@ def pytest_configure() -> None:
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(2 * share))
 
 
+# The files that take longest. Begun first, they do not keep one process busy while the others have nothing left.
+LONG = (
+    "test_climb.py",
+    "recall/test_learning_needles.py",
+    "recall/test_learning_pairs.py",
+    "cli/test_climb.py",
+    "workloads/test_workloads.py",
+    "docs/test_snippets.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {str(Path(__file__).parent / name): place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import planted_rungs
+from redline.budget import Budget
+from redline.candidates import candidates
 from redline.climb import Climbed, Settings, _Climb, climb
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
@@ -90,7 +92,7 @@ def test_set_ups_side_by_side_change_no_verdict(
 def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.climb._FIRST", ("planted_later", "planted_engine"))
+    monkeypatch.setattr("redline.candidates.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
     result = climb(Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=only, timeout_s=30, sampling_s=1))
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
@@ -293,19 +295,18 @@ def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> Non
     assert str(result.plan) == "eager" and result.final.verdict == "kept"
 
 
-def test_no_trial_may_eat_up_the_budget(tmp_path: Path) -> None:
-    climber = object.__new__(_Climb)
-    climber.settings = Settings("resnet", tmp_path, budget_s=1000, timeout_s=300)
+def test_no_trial_may_eat_up_the_budget() -> None:
     for spent_s, expected in (
         (0, (False, 300, 150)),
         (600, (False, 140, 60)),
         (930, (False, 24.5, 10.5)),
         (950, (True,)),
     ):
-        climber.started = time.monotonic() - spent_s
-        limits = (climber._timeout_s(parse_rung("bf16")), climber._timeout_s(parse_rung("compile(mode=max-autotune)")))
-        assert climber._spent() is expected[0]
+        budget = Budget(1000, 300, time.monotonic() - spent_s)
+        limits = (budget.for_trial_s(parse_rung("bf16")), budget.for_trial_s(parse_rung("compile(mode=max-autotune)")))
+        assert budget.is_spent is expected[0]
         assert limits == pytest.approx(expected[1:], rel=0.01) or expected[0]
+    assert not Budget(None, 300).is_spent and Budget(None, 300).for_trial_s(parse_rung("bf16")) == 300
 
 
 @pytest.mark.usefixtures("without_compiler")
@@ -369,10 +370,8 @@ def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) ->
 
 def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
     def tried(**asked: tuple[str, ...]) -> list[str]:
-        climber = object.__new__(_Climb)
-        climber.settings = Settings("resnet", tmp_path, device="cpu", **asked)
-        climber.machine, climber.training = Machine.detect("cpu"), False
-        return [str(rung) for group in climber._candidates() for rung in group]
+        settings = Settings("resnet", tmp_path, device="cpu", **asked)
+        return [str(rung) for group in candidates(settings, Machine.detect("cpu"), False) for rung in group]
 
     everything = tried()
     assert {"compile", "compile(freeze=true)"} <= set(everything)

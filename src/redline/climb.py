@@ -3,13 +3,15 @@
 Every measurement is written to disk as it is made; a climb that is killed goes on with `resume`.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redline.budget import Budget
+from redline.candidates import candidates, may_try
 from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
+from redline.kept import Kept
 from redline.logbook import Logbook
 from redline.machine import Machine
 from redline.measurement import Measurement
@@ -23,9 +25,6 @@ from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, take
 from redline.workers import WorkerFailed, WorkerPool
 
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
-# What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
-# under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
-_FIRST = ("bf16", "fp16", "onnxruntime", "compile", "tensorrt", "cuda_graph")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def climb(settings: Settings, listen: Listener = lambda _text, _row: None) -> Cl
 
 class _Climb:
     def __init__(self, settings: Settings, pool: WorkerPool, listen: Listener) -> None:
-        self.started = time.monotonic()
+        self.budget = Budget(settings.budget_s, settings.timeout_s)
         self.settings = settings
         self.listen = listen
         self.listen("running the untouched model for reference", None)
@@ -72,16 +71,18 @@ class _Climb:
         if self.resumed:
             self.listen(self.resumed, None)
         self.setups = SetUps(pool, self.course, self.machine)
-        self.plan = Plan()
-        self._earlier: list[Plan] = []
+        self.kept = Kept(self.setups, self.course, lambda text: self.listen(text, None))
         self.best_compile: Measurement | None = None
-        self._arm: Arm | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return self.kept.plan
 
     def run(self) -> Climbed:
         try:
             self._baseline()
             self._compile_baselines()
-            *first, others = self._candidates()
+            *first, others = candidates(self.settings, self.machine, self.training)
             for group in first:
                 self._try_all("trial", [Plan((rung,)) for rung in group])
             self._second_look()
@@ -91,9 +92,9 @@ class _Climb:
                 self._ablate()
         finally:
             self.setups.discard()
-            close(self._arm)
+            self.kept.let_go()
         self.listen("the final race", None)
-        barred = [name for name in RUNGS if not self._may_try(name)]
+        barred = [name for name in RUNGS if not may_try(name, self.settings, self.training)]
         barred += [str(parse_rung(text)) for text in self.settings.without]
         final = run_race(self.setups, self.course, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
@@ -115,22 +116,6 @@ class _Climb:
     def _record(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, **values: Any) -> Measurement:
         return self._tell(self.log.record(self.log.row(role, plan, verdict, reason, *seen, **values)))
 
-    # Time
-
-    def _left_s(self) -> float:
-        if self.settings.budget_s is None:
-            return float("inf")
-        return self.settings.budget_s - (time.monotonic() - self.started)
-
-    def _spent(self) -> bool:
-        """A fifth of the budget, a minute at most, is kept for the final race."""
-        return self._left_s() < min(60.0, 0.2 * (self.settings.budget_s or 0.0))
-
-    def _timeout_s(self, added: Plan | Rung) -> float:
-        """No single trial may eat up the budget, least of all a search over kernels that can take many minutes."""
-        share = 0.15 if "max-autotune" in str(added) else 0.35
-        return max(5.0, min(self.settings.timeout_s, share * self._left_s()))
-
     def _target_reached(self) -> bool:
         target = self.settings.target
         kept = (row for row in self.log.rows if row.verdict == "kept" or row.role == "baseline")
@@ -138,48 +123,13 @@ class _Climb:
 
     # Baselines
 
-    def _incumbent(self) -> Arm:
-        """The running arm of the plan that is kept; opened when first needed.
-
-        A plan that does not run again is left for the one before it, and what was to be timed against it has failed.
-        """
-        if self._arm is not None and str(self._arm.plan) == str(self.plan):
-            return self._arm
-        close(self._arm)
-        self._arm = None
-        try:
-            self._arm = self.setups.open(self.plan)
-            measure_peak(self._arm, self.course)
-        except WorkerFailed as failure:
-            close(self._arm)
-            self._arm = None
-            if not self._earlier:
-                raise WorkloadError(f"{self.settings.workload} under {self.plan}: {failure}.") from failure
-            lost, self.plan = self.plan, self._earlier.pop()
-            text = f"the kept plan {lost} does not run again ({failure}), so {self.plan} takes its place"
-            self.listen(text, None)
-            raise WorkerFailed("lost", text) from failure
-        return self._arm
-
-    def _incumbent_died(self, failure: WorkerFailed) -> bool:
-        """Whether it was the kept plan's process that failed; it is opened anew when it is needed next."""
-        if self._arm is None or failure.pid != self._arm.worker.pid:
-            return False
-        close(self._arm)
-        self._arm = None
-        return True
-
-    def _keep(self, plan: str) -> None:
-        self._earlier.append(self.plan)
-        self.plan = Plan.parse(plan)
-
     def _baseline(self) -> None:
         known = self.log.recall("baseline")
         if known is not None:
             self._tell(known)
             return
         self.listen("timing the model as it is", None)
-        arm = self._incumbent()
+        arm = self.kept.arm()
         if not arm.passed:
             red = next(score for score in arm.scores if not score.passed)
             raise WorkloadError(
@@ -194,7 +144,7 @@ class _Climb:
         plans = [Plan.parse(f"compile(mode={mode})") for mode in _COMPILE_MODES[self.machine.device.partition(":")[0]]]
         self._prepare([(plan, plan) for plan in plans if self._will_be_timed("compile", plan)])
         for plan in plans:
-            if self._spent():
+            if self.budget.is_spent:
                 break
             row = self._trial("compile", plan, plan)
             if row.samples and (self.best_compile is None or _typical_s(row) < _typical_s(self.best_compile)):
@@ -211,31 +161,6 @@ class _Climb:
         return plans
 
     # One rung at a time
-
-    def _candidates(self) -> Iterator[list[Rung]]:
-        """The rungs to try with their variants: those that decide most first and one by one, all others last."""
-        others: list[Rung] = []
-        for name in sorted(RUNGS, key=_turn):
-            if self._may_try(name) and name in _FIRST:
-                yield self._variants(name)
-            elif self._may_try(name):
-                others += self._variants(name)
-        yield others
-
-    def _variants(self, name: str) -> list[Rung]:
-        named = [rung for text in self.settings.only if (rung := parse_rung(text)).name == name]
-        plain = not named or named == [RUNGS[name]()]
-        left_out = [parse_rung(text) for text in self.settings.without]
-        variants = RUNGS[name].variants(self.machine, self.training) if plain else named
-        return [rung for rung in variants if rung not in left_out]
-
-    def _may_try(self, name: str) -> bool:
-        chosen = {parse_rung(text).name for text in self.settings.only}
-        # A rung is left out whole by its name; with options, only as it is written.
-        without = [parse_rung(text) for text in self.settings.without]
-        left_out = {rung.name for rung in without if rung == RUNGS[rung.name]()}
-        fits = RUNGS[name].training if self.training else RUNGS[name].inference
-        return fits and name not in left_out and (not chosen or name in chosen)
 
     def _try_all(self, role: str, additions: list[Plan]) -> None:
         for index, added in enumerate(additions):
@@ -258,14 +183,14 @@ class _Climb:
         room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
         together = may_stand_beside_others([plan for _, plan in changes])
         next_ones = [(change, plan) for change, plan in changes if plan in together][:room]
-        if len(next_ones) < 2 or changes[0][1] not in together or self._spent() or self._target_reached():
+        if len(next_ones) < 2 or changes[0][1] not in together or self.budget.is_spent or self._target_reached():
             return
         self.listen(f"setting up {len(next_ones)} plans side by side", None)
         try:
-            self._incumbent()  # it has to stand in any case, and must not be the one that finds no memory
+            self.kept.arm()  # it has to stand in any case, and must not be the one that finds no memory
         except WorkerFailed:
             return
-        self.setups.prepare({str(plan): self._timeout_s(change) for change, plan in next_ones})
+        self.setups.prepare({str(plan): self.budget.for_trial_s(change) for change, plan in next_ones})
 
     def _will_be_timed(self, role: str, added: Plan) -> bool:
         candidate = self._with(added)
@@ -295,15 +220,15 @@ class _Climb:
         if self._target_reached():
             self._record(role, candidate, "unmeasured", "the target was reached", rung=str(added))
             return
-        if self._spent():
+        if self.budget.is_spent:
             self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(added))
             return
         row = self._trial(role, added, candidate)
         if row.verdict == "kept":
-            self._keep(row.plan)
+            self.kept.keep(row.plan)
         if len(added.rungs) == 1:
             for rungs in added.rungs[0].instead(row.verdict, self.training):
-                if all(self._may_try(rung.name) for rung in rungs):
+                if all(may_try(rung.name, self.settings, self.training) for rung in rungs):
                     self._step(role, Plan.of(rungs))
 
     def _trial(self, role: str, added: Plan, candidate: Plan, again: bool = True) -> Measurement:
@@ -317,7 +242,7 @@ class _Climb:
             return measured
         self.listen(f"trying {added}", None)
         arm: Arm | None = None
-        limit_s = self._timeout_s(added)
+        limit_s = self.budget.for_trial_s(added)
         try:
             incumbent, arm = self._open_beside(candidate, limit_s)
             if not arm.passed:
@@ -330,7 +255,7 @@ class _Climb:
             else:
                 (new,) = take_turns([arm], self.course)
                 close(arm)
-                incumbent = self._incumbent()
+                incumbent = self.kept.arm()
                 (old,) = take_turns([incumbent], self.course)
                 notes = ("both plans do not fit in memory together, so they were timed one after the other",)
             better, reason = self.course.objective.judge(face(incumbent, arm, old, new))
@@ -339,12 +264,12 @@ class _Climb:
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self._record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
             if verdict == "kept" and not notes:
-                close(self._arm)
-                self._arm, arm = arm, None
+                self.kept.take_over(arm)
+                arm = None
             return row
         except WorkerFailed as failure:
             close(arm)
-            if self._incumbent_died(failure) and again:
+            if self.kept.died(failure) and again:
                 return self._trial(role, added, candidate, again=False)
             verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
             text = f"out of memory: {failure}" if failure.kind == "oom" else str(failure)
@@ -379,14 +304,13 @@ class _Climb:
 
     def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
         """The kept plan and the candidate, side by side; on a GPU too small for both, the candidate alone."""
-        incumbent = self._incumbent()
+        incumbent = self.kept.arm()
         try:
             return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
-        close(self._arm)
-        self._arm = None
+        self.kept.let_go()
         return None, self.setups.open(candidate, timeout_s=timeout_s)
 
     def _second_look(self) -> None:
@@ -414,12 +338,12 @@ class _Climb:
             if rung.name not in self.plan:
                 continue  # the kept plan was lost on the way, and this rung with it
             smaller = self.plan.without(rung.name)
-            if self._spent():
+            if self.budget.is_spent:
                 self._record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))
                 continue
             row = self._ablation(rung, smaller)
             if row.verdict == "dropped":
-                self._keep(row.plan)
+                self.kept.keep(row.plan)
 
     def _ablation(self, rung: Rung, smaller: Plan, again: bool = True) -> Measurement:
         """Verdict "dropped" when the plan is as good without the rung."""
@@ -430,8 +354,8 @@ class _Climb:
         about: dict[str, Any] = {"rung": str(rung), "against": str(self.plan)}
         arm: Arm | None = None
         try:
-            whole = self._incumbent()
-            arm = self.setups.open(smaller, timeout_s=self._timeout_s(rung))
+            whole = self.kept.arm()
+            arm = self.setups.open(smaller, timeout_s=self.budget.for_trial_s(rung))
             if not arm.passed:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
             measure_peak(arm, self.course)
@@ -441,22 +365,18 @@ class _Climb:
             reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
             row = self._record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
-                close(self._arm)
-                self._arm, arm = arm, None
+                self.kept.take_over(arm)
+                arm = None
             return row
         except WorkerFailed as failure:
             close(arm)
-            if self._incumbent_died(failure) and again:
+            if self.kept.died(failure) and again:
                 return self._ablation(rung, smaller, again=False)
             verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
             said = "not measured" if verdict == "unmeasured" else "the others do not run without it"
             return self._record("ablation", smaller, verdict, f"{said}: {failure}", **about)
         finally:
             close(arm)
-
-
-def _turn(name: str) -> int:
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _stage(row: Measurement) -> Stage:

@@ -1,0 +1,34 @@
+"""What is left of a climb's time, and how much of it one trial may take."""
+
+import time
+
+from redline.plan import Plan
+from redline.rung import Rung
+
+# Of what is left, for one trial; less for a search over kernels, which can take many minutes.
+_SHARE, _SHARE_OF_A_SEARCH = 0.35, 0.15
+_LEAST_S = 5.0
+
+
+class Budget:
+    """Without a total there is no end, and a trial has its own limit alone."""
+
+    def __init__(self, total_s: float | None, trial_s: float, started_s: float | None = None) -> None:
+        self._total_s, self._trial_s = total_s, trial_s
+        self._started_s = time.monotonic() if started_s is None else started_s
+
+    @property
+    def left_s(self) -> float:
+        if self._total_s is None:
+            return float("inf")
+        return self._total_s - (time.monotonic() - self._started_s)
+
+    @property
+    def is_spent(self) -> bool:
+        """A fifth of the budget, a minute at most, is kept for the final race."""
+        return self.left_s < min(60.0, 0.2 * (self._total_s or 0.0))
+
+    def for_trial_s(self, added: Plan | Rung) -> float:
+        """No single trial may eat up the budget."""
+        share = _SHARE_OF_A_SEARCH if "max-autotune" in str(added) else _SHARE
+        return max(_LEAST_S, min(self._trial_s, share * self.left_s))

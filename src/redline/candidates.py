@@ -1,0 +1,44 @@
+"""Which rungs a climb tries, in which variants, and in which order."""
+
+from collections.abc import Iterator
+
+from redline.course import Settings
+from redline.machine import Machine
+from redline.plan import parse_rung
+from redline.rung import Rung
+from redline.rungs import RUNGS
+
+# What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
+# under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
+FIRST = ("bf16", "fp16", "onnxruntime", "compile", "tensorrt", "cuda_graph")
+
+
+def candidates(settings: Settings, machine: Machine, training: bool) -> Iterator[list[Rung]]:
+    """The rungs to try with their variants: those that decide most first and one by one, all others last."""
+    others: list[Rung] = []
+    for name in sorted(RUNGS, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
+        if not may_try(name, settings, training):
+            continue
+        variants = _variants(name, settings, machine, training)
+        if name in FIRST:
+            yield variants
+        else:
+            others += variants
+    yield others
+
+
+def may_try(name: str, settings: Settings, training: bool) -> bool:
+    chosen = {parse_rung(text).name for text in settings.only}
+    # A rung is left out whole by its name; with options, only as it is written.
+    without = [parse_rung(text) for text in settings.without]
+    left_out = {rung.name for rung in without if rung == RUNGS[rung.name]()}
+    fits = RUNGS[name].training if training else RUNGS[name].inference
+    return fits and name not in left_out and (not chosen or name in chosen)
+
+
+def _variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:
+    named = [rung for text in settings.only if (rung := parse_rung(text)).name == name]
+    plain = not named or named == [RUNGS[name]()]
+    left_out = [parse_rung(text) for text in settings.without]
+    variants = RUNGS[name].variants(machine, training) if plain else named
+    return [rung for rung in variants if rung not in left_out]
