@@ -24,6 +24,7 @@ from torch import Tensor
 
 from redline.files import write_text
 from redline.generation import InferenceEngine
+from redline.logbook import command_line
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.decoder.checkpoint import pieces
 from redline.models.decoder.hugging_face import write_config
@@ -210,6 +211,7 @@ def main() -> int:
         model = Decoder(config).to(torch.float32 if arguments.tiny else torch.bfloat16).eval()
     gpu = "none" if arguments.tiny else torch.cuda.get_device_name()
     about = {"gpu": gpu, "torch": torch.__version__, "parameters": config.parameters, "prompt": arguments.prompt}
+    about["command"] = command_line(sys.argv)
     rows: list[dict[str, Any]] = []
     for batch in arguments.batch or [1]:
         prompts = torch.randint(config.vocabulary, (batch, arguments.prompt)).tolist()

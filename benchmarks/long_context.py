@@ -21,6 +21,7 @@ from train_speed import Race
 
 from redline.files import write_text
 from redline.generation import InferenceEngine
+from redline.logbook import command_line
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
 MORE_TOKENS = 32
@@ -74,7 +75,12 @@ def main(arguments: list[str] | None = None) -> int:
     if not asked.tiny and not torch.cuda.is_available():
         print("the benchmark of long texts needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
-    about = {"gpu": "none" if asked.tiny else torch.cuda.get_device_name(), "torch": torch.__version__, "batch": 1}
+    about: dict[str, Any] = {
+        "gpu": "none" if asked.tiny else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "batch": 1,
+    }
+    about["command"] = command_line(sys.argv)
     rows: list[dict[str, Any]] = []
     for length in map(int, asked.lengths.split(",")):
         for kind in ("memory", "decoder"):

@@ -24,7 +24,7 @@ TRANSFORMER_PAGE = Path("docs/transformer-results.md")
 STREAM_PAGE = Path("docs/stream-results.md")
 NONE = "–"
 _OURS = "redline"
-_ABOUT = ("op", "gpu", "torch", "triton", "copy_tb_per_s", "case", "arm")
+_ABOUT = ("op", "gpu", "torch", "triton", "copy_tb_per_s", "command", "case", "arm")
 _MEASURED = (
     "peak_bytes",
     "relative_error",
@@ -204,7 +204,8 @@ def transformer_page(root: Path) -> str:
     about = (
         "Each table is one run of one script, all arms of a case turn by turn in the same process. `share of a copy` "
         "is the rate of the bytes that must be moved against what copying a large tensor reached in that run; `memory` "
-        "is what the call needed beyond its inputs."
+        "is what the call needed beyond its inputs, and more than 100% of a copy is what a call that mostly reads can "
+        "reach. A run that was stopped by a time limit shows the cases that it got to."
     )
     return _page(root, "Operators, training and decoding, measured", about, ("text", "kernels"))
 
@@ -229,10 +230,10 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
         heading, script, section = SECTIONS.get(path.stem.partition("-")[0], usual)
         link = Path(os.path.relpath(path, STREAM_PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])
-        command = f"python {script} --out {path.name}" if script else f"redline bench lsd --save {path.name}"
+        where = f" in {Path(script).parent}" if script else ""
         parts += [
             f"## {heading}",
-            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · `{command}`",
+            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · `{rows[0]['command']}`{where}",
             section(rows),
         ]
     if len(parts) == 3:

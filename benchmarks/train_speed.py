@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import redline.training
 from redline.files import write_text
+from redline.logbook import command_line
 from redline.models.decoder.hugging_face import write_config
 from redline.nn.packing import Packing
 from redline.training.optimizers import step_unless
@@ -312,6 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     about: dict[str, Any] = {"gpu": "none" if given.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
     ceiling = matmul_flops_per_s(torch.device("cpu" if given.tiny else "cuda"))
     about["matmul_tflop_per_s"] = ceiling / 1e12
+    about["command"] = command_line(sys.argv)
     rows: list[dict[str, Any]] = []
     for length, count in TINY_SHAPES if given.tiny else SHAPES:
         if given.length and length not in given.length:

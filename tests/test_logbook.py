@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redline.logbook import Logbook, _command
+from redline.logbook import Logbook, command_line
 from redline.machine import Machine
 from redline.measurement import load_measurements
 from redline.objective import Objective
@@ -89,5 +89,5 @@ def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> No
         (["/home/me/run.py", "a b"], "python run.py 'a b'"),
     ],
 )
-def test_the_command_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
-    assert _command(words) == command
+def test_thecommand_line_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
+    assert command_line(words) == command

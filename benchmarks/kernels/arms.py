@@ -22,6 +22,7 @@ from torch import Tensor
 
 from redline.files import write_text
 from redline.graphed import CudaRecorder
+from redline.logbook import command_line
 
 Run = Callable[[], tuple[Tensor, ...]]
 
@@ -77,6 +78,7 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
 
     about = {"op": op, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     about["copy_tb_per_s"] = copy_rate()
+    about["command"] = command_line(sys.argv)
     rows: list[dict[str, object]] = []
     for case in cases():
         if arguments.only and arguments.only not in title(case):

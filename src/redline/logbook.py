@@ -133,13 +133,13 @@ class Logbook:
             digest=self.facts["digest"],
             sources=self.facts["sources"],
             run=self.run,
-            command=_command(sys.argv),
+            command=command_line(sys.argv),
             redline=VERSION,
             **values,
         )
 
 
-def _command(words: Sequence[str]) -> str:
+def command_line(words: Sequence[str]) -> str:
     """As it was typed, by whatever program, but for where things lie on this machine."""
     program, *others = (Path(word).name if word.startswith("/") else word for word in words)
     ours = Path(program).stem in ("redline", "__main__", "-c")

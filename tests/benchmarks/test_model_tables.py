@@ -28,7 +28,14 @@ def write(root: Path, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def kernel_row(arm: str, **values: Any) -> dict[str, Any]:
-    about = {"op": "swiglu", "gpu": "NVIDIA H200", "torch": "2.11", "triton": "3.6", "copy_tb_per_s": 4.0}
+    about = {
+        "op": "swiglu",
+        "gpu": "NVIDIA H200",
+        "torch": "2.11",
+        "triton": "3.6",
+        "copy_tb_per_s": 4.0,
+        "command": "python swiglu.py --out x",
+    }
     return {**about, "case": "forward", "rows": 8, "arm": arm, **values}
 
 
@@ -43,11 +50,13 @@ def test_ratios_come_from_the_rows_and_failures_are_shown(tmp_path: Path, tables
     text = tables.transformer_page(tmp_path)
     assert "| forward: rows 8 | **redline** | 1.5 ms | 1.5–1.5 | 1.00× | 75% | – | 1.00 GiB | 1.0e-03 |" in text
     assert "liger (not in a graph) | 3 ms | 3–3 | 2.00×" in text and "| eager | no room |" in text
+    assert "`python swiglu.py --out x` in benchmarks/kernels" in text
+    text = text[text.index("| case") :]
     assert text.index("redline") < text.index("liger") < text.index("no room")
 
 
 def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: ModuleType) -> None:
-    about = {"gpu": "NVIDIA H200", "torch": "2.11", "arm": "ours", "batch": 4, "parameters": 124e6}
+    about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "c", "arm": "ours", "batch": 4, "parameters": 124e6}
     training = {**about, "length": 2048, "tokens_per_s": 527530.2, "mfu": 0.674, "peak_bytes": 3 * 2**30}
     write(tmp_path, "text/train_speed.jsonl", [training, {**about, "length": 8192, "failure": "out of memory"}])
     decoding = {
@@ -62,7 +71,14 @@ def test_training_and_decoding_have_their_own_columns(tmp_path: Path, tables: Mo
     assert "| 2,048 × 4 | ours | **527,530** | 67.4% | 3.00 GiB | 124M |" in text
     assert "| 8,192 × 4 | ours | out of memory |" in text
     assert "| 4 | ours | **0.966** | 1,036 | 19.5 ms of 128 tokens | 2.0e-02 | 0.12B |" in text
-    long = {"gpu": "NVIDIA H200", "torch": "2.11", "arm": "redline memory", "length": 8192, "ms_per_token": 0.4}
+    long = {
+        "gpu": "NVIDIA H200",
+        "torch": "2.11",
+        "command": "c",
+        "arm": "redline memory",
+        "length": 8192,
+        "ms_per_token": 0.4,
+    }
     long |= {"state_bytes": 3 * 2**20, "peak_bytes": 5 * 2**20, "prefill_tokens_per_s": 1e6}
     write(tmp_path, "text/long_context.jsonl", [long])
     expected = "| 8,192 | redline memory | 3.0 MiB | 5.0 MiB | 1,000,000 tokens/s | 0.400 |"
@@ -81,7 +97,14 @@ def test_live_rows_are_held_against_plain_ones(tmp_path: Path, tables: ModuleTyp
     def live(name: str, rate: float, **values: Any) -> dict[str, Any]:
         shape = {"size": "tiny", "side": 64, "steps": 2, "frames": 500}
         times = dict.fromkeys(("model_ms", "p50_ms", "p95_ms", "p99_ms"), 1.5)
-        row = {"gpu": "NVIDIA H200", "torch": "2.11", "shape": shape, "arm": {"name": name}, "frames_per_s": rate}
+        row = {
+            "gpu": "NVIDIA H200",
+            "torch": "2.11",
+            "command": "c",
+            "shape": shape,
+            "arm": {"name": name},
+            "frames_per_s": rate,
+        }
         rest = {"peak_bytes": 2**30, "failure": "", "least_psnr_db": None, "mean_psnr_db": None}
         return {**row, **times, **rest, **values}
 

@@ -1,6 +1,7 @@
 """`redline bench lsd`: the live model by size and precision, timed as a stream is."""
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import parse_shape
 from redline.errors import RedlineError
 from redline.files import write_text
+from redline.logbook import command_line
 from redline.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
 from redline.plan import Plan
@@ -32,6 +34,7 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
     rows: list[Row] = []
     machine = Machine.detect(str(where))
     about = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
+    about["command"] = command_line(sys.argv)
     with progress.status("starting …") as status:
         for shape in shapes:
             for row in measure(shape, arms, where, say=lambda text: status.update(f"{text} …")):
