@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from redline.errors import WorkloadError
 from redline.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 
-# An address that begins so names the settings file of a training.
+# An address that begins so names the settings of a training: a file, or bundled ones.
 TRAINING = "train:"
 Inputs = Any  # a tensor, a tuple (positional) or a dict (by name)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -115,7 +115,7 @@ def _describe(error: BaseException) -> str:
 
 
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
-    """Finds `module:function`, `file.py:function` or a bundled name, and calls it with the options (a shape)."""
+    """Finds `module:function`, `file.py:function`, `train:CONFIG` or a bundled name; calls it with a shape."""
     options = dict(options or {})
     function = find_function(address)
     accepted = inspect.signature(function).parameters
@@ -148,8 +148,8 @@ def find_function(address: str) -> Callable[..., Any]:
     if not colon or not place or not name:
         bundled = ", ".join(BUNDLED)
         raise WorkloadError(
-            f"no workload {address!r}: write module:function, file.py:function, train:CONFIG.toml, or one of the "
-            f"bundled ones ({bundled})."
+            f"no workload {address!r}: write module:function, file.py:function, train:CONFIG.toml, train:decoder-tiny, "
+            f"or one of the bundled ones ({bundled})."
         )
     module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
     function = getattr(module, name, None)

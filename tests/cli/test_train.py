@@ -2,11 +2,13 @@
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import redline.cli
 from redline.machine import Machine
 from redline.training.journal import read_journal
 from redline.training.loop import Progress
+from redline.training.text.tokenizer import byte_tokenizer
 
 from .conftest import Seen
 
@@ -44,6 +47,15 @@ ema_decay = 0.9
 precision = "fp32"
 log_every = 1
 validate_every = 3
+"""
+# With a tokenizer that is there, nothing is read before the shards are begun.
+LOADED = """
+sources = ["bad.jsonl"]
+length = 24
+shards = "a/b"
+[tokenizer]
+file = "bytes.json"
+end = "a"
 """
 
 
@@ -166,6 +178,9 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
         ('sources = ["text"]', 'sources = ["empty.txt"]', "the corpus is empty: 'empty.txt' holds no text"),
         ('precision = "fp32"', 'precision = "fp8"', "cannot be had here"),
         ("vocabulary = 270", 'file = "absent.json"', "there is no tokenizer 'absent.json'"),
+        ('sources = ["text"]', 'sources = ["short.txt"]', "tokens do not fill one row of 24"),
+        ('sources = ["text"]', 'sources = ["same.jsonl"]', "too few documents differ"),
+        (SETTINGS.partition("[data]")[2].partition("[training]")[0], LOADED, "line 2 of 'bad.jsonl' is not JSON"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
         ("steps = 6", 'steps = 6\nplan = "tf32"', "the plan's tf32 cannot be had here"),
     ],
@@ -175,6 +190,10 @@ def test_what_cannot_be_is_one_sentence(
     command: Callable[..., Seen], here: Path, old: str, new: str, words: str
 ) -> None:
     (here / "empty.txt").write_text(" \n")
+    (here / "short.txt").write_text("all of it")
+    (here / "same.jsonl").write_text('{"text": "again and again and again"}\n' * 9)
+    (here / "bad.jsonl").write_text('{"text": "good"}\n{"text": bad}\n')
+    (here / "bytes.json").write_text(byte_tokenizer())
     change(here, old, new)
     before = {path.name for path in here.iterdir()}
     seen = train(command, "--out", "x")
@@ -212,16 +231,53 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
                 signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(module, "_Line", Interrupting)
-    stopped = train(command, "--out", "x")
-    assert stopped.code == 130 and "redline train tiny.toml --out x --resume" in stopped.err
+    change(here, 'sources = ["text"]', "")
+    usual = ("--source", "text", "--source", "a text/b.txt", "--steps", "7")
+    (here / "a text").mkdir()
+    (here / "a text" / "b.txt").write_text(SENTENCE)
+    stopped = train(command, *usual, "--out", "x")
+    again = stopped.err.partition("go on with: ")[2].splitlines()[0]
+    given = "--source text --source 'a text/b.txt' --steps 7 --device cpu"
+    assert stopped.code == 130 and again == f"redline train tiny.toml {given} --out x --resume"
     assert not (here / "x" / "model").exists()
     monkeypatch.setattr(module, "_Line", line)
-    seen = train(command, "--out", "x", "--resume", "--json")
-    assert seen.code == 0 and seen.json()["steps"] == 6
-    assert train(command, "--out", "whole").code == 0 and losses(here / "x") == losses(here / "whole")
+    seen = command(*shlex.split(again)[1:], "--json")
+    assert seen.code == 0 and seen.json()["steps"] == 7
+    assert train(command, *usual, "--out", "whole").code == 0 and losses(here / "x") == losses(here / "whole")
+
+
+def test_one_file_is_split_by_position(command: Callable[..., Seen], here: Path) -> None:
+    (here / "one.txt").write_text(" ".join(random.Random(4).choices(WORDS, k=700)))
+    seen = train(command, "--source", "one.txt", "--out", "x", "--json")
+    assert seen.code == 0 and seen.json()["figures"]["validation_loss"] > 0, seen.err
+    assert "one document" in seen.err and "its end" in seen.err and "is kept for validation" in seen.err
+    assert train(command, "--source", "one.txt", "--out", "x", "--steps", "8", "--resume").code == 0
 
 
 def test_the_word_text_may_be_written(command: Callable[..., Seen], here: Path) -> None:
     assert command("train", "text", "tiny.toml", "--device", "cpu", "--steps", "1", "--out", "x").code == 0
     seen = command("train", "absent")
     assert seen.code == 2 and "there are no settings 'absent'" in seen.err and "decoder-tiny" in seen.err
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_this_machine_emulates_is_said_in_sentences(
+    command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a CPU that lists fp16 and has no fast products in it."""
+    known = Machine.detect("cpu").cache_path
+    rates = {"fp32": 1e12, "bf16": 1e9, "fp16": 1e9}
+    known.write_text(json.dumps({"bytes_per_s": 1e11, "matmul_flops_per_s": rates, "convolution_flops_per_s": rates}))
+    real = Machine.detect
+
+    def listing(device: str = "auto") -> Machine:
+        return replace(real(device), hardware_dtypes=("fp32", "bf16", "fp16"))
+
+    monkeypatch.setattr(Machine, "detect", listing)
+    change(here, 'precision = "fp32"', 'precision = "fp16"\noptimizer = "muon"')
+    seen = train(command, "--steps", "2", "--out", "x")
+    said = " ".join(seen.err.split())
+    assert seen.code == 0 and "this training computes in fp32." in said and "precision fp32" in said
+    assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
+    assert "muon computes in bf16" in said and "adamw is faster here" in said
+    assert "Warning" not in said and ".py:" not in said and "frame #" not in said

@@ -106,6 +106,26 @@ def test_the_changelog_and_the_concepts_know_every_rung_and_verdict() -> None:
     assert all(f"| `{verdict}` |" in concepts for verdict in VERDICTS)
 
 
+def test_every_operator_and_every_bundled_setting_has_its_place() -> None:
+    operators = {path.parent.name for path in (ROOT / "src" / "redline" / "ops").glob("*/__init__.py")}
+    headings = " ".join(_HEADING.findall((DOCS / "ops.md").read_text(encoding="utf-8")))
+    assert {name for name in operators if f"`{name}`" not in headings} == set()
+    page = (DOCS / "commands" / "train.md").read_text(encoding="utf-8")
+    bundled = {path.stem for path in (ROOT / "src" / "redline" / "training" / "configs").glob("*.toml")}
+    assert {name for name in bundled if f"`{name}`" not in page and f" {name} " not in page} == set()
+
+
+def test_every_setting_of_a_model_is_on_its_page() -> None:
+    from redline.training.text.architectures import ARCHITECTURES
+
+    page = (DOCS / "commands" / "train.md").read_text(encoding="utf-8")
+    memory = next(part for part in page.split("\n\n") if part.startswith('With `kind = "memory"`'))
+    for kind, settings in ARCHITECTURES.items():
+        for name in settings.__dataclass_fields__:
+            there = f"`{name}`" in memory if kind == "memory" else f"\n{name} = " in page
+            assert there, f"train.md does not tell of {name} of a {kind} model"
+
+
 def test_every_metric_is_explained() -> None:
     from redline.metrics import METRICS
 

@@ -1,6 +1,10 @@
-"""Small models that learn to recall on a CPU, with memory and without."""
+"""Small models that learn to recall on a CPU, with memory and without.
+
+A model with memory trains until it recalls, the same without memory for exactly as many steps.
+"""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,30 +15,47 @@ from redline.recall import Recall, accuracy
 SMALL = TitanConfig(vocabulary=64, width=48, layers=2, heads=2, segment=8, window_segments=1, memory_chunk=64)
 NEURAL = replace(SMALL, attention_every=0, memory_heads=1)
 WINDOW = replace(SMALL, attention_every=1)
+STEPS = 200
+# Questions to stop a training by, which are not those that it is judged by.
+_PRACTICE, _EXAM = 77, 99
 
 
 def learned(
-    config: TitanConfig, task: Recall, length: int, steps: int, batch: int, rate: float, score_after: int | None = None
-) -> TitanModel:
+    config: TitanConfig,
+    task: Recall,
+    length: int,
+    batch: int,
+    rate: float,
+    score_after: int | None = None,
+    steps: int = STEPS,
+    enough: Callable[[TitanModel], bool] = lambda model: False,
+) -> tuple[TitanModel, int]:
+    """The model, and how many steps it took: at most `steps` of a schedule over `STEPS`, whoever learns."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     model = TitanModel(replace(config, vocabulary=task.vocabulary))
     optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.95), weight_decay=0.1)
-    for step in range(steps):
+    done = 0
+    while done < steps and not (done and done % 20 == 0 and enough(model)):
         for group in optimizer.param_groups:
-            group["lr"] = rate * min(1, (step + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-        if score_after is not None and step >= score_after:
+            group["lr"] = rate * min(1, (done + 1) / 20) * (0.55 + 0.45 * math.cos(math.pi * done / STEPS))
+        if score_after is not None and done >= score_after:
             model.score_weight = 0.1
         sample = task.sample(generator, batch, length)
         optimizer.zero_grad()
         model.loss(sample.tokens_BS, sample.targets_BS).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return model.eval()
+        done += 1
+    return model.eval(), done
 
 
 def recalled(model: TitanModel, task: Recall, length: int, samples: int = 32) -> float:
-    return accuracy(model, task.sample(torch.Generator().manual_seed(99), samples, length))
+    return accuracy(model, task.sample(torch.Generator().manual_seed(_EXAM), samples, length))
+
+
+def practised(model: TitanModel, task: Recall, length: int, samples: int = 16) -> float:
+    return accuracy(model, task.sample(torch.Generator().manual_seed(_PRACTICE), samples, length))
 
 
 def with_slots(model: TitanModel, slots: int) -> TitanModel:

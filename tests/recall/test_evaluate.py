@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.decoder import Decoder, DecoderConfig
-from redline.models.memory import TitanConfig, TitanModel
+from redline.models.memory import MemoryState, TitanConfig, TitanModel
 from redline.recall import Mqar, Needle, Passkey, Recall, describe, evaluate, loss_by_position, make_task, task_in
 from redline.recall import reading as reading_module
 from redline.recall.passkey import KINDS
@@ -33,10 +34,12 @@ def load_bytes() -> Any:
 class Seen:
     """A cache that is simply the text."""
 
-    bytes = 17
-
     def __init__(self, batch: int) -> None:
         self.rows: list[list[int]] = [[] for _ in range(batch)]
+
+    @property
+    def bytes(self) -> int:
+        return 8 * sum(map(len, self.rows))
 
 
 class Answering:
@@ -97,7 +100,7 @@ def test_symbols_that_are_looked_up_are_all_right_and_guessed_ones_are_not(task:
     rows = evaluate(FirstFollower(), [task], [40, 91], samples=7, batch=3)
     assert [(row.length, row.accuracy) for row in rows] == [(40, 1.0), (91, 1.0)]
     assert {row.asked for row in rows} == {7 * (5 if isinstance(task, Mqar) else 3)}
-    assert all(row.state_bytes == 17 and row.seconds > 0 for row in rows)
+    assert all(row.state_bytes == 8 * row.length and row.seconds > 0 for row in rows)
     assert all(row.accuracy < 0.15 for row in evaluate(FirstFollower(spoil=1.0), [task], [40, 91], 20))
     (half,) = evaluate(FirstFollower(spoil=0.5), [task], [40], 60)
     assert 0.3 < half.accuracy < 0.7
@@ -175,13 +178,13 @@ def test_pieces_are_as_good_as_a_whole(make: Any, monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         whole = model(tokens)
         parts = list(pieces(model, tokens))
-    assert [begin for begin, _ in parts] == [0, 32, 64, 96]
-    torch.testing.assert_close(torch.cat([logits for _, logits in parts], 1), whole, atol=2e-5, rtol=1e-4)
+    assert [begin for begin, _, _ in parts] == [0, 32, 64, 96]
+    torch.testing.assert_close(torch.cat([logits for _, logits, _ in parts], 1), whole, atol=2e-5, rtol=1e-4)
     for first in (7, 90):  # anywhere, and at the end alone
         asked = torch.zeros(3, 109, dtype=torch.bool)
         asked[:, first:] = torch.rand(3, 109 - first) < 0.5
         asked[1, first] = True
-        assert torch.equal(predict(model, tokens, asked), whole.argmax(-1)[asked])
+        assert torch.equal(predict(model, tokens, asked).tokens, whole.argmax(-1)[asked])
 
 
 def test_logits_of_a_piece_fit_in_memory_whatever_the_vocabulary() -> None:
@@ -197,11 +200,34 @@ def test_what_is_held_grows_with_the_text_in_a_decoder_and_not_in_a_memory_model
     def held(model: Any) -> list[int]:
         return [row.state_bytes for row in evaluate(model, [task], [30, 150], 2)]
 
-    short, long = held(memory_model(memory_slots=4))
-    assert short == long > 0
+    model = memory_model(memory_slots=4)
+    short, long = held(model)
+    assert short == long == model.new_state(1).bytes
     short, long = held(decoder())
     assert long > 2 * short
     assert long == decoder().new_cache(1, 150).bytes
+
+
+class Hoarding(TitanModel):
+    """Remembers one more number for every piece of a text."""
+
+    def advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        logits, after = super().advance(tokens_BS, replace(state, position_B=state.position_B[..., -1]))
+        seen_BN = state.position_B.view(len(tokens_BS), -1)
+        return logits, replace(after, position_B=torch.cat([seen_BN, after.position_B[:, None]], 1))
+
+    def new_state(self, batch: int = 1) -> MemoryState:
+        state = super().new_state(batch)
+        return replace(state, position_B=state.position_B[:, None])
+
+
+def test_a_state_that_grows_is_seen_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held is measured after the text was read; a fresh state would be as small for any text."""
+    monkeypatch.setattr(reading_module, "PIECE", 16)
+    model = Hoarding(TitanConfig(23, 16, 2, 2, segment=8, attention_every=2, memory_chunk=8)).eval()
+    task = Mqar(symbols=20, pairs=3, questions=30)
+    short, long = (row.state_bytes for row in evaluate(model, [task], [96, 192], 3, batch=2))
+    assert long - short == 8 * (192 - 96) // 16
 
 
 @pytest.mark.parametrize("make", [memory_model, decoder], ids=["memory", "decoder"])
@@ -249,6 +275,10 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"lengths": [300]}, "a text of 300 tokens is longer than the model's context of 200"),
         ({"lengths": [0]}, "a length is 1 token or more"),
         ({"samples": 0}, "1 sample or more"),
+        ({"batch": -3}, "a batch is 1 text or more, not -3"),
+        ({"batch": 0}, "a batch is 1 text or more, not 0"),
+        ({"seed": 10**23}, f"a seed is a whole number from 0 to {2**63 - 1}, not {10**23}"),
+        ({"seed": -1}, "a seed is a whole number from 0"),
         ({"tasks": [Passkey()]}, "passkey is asked in text, and the model has no tokenizer.json"),
         ({"tasks": [Mqar()]}, "mqar has 64 symbols, and the model's vocabulary is 23"),
         ({"tasks": [Passkey()], "tokenizer": load_bytes()}, "a needle and its question need"),

@@ -132,15 +132,19 @@ def test_a_write_that_breaks_off_leaves_the_last_one(
     assert kept.load(state()).step == 3 and [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
 
 
-def test_a_device_that_takes_no_more_bytes(tmp_path: Path) -> None:
-    """The real thing: the kernel refuses to let the file grow."""
-    kept, before = Checkpoints(tmp_path, keep=1), resource.getrlimit(resource.RLIMIT_FSIZE)
-    kept.save(state(), Position(1))
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, before[1]))
-        with pytest.raises(RedlineError, match="cannot write the checkpoint .*; 'step-000000001.pt' is untouched"):
-            kept.save(state(), Position(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    (only,) = tmp_path.iterdir()
-    assert kept.load(state()).step == 1 and only.name == "step-000000001.pt"
+def test_a_disk_that_fills_up_is_said_plainly(tmp_path: Path) -> None:
+    """A real limit of the system in the middle of torch's own writing, wherever in it that falls."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(tmp_path)
+    model = nn.Linear(300, 300)
+    state = State(model, None, torch.optim.AdamW(model.parameters()), Arithmetic(), {})
+    whole = checkpoints.save(state, Position(1)).read_bytes()
+    for limit in (100, 20_000, len(whole) - 70_000, len(whole) - 500, len(whole) - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            with pytest.raises(RedlineError, match=r"pt': File too large; 'step-000000001.pt' is untouched\.$"):
+                checkpoints.save(state, Position(2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole], limit
+    assert checkpoints.load(state).step == 1

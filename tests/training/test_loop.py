@@ -107,6 +107,25 @@ def test_a_finished_one_is_not_trained_further(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in (tmp_path / FOLDER).iterdir()} == saved
 
 
+def test_it_is_judged_at_its_end_and_not_where_it_was_stopped(tmp_path: Path) -> None:
+    def judged(folder: str) -> list[int]:
+        return [entry["step"] for entry in read_journal(tmp_path / folder / "journal.jsonl") if entry.get("validation")]
+
+    task = Lines()
+    whole = train(task, settings(steps=50), tmp_path / "whole", CPU)
+    assert judged("whole") == [20, 40, 50]
+    assert whole.figures == task.validate(whole.model.eval())
+    stopped = train(Lines(), settings(steps=50), tmp_path / "parts", CPU, tell=interrupt_at(28))
+    assert stopped.interrupted and judged("parts") == [20]
+    resumed = train(Lines(), settings(steps=50), tmp_path / "parts", CPU, resume=True)
+    assert judged("parts") == [20, 40, 50] and resumed.figures == whole.figures
+    # What was judged at its end goes on as if it had not been.
+    longer, all_at_once = (train(Lines(), settings(), tmp_path / name, CPU, name == "parts") for name in ("parts", "x"))
+    assert longer.position.step == all_at_once.position.step == 60
+    train(Lines(), settings(), tmp_path / "parts", CPU, resume=True)
+    assert judged("parts") == [20, 40, 50, 60]
+
+
 def test_a_training_is_not_written_over(tmp_path: Path) -> None:
     train(Lines(), settings(steps=3), tmp_path, CPU)
     with pytest.raises(RedlineError, match="holds a training already"):

@@ -134,7 +134,8 @@ def test_bf16_without_hardware_is_said_and_with_it_is_used(
     with pytest.warns(UserWarning, match="cpu has no bf16 in hardware"):
         task = DrctTask(half, CPU)
     assert task.precision == "fp32" and task.loss(0).item() == exact
-    monkeypatch.setattr(precision.Machine, "detect", lambda device: type("New", (), {"hardware_dtypes": ("bf16",)}))
+    new = type("New", (), {"hardware_dtypes": ("bf16",), "is_cuda": True})
+    monkeypatch.setattr(precision.Machine, "detect", lambda device: new)
     task = DrctTask(half, CPU)
     assert task.precision == "bf16" and task.loss(0).item() != exact
     assert task.loss(0).item() == pytest.approx(exact, rel=0.05)

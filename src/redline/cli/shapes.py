@@ -4,7 +4,7 @@ from typing import Any
 
 from redline.errors import RedlineError
 
-WORKLOAD_HELP = "module:function, file.py:function, or a bundled name (see `redline rungs --workloads`)."
+WORKLOAD_HELP = "module:function, file.py:function, train:CONFIG, or a bundled name (see `redline rungs --workloads`)."
 
 
 def parse_shape(text: str) -> dict[str, Any]:

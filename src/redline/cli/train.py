@@ -5,6 +5,9 @@
 
 import shlex
 import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,8 +55,21 @@ train = typer.Typer(
 
 
 @train.callback()
-def _train() -> None:
+def _train(context: typer.Context) -> None:
     """Train a model, from a settings file to weights and a page about them."""
+    context.with_resource(_warnings_as_sentences())
+
+
+@contextmanager
+def _warnings_as_sentences() -> Iterator[None]:
+    """A warning is for the reader, who has no use for the line of the program that it came from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        yield
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    progress.print(f"[yellow]{escape((str(message).splitlines() or [''])[0])}[/]", highlight=False)
 
 
 @train.command("text")
@@ -84,7 +100,8 @@ def train_text(
         status.update("the first steps …")
         outcome, result = run_text(task, folder, where, resume, _Line(status), _say)
     if result is None:
-        _stopped(outcome, f"redline train {config} --out {folder} --resume")
+        given = {"--source": source or [], "--steps": [steps], "--time": [time_limit]}
+        _stopped(outcome, _again([config], given, device, folder))
     elif as_json:
         position = outcome.position
         about = {"steps": position.step, "elapsed_s": position.elapsed_s, "skipped": position.skipped}
@@ -103,9 +120,17 @@ def _say(sentence: str) -> None:
     progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
 
 
+def _again(what: list[str], given: Mapping[str, Iterable[object]], device: str, folder: Path) -> str:
+    """The command that goes on where this one stopped, with all that was said to it."""
+    given = {**given, "--device": [device if device != "auto" else None]}
+    words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
+    return shlex.join(["redline", "train", *what, *words, "--out", str(folder), "--resume"])
+
+
 def _stopped(outcome: Outcome, again: str) -> None:
     step = outcome.position.step
-    progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False)
+    # Not folded, so that the command can be copied.
+    progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False, soft_wrap=True)
     raise typer.Exit(130)
 
 
@@ -148,9 +173,7 @@ def train_drct(
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--start": [start]}
             given |= {"--steps": [steps], "--time": [time_limit]}
-            words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
-            again = ["redline", "train", "drct", config, *words, "--out", str(folder), "--resume"]
-            _stopped(outcome, shlex.join(again))
+            _stopped(outcome, _again(["drct", config], given, device, folder))
         status.update("scoring …")
         result = write_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)

@@ -1,7 +1,7 @@
 """Activations that are thrown away in the forward pass and computed again in the backward pass.
 
-`selective` keeps the results of the dear operations (products, convolutions, attention) and computes only the cheap
-pointwise rest again.
+`selective` keeps the results of the dear operations (products, convolutions, attention, memory) and computes only the
+cheap pointwise rest again.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 GRANULARITIES = ("block", "layer", "selective")
 
-# The operations whose results are worth their memory: everything else is pointwise or a small reduction.
+# The operations whose results are worth their memory: everything else is pointwise or a small reduction. Our own are
+# named as their triton.py registers them, which is not imported here: only a GPU needs it.
 DEAR = (
     "mm",
     "addmm",
@@ -27,6 +28,16 @@ DEAR = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
+    "torch_attn::_varlen_attn",
+    "flex_attention",
+    "redline::gated_delta_rule",
+    "redline::titans_memory",
+    "redline::window_attention",
+    "redline::linear_cross_entropy",
+    "redline::linear_cross_entropy_rows",
+    "redline::small_matmul",
+    "redline::int8_matmul",
+    "redline::weight_only_matmul",
 )
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.recall.passkey import Passkey
-from redline.recall.reading import Cached, pieces, predict, state_bytes
+from redline.recall.reading import Cached, pieces, predict
 from redline.recall.task import IGNORED, Recall, Sample
 from redline.recall.tasks import name_of
 from redline.recall.text_needles import tokenized_sample
@@ -19,12 +19,17 @@ from redline.recall.text_needles import tokenized_sample
 _TOKENS = 2**16
 # Up to this many tokens seen, positions are one bucket.
 _FIRST_BUCKET = 64
+# What torch's generators take.
+_SEEDS = 2**63
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RecallRow:
-    """`asked` counts what `accuracy` is a share of: symbols, or whole answers in text."""
+    """`asked` counts what `accuracy` is a share of: symbols, or whole answers in text.
+
+    `state_bytes` is what was held of one text once it was read.
+    """
 
     task: str
     length: int
@@ -56,7 +61,8 @@ def evaluate(
     tell: Tell = lambda said: None,
 ) -> list[RecallRow]:
     """Every task at every length, on the same fresh samples for every model; everything is checked at first."""
-    _check(model, tasks, lengths, samples, tokenizer)
+    _check_counts(samples, batch, seed)
+    _check(model, tasks, lengths, tokenizer)
     return [
         _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, tell)
         for task in tasks
@@ -64,9 +70,16 @@ def evaluate(
     ]
 
 
-def _check(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], samples: int, tokenizer: Any) -> None:
+def _check_counts(samples: int, batch: int | None, seed: int) -> None:
     if samples < 1:
         raise ModelError(f"1 sample or more is asked for, not {samples}.")
+    if batch is not None and batch < 1:
+        raise ModelError(f"a batch is 1 text or more, not {batch}.")
+    if not 0 <= seed < _SEEDS:
+        raise ModelError(f"a seed is a whole number from 0 to {_SEEDS - 1}, not {seed}.")
+
+
+def _check(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
     for length in lengths:
         if length < 1:
             raise ModelError(f"a length is 1 token or more, not {length}.")
@@ -98,14 +111,14 @@ def _row(
     name, begun = name_of(task), time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     most = batch or max(1, _TOKENS // length)
-    right = asked = 0
+    right = asked = held = 0
     for done in range(0, samples, most):
         tell(f"{name} at {length:,} tokens: {done} of {samples}")
         drawn = _sample(task, tokenizer, generator, min(most, samples - done), length, model.vocabulary)
-        scores = _right(model, drawn, device, whole=isinstance(task, Passkey))
+        scores, held = _right(model, drawn, device, whole=isinstance(task, Passkey))
         right, asked = right + int(scores.sum()), asked + len(scores)
     seconds = time.perf_counter() - begun
-    return RecallRow(name, length, right / asked, asked, state_bytes(model, length), seconds)
+    return RecallRow(name, length, right / asked, asked, held, seconds)
 
 
 def _sample(
@@ -116,16 +129,16 @@ def _sample(
     return task.sample(generator, batch, length)
 
 
-def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> torch.Tensor:
-    """Whether each asked token was right; with `whole`, whether all of each text's were."""
+def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> tuple[torch.Tensor, int]:
+    """Whether each asked token was right (with `whole`, whether all of each text's were), and the bytes held of one."""
     asked_BS = sample.targets_BS != IGNORED
-    found = predict(model, sample.tokens_BS.to(device), asked_BS.to(device)).cpu()
-    right = found == sample.targets_BS[asked_BS]
+    found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
+    right = found.cpu() == sample.targets_BS[asked_BS]
     if not whole:
-        return right
+        return right, held
     wrong_BS = torch.zeros_like(asked_BS)
     wrong_BS[asked_BS] = ~right
-    return ~wrong_BS.any(1)
+    return ~wrong_BS.any(1), held
 
 
 @torch.no_grad()
@@ -151,7 +164,7 @@ def loss_by_position(
         tell(f"loss of {length:,} tokens: {first} of {rows}")
         part = text[first * length : min(first + most, rows) * length + 1].to(device)
         inputs, targets = part[:-1].view(-1, length), part[1:].view(-1, length)
-        for begin, logits in pieces(model, inputs):
+        for begin, logits, _ in pieces(model, inputs):
             wanted = targets[:, begin : begin + logits.shape[1]]
             losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
             totals[begin : begin + wanted.shape[1]] += losses.view_as(wanted).double().sum(0).cpu()

@@ -7,7 +7,7 @@ Shapes: B texts of S tokens, vocabulary V.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -52,36 +52,50 @@ class Headed(Protocol):
     def hidden(self, tokens_BS: Tensor) -> Tensor: ...
 
 
-def state_bytes(model: Cached, length: int) -> int:
-    """What is held between tokens for one text of this length."""
-    return model.new_cache(1, length).bytes
+class Piece(NamedTuple):
+    """Where a piece begins, its logits (B, piece, V), and the state or cache that was held after it, if any was."""
+
+    begin: int
+    logits: Tensor
+    held: Any
+
+
+class Answers(NamedTuple):
+    """The likeliest next token at every asked place, in the mask's order; −1 where logits are not finite.
+
+    `state_bytes` is what was held of one text after its last token.
+    """
+
+    tokens: Tensor
+    state_bytes: int
 
 
 @torch.no_grad()
-def predict(model: Cached, tokens_BS: Tensor, asked_BS: Tensor) -> Tensor:
-    """The likeliest next token at every asked place, in the mask's order; −1 where logits are not finite."""
+def predict(model: Cached, tokens_BS: Tensor, asked_BS: Tensor) -> Answers:
+    batch, length = tokens_BS.shape
     first = int(asked_BS.any(0).nonzero()[0])
-    ending = tokens_BS.shape[1] - first <= _ENDING
-    found_BS = torch.full_like(tokens_BS, -1)
-    for begin, logits in _endings(model, tokens_BS, first) if ending else pieces(model, tokens_BS):
-        likeliest = logits.argmax(-1).masked_fill(~logits.isfinite().all(-1), -1)
-        found_BS[:, begin : begin + logits.shape[1]] = likeliest
-    return found_BS[asked_BS]
+    found_BS, held = torch.full_like(tokens_BS, -1), None
+    for piece in _endings(model, tokens_BS, first) if length - first <= _ENDING else pieces(model, tokens_BS):
+        likeliest = piece.logits.argmax(-1).masked_fill(~piece.logits.isfinite().all(-1), -1)
+        found_BS[:, piece.begin : piece.begin + piece.logits.shape[1]] = likeliest
+        held = piece.held
+    # A model that read the whole text at once held nothing between tokens: to go on, it would need its cache.
+    held_bytes = model.new_cache(1, length).bytes if held is None else held.bytes // batch
+    return Answers(found_BS[asked_BS], held_bytes)
 
 
-def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Where a piece begins, and its logits (B, piece, V)."""
+def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[Piece]:
     batch, length = tokens_BS.shape
     size = piece_size(batch, model.vocabulary)
     if isinstance(model, Advancing):
         state = model.new_state(batch)
         for begin in range(0, length, size):
             logits, state = model.advance(tokens_BS[:, begin : begin + size], state)
-            yield begin, logits
+            yield Piece(begin, logits, state)
     elif _is_headed(model):
         hidden = model.hidden(tokens_BS)
         for begin in range(0, length, size):
-            yield begin, model.head(hidden[:, begin : begin + size])
+            yield Piece(begin, model.head(hidden[:, begin : begin + size]), None)
     else:
         raise ModelError(f"a {type(model).__name__} gives no logits in pieces.")
 
@@ -97,7 +111,7 @@ def piece_size(batch: int, vocabulary: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[tuple[int, Tensor]]:
+def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[Piece]:
     """Logits (B, 1, V) of the tokens from `first` on; what comes before is only taken in."""
     batch, length = tokens_BS.shape
     cache = model.new_cache(batch, length)
@@ -109,4 +123,4 @@ def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[tuple[int
     for begin in range(0, first, PIECE):
         take(begin, min(begin + PIECE, first))
     for place in range(first, length):
-        yield place, take(place, place + 1)[:, None]
+        yield Piece(place, take(place, place + 1)[:, None], cache)

@@ -30,7 +30,9 @@ from redline.rung import Rung, Stage, option
 _FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # int8 has one scale for this many neighbours, so that an outlier costs its neighbours alone.
 _GROUP = 256
-_FP8_MAX = 448.0
+# The largest number of each scaled format stands for infinity (a mask holds it), and the next for the largest value.
+_INFINITY = {"fp8": 448.0, "int8": 127.0}
+_LARGEST = {"fp8": 416.0, "int8": 126.0}
 
 
 @dataclass
@@ -46,19 +48,24 @@ class Packed:
     def of(cls, flat: Tensor, form: str) -> "Packed":
         if form == "bf16":
             return cls(flat.to(torch.bfloat16), None, flat.numel(), flat.dtype)
-        wide = flat.float()
-        if form == "fp8":
-            scale = (wide.abs().amax() / _FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
-            values = (wide / scale).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-            return cls(values, scale, flat.numel(), flat.dtype)
-        groups = nn.functional.pad(wide, (0, -flat.numel() % _GROUP)).view(-1, _GROUP)
-        scale = (groups.abs().amax(1, keepdim=True) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-        return cls((groups / scale).round().to(torch.int8), scale, flat.numel(), flat.dtype)
+        # One scale for all of fp8, which has an exponent of its own.
+        wide = flat.float().view(1, -1)
+        if form == "int8":
+            wide = nn.functional.pad(wide, (0, -flat.numel() % _GROUP)).view(-1, _GROUP)
+        # Infinities need no scale, and nothing is asked of the device on the way; NaN spreads over its group.
+        largest = wide.abs().masked_fill_(wide.isinf(), 0.0).amax(1, keepdim=True)
+        scale = (largest / _LARGEST[form]).clamp_min(torch.finfo(torch.float32).tiny)
+        steps = (wide / scale).clamp_(-_INFINITY[form], _INFINITY[form])
+        values = (steps.round_() if form == "int8" else steps).to(_FORMATS[form])
+        return cls(values, scale, flat.numel(), flat.dtype)
 
     def flat(self) -> Tensor:
         if self.scale is None:
             return self.values.to(self.dtype)
-        return (self.values.float() * self.scale).view(-1)[: self.count].to(self.dtype)
+        steps = self.values.float()
+        infinity = _INFINITY["int8" if self.values.dtype is torch.int8 else "fp8"]
+        wide = torch.where(steps.abs() == infinity, steps * torch.inf, steps * self.scale)
+        return wide.view(-1)[: self.count].to(self.dtype)
 
     @property
     def nbytes(self) -> int:

@@ -156,14 +156,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class _Hashing:
-    """Writes through to a file, and knows the checksum of what went by."""
+    """Writes through to a file, and knows the checksum of what went by, and what kept it from being written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.hash = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.hash.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -172,7 +177,13 @@ class _Hashing:
 def _write(file: BinaryIO, content: dict[str, Any]) -> None:
     file.write(_MAGIC + bytes(_DIGEST_BYTES))
     hashing: Any = _Hashing(file)
-    torch.save(content, hashing)
+    try:
+        torch.save(content, hashing)
+    except RuntimeError:
+        # Torch ends its archive even so, and what it then raises hides what the system said.
+        if hashing.error is not None:
+            raise hashing.error from None
+        raise
     file.seek(len(_MAGIC))
     file.write(hashing.hash.digest())
     file.flush()

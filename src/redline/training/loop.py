@@ -7,6 +7,7 @@ in a row end the training, with a good checkpoint on disk.
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,9 @@ def train(
     state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
     before = checkpoints.load(state) if resume else Position()
     loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s)
-    with unadvised(), stop_requests() as stop:
+    with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
+        # A page of C++ for what is said in a sentence when the training begins.
+        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
         interrupted = loop.run(lambda: stop.requested)
     return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted)
 
@@ -106,7 +109,7 @@ class _Loop:
         self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
         self._base_s, self._began_s = before.elapsed_s, clock()
-        self.figures: dict[str, float] = self._last_figures()
+        self.figures, self._judged = self._last_figures()
         # On the device: sums of losses and norms and the count of good steps; skipped ones in a row, and at most.
         self._sums = torch.zeros(3, device=device)
         self._row = torch.zeros(2, device=device)
@@ -141,7 +144,11 @@ class _Loop:
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
                 self._save()
         self._save()
-        return self.schedule.progress(self.step, self.elapsed_s) < 1
+        interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
+        if not interrupted and self.step != self._judged:
+            # Once all is saved: what judging takes is no part of the training.
+            self._validate()
+        return interrupted
 
     def _one_step(self) -> None:
         model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
@@ -220,6 +227,7 @@ class _Loop:
         if figures:
             self.figures = figures
             self._write(validation=True, **figures)
+        self._judged = self.step
         # What judging took is not the steps' time.
         self._logged_s = self.elapsed_s
 
@@ -232,7 +240,9 @@ class _Loop:
     def _write(self, **values: Any) -> None:
         self.journal.write({"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values})
 
-    def _last_figures(self) -> dict[str, float]:
+    def _last_figures(self) -> tuple[dict[str, float], int]:
+        """What the last judgement found, and after which step."""
         judged = [entry for entry in self.journal.entries if entry.get("validation")]
-        last = judged[-1] if judged else {}
-        return {name: value for name, value in last.items() if name not in ("step", "elapsed_s", "validation")}
+        last = judged[-1] if judged else {"step": 0}
+        about = ("step", "elapsed_s", "validation")
+        return {name: value for name, value in last.items() if name not in about}, last["step"]

@@ -5,15 +5,27 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from redline.ceilings import with_ceilings
 from redline.machine import Machine
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """What was asked for, where the device has it in hardware; fp32 with a warning elsewhere."""
-    if precision != "fp32" and precision not in Machine.detect(str(device)).hardware_dtypes:
-        warnings.warn(f"{device} has no {precision} in hardware: this training computes in fp32.", stacklevel=2)
+    """What was asked for, where the device is fast at it; fp32 with a warning elsewhere."""
+    if precision != "fp32" and (reason := _why_not(precision, device)):
+        warnings.warn(f"{reason}: this training computes in fp32.", stacklevel=2)
         return "fp32"
     return precision
+
+
+def _why_not(precision: str, device: torch.device) -> str:
+    machine = Machine.detect(str(device))
+    if precision not in machine.hardware_dtypes:
+        return f"{device} has no {precision} in hardware"
+    if machine.is_cuda:
+        return ""
+    # A CPU may list what torch has no products for: seconds of measuring, once, against hours of emulation.
+    measured = machine if machine.ceilings else with_ceilings(machine)
+    return measured.why_slow(precision, "matmul")
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 BANK = TitanConfig(
-    vocabulary=211, width=64, layers=2, heads=4, kv_heads=2, attention_every=2, segment=32, memory_slots=8
+    vocabulary=211, width=64, layers=2, heads=4, key_value_heads=2, attention_every=2, segment=32, memory_slots=8
 )
 KINDS = {
     "bank": BANK,
@@ -61,3 +61,15 @@ def test_heads_too_small_for_flex_attention_are_said() -> None:
         with pytest.warns(UserWarning, match="heads of 8 channels is slow on a GPU"):
             found = model.cuda()(tokens.cuda())
     assert (found.cpu() - expected).norm() <= 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize(("granularity", "runs"), [("selective", 2), ("block", 4)])
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+def test_what_selective_recomputing_keeps_runs_once(update: str, granularity: str, runs: int) -> None:
+    model = TitanModel(replace(BANK, attention_every=0, memory_update=update)).cuda()
+    model.gradient_checkpointing_enable(granularity)
+    tokens, targets, _ = batch()
+    with torch.profiler.profile() as profile:
+        model.loss(tokens.cuda(), targets.cuda()).backward()
+    name = "redline::gated_delta_rule" if update == "gated_delta" else "redline::titans_memory"
+    assert sum(event.count for event in profile.key_averages() if event.key == name) == runs

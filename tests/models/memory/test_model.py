@@ -9,6 +9,8 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model
+from redline.models.memory.neural_memory import NeuralMemory, NeuralState
+from redline.models.memory.passage import Passage
 from redline.nn.choosing import Choosing
 
 SMALL = TitanConfig(
@@ -16,7 +18,7 @@ SMALL = TitanConfig(
     width=24,
     layers=4,
     heads=4,
-    kv_heads=2,
+    key_value_heads=2,
     attention_every=2,
     memory_heads=2,
     memory_chunk=16,
@@ -111,15 +113,55 @@ def test_documents_in_a_row_are_read_as_each_alone(kind: str) -> None:
             torch.testing.assert_close(together[row, inside], alone[0], atol=1e-6, rtol=1e-6)
 
 
+def bytes_held(model: TitanModel, first: int, last: int, piece: int) -> list[int]:
+    """What is held of one text at `first` tokens and each doubling up to `last`."""
+    state, held, read = model.new_state(1), [], 0
+    with torch.no_grad():
+        while read < last:
+            _, state = model.advance(tokens(1, piece), state)
+            read += piece
+            if read >= first and read.bit_count() == 1:
+                held.append(state.bytes)
+    assert read == last and state.position_B.tolist()[-1:] == [read]
+    return held
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_state_does_not_grow(kind: str) -> None:
-    model, state, sizes = built(KINDS[kind], torch.float32), None, set()
-    state = model.new_state(1)
+    model = built(KINDS[kind], torch.float32)
+    assert bytes_held(model, 128, 512, 64) == [model.new_state(1).bytes] * 3
+
+
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+def test_the_state_is_the_same_from_1k_to_64k_tokens(update: str) -> None:
+    """Long segments and few writes, so that it takes seconds; both kinds of layers."""
+    long = replace(SMALL, width=16, layers=2, heads=1, key_value_heads=0, memory_heads=1, memory_update=update)
+    model = built(replace(long, segment=256, memory_chunk=128, memory_compression_ratio=0.01), torch.float32)
+    assert bytes_held(model, 1024, 65_536, 1024) == [model.new_state(1).bytes] * 7
+
+
+def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: a layer of neural memory that never lets go of what its convolution has seen."""
+    whole = NeuralMemory.forward
+
+    def hoarding(self: NeuralMemory, x_BSD: Tensor, passage: Passage, state: NeuralState) -> tuple[Tensor, ...]:
+        kept = len(self.convolution) - 1
+        out, after, score = whole(self, x_BSD, passage, replace(state, recent_BTC=state.recent_BTC[:, -kept:]))
+        return out, replace(after, recent_BTC=torch.cat([state.recent_BTC, after.recent_BTC], 1)), score
+
+    monkeypatch.setattr(NeuralMemory, "forward", hoarding)
+    held = bytes_held(built(replace(SMALL, attention_every=0), torch.float32), 128, 512, 64)
+    assert held[0] < held[1] < held[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_holds_no_more_than_it_says(kind: str) -> None:
+    """As views of what was computed on the way, its tensors would keep the whole piece alive."""
+    model = built(KINDS[kind], torch.float32)
     with torch.no_grad():
-        for _ in range(5):
-            _, state = model.advance(tokens(1, 200), state)
-            sizes.add(state.bytes)
-    assert sizes == {model.new_state(1).bytes}
+        _, state = model.advance(tokens(2, 203), model.new_state(2))
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for _, tensor in state.named_tensors()}
+    assert sum(storage.nbytes() for storage in storages.values()) <= state.bytes
 
 
 def test_sequences_at_different_positions_are_batched(tmp_path: Path) -> None:
@@ -223,7 +265,7 @@ def test_a_cache_of_rows_that_differ_gives_what_each_alone_gives(kind: str) -> N
 
 
 def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None:
-    for config in (SMALL, replace(SMALL, tied=False, memory_update="titans")):
+    for config in (SMALL, replace(SMALL, tied_embeddings=False, memory_update="titans")):
         model, text = built(config, torch.float32), tokens(1, 30)
         save_memory_model(model, tmp_path, {"eos_token_id": 3})
         assert torch.equal(load_memory_model(tmp_path)(text), model(text))
@@ -260,7 +302,7 @@ def test_what_cannot_be() -> None:
         model.advance(tokens(1, 9), model.new_state(2))
     for change, sentence in [
         ({"width": 25}, "does not divide into 4 heads"),
-        ({"kv_heads": 3}, "cannot share 3 keys"),
+        ({"key_value_heads": 3}, "cannot share 3 keys"),
         ({"memory_update": "hebb"}, "gated_delta, titans, not 'hebb'"),
         ({"memory_compression_ratio": 0.0}, "above 0 and at most 1"),
         ({"segment": 0}, "segment must be at least 1"),

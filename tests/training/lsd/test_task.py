@@ -335,7 +335,8 @@ def test_fp16_scales_its_loss_and_trains_fp32_weights(
 ) -> None:
     from redline.training import precision
 
-    monkeypatch.setattr(precision.Machine, "detect", lambda device: type("New", (), {"hardware_dtypes": ("fp16",)}))
+    new = type("New", (), {"hardware_dtypes": ("fp16",), "is_cuda": True})
+    monkeypatch.setattr(precision.Machine, "detect", lambda device: new)
     half = replace(settings, loop=replace(settings.loop, precision="fp16", steps=3))
     task = LsdTask(half, CPU)
     assert task.arithmetic.name == "fp16"

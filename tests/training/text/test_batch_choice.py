@@ -1,6 +1,7 @@
 """The batch is found by really training, in whatever precision and plan the settings name."""
 
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from redline.batch_size import BatchSizeResult, Probe
+from redline.errors import RedlineError
 from redline.training.loop import train
 from redline.training.text import run as module
-from redline.training.text.batch_choice import TrainingCase, find_batch
+from redline.training.text import trainee as trainee_module
+from redline.training.text.batch_choice import TrainingCase, find_batch, largest_tried
 from redline.training.text.config import TextTraining
 from redline.training.text.run import prepare_training
 
@@ -27,35 +30,59 @@ def test_a_case_trains(config: Callable[..., Path]) -> None:
     step()
 
 
+def test_a_case_says_nothing_of_its_own(config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(_asked: str, _device: torch.device) -> str:
+        warnings.warn("cpu has no bf16 in hardware.", stacklevel=2)
+        return "fp32"
+
+    monkeypatch.setattr(trainee_module, "resolve_precision", resolve)
+    path = config(("batch = 3", 'batch = "auto"'), ('precision = "fp32"', 'precision = "bf16"\noptimizer = "muon"'))
+    step, _, _ = TrainingCase(TextTraining.read(path), 320).open(2, "cpu")
+    step()
+
+
 def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = config(
         ("batch = 3", 'batch = "auto"'), ("steps = 8", 'steps = 8\nrate_scaling = "linear"\nrate_tokens = 29')
     )
-    seen: list[int] = []
+    seen: list[tuple[int, int]] = []
 
-    def find(training: TextTraining, vocabulary: int, *_: object) -> BatchSizeResult:
-        seen.append(vocabulary)
+    def find(training: TextTraining, vocabulary: int, _device: object, _tell: object, most: int) -> BatchSizeResult:
+        seen.append((vocabulary, most))
         return BatchSizeResult(7, 1000, 2000, (Probe(7, True, 1000, 1.0, 7.0),), "memory", "token")
 
     monkeypatch.setattr(module, "find_batch", find)
     said: list[str] = []
     task = prepare_training(path, tmp_path / "out", CPU, False, said.append, said.append)
-    assert task.training.data.batch == 7 and seen == [task.vocabulary] == [320]
+    assert task.training.data.batch == 7 and seen == [(320, max(task.rows.rows // 50, 1))]
+    assert task.vocabulary == 320
     assert task.training.loop.learning_rate == pytest.approx(0.07)
-    assert any("batch 7: 1000 B of 1.95 KiB" in line for line in said)
+    assert any("batch 7: 1000 B of 1.95 KiB at its peak; a larger one does not fit" in line for line in said)
     # Resumed, it is the batch of before, whatever would be found now.
     train(task, replace(task.training.loop, steps=1), tmp_path / "out", CPU)
     seen.clear()
     again = prepare_training(path, tmp_path / "out", CPU, True, said.append, said.append)
     assert again.training.data.batch == 7 and again.identity == task.identity and not seen
+    # Nor is one looked for where the batch of before is none.
+    text = path.read_text()
+    for old, new in (('batch = "auto"', 'batch = "auto"\naccumulate = 8'), ("length = 29", "length = 31")):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(RedlineError, match="is of another training: its steps of 203 tokens are no whole number"):
+            prepare_training(path, tmp_path / "out", CPU, True, said.append, said.append)
+    assert not seen
+
+
+def test_a_text_lasts_for_some_steps(config: Callable[..., Path]) -> None:
+    training = TextTraining.read(config(("batch = 3", 'batch = "auto"\naccumulate = 3')))
+    assert largest_tried(training, 1000)[0] == 6 and "fewer than 50 steps" in largest_tried(training, 1000)[1]
+    assert largest_tried(training, 20)[0] == 1
+    for rows in (None, 10**9):
+        assert largest_tried(training, rows) == (4096, "no larger one is tried")
 
 
 @pytest.mark.slow
 def test_a_batch_is_really_found(config: Callable[..., Path]) -> None:
     training = TextTraining.read(config(("batch = 3", 'batch = "auto"')))
     told: list[Probe] = []
-    from redline.batch_size import search
-
-    found = search(TrainingCase(training, 320), device="cpu", max_batch=4, on_probe=told.append)
+    found = find_batch(training, 320, CPU, told.append, 4)
     assert found.batch == 4 and found.stopped_by == "max_batch" and [probe.batch for probe in told] == [1, 2, 4]
-    assert find_batch.__module__ == TrainingCase.__module__

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from redline.errors import RedlineError
+from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import TokenizerSettings
+from redline.training.text.memory_settings import MemorySettings
 
 CONFIGS = Path(__file__).parents[3] / "src" / "redline" / "training" / "configs"
 
@@ -87,9 +90,29 @@ def test_a_plan_from_a_file(config: Callable[..., Path], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("decoder-*.toml")), ids=lambda path: path.stem)
-def test_bundled_settings_are_whole(path: Path) -> None:
+def test_bundled_decoders_are_whole(path: Path) -> None:
     read = TextTraining.read(path, sources=["text"])
     assert read.tokenizer == TokenizerSettings(vocabulary=read.tokenizer.vocabulary)
     if path.stem == "decoder-124m":
         assert read.model.config(50_304).parameters == pytest.approx(124e6, rel=0.01)
     assert {file.stem for file in CONFIGS.glob("decoder-*.toml")} == {"decoder-124m", "decoder-tiny"}
+
+
+def test_the_bundled_memory_model_is_the_decoder_with_a_memory() -> None:
+    decoder, memory = (
+        TextTraining.read(CONFIGS / f"{kind}-124m.toml", sources=["text"]) for kind in ("decoder", "memory")
+    )
+    assert (decoder.data, decoder.loop, decoder.tokenizer) == (memory.data, memory.loop, memory.tokenizer)
+    # What its speed is measured with.
+    assert memory.model.config(50_304) == MemorySettings(width=768, layers=12, heads=12, mlp_width=2048).config(50_304)
+    assert MemorySettings(width=768, layers=12, heads=12).config(50_304).feed_forward_width == 2048
+    with torch.device("meta"):
+        weights = sum(weight.numel() for weight in memory.model.build(50_304).parameters())
+    assert weights == pytest.approx(129e6, rel=0.01)
+
+
+def test_all_bundled_settings_of_language_models_are_known() -> None:
+    found = {file.stem for file in CONFIGS.glob("*.toml") if not file.stem.startswith(("drct", "lsd"))}
+    passkeys = {"recall-passkey-20m", "recall-passkey-20m-window"}
+    assert found == {"decoder-124m", "decoder-tiny", "memory-124m", "recall-mqar", "recall-needle"} | passkeys
+    assert all(find_text_settings(name) == CONFIGS / f"{name}.toml" for name in found)

@@ -73,11 +73,17 @@ def test_copies_of_a_document_stay_together(tmp_path: Path) -> None:
         made.split(0.95)
 
 
-def test_one_document_cannot_be_split(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a single book")
+def test_of_one_document_the_end_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a single book, and a long one at that, with an end that is its own")
     made = prepare(Sources.find((str(tmp_path / "a.txt"),)), TRAINED, tmp_path / "shards")
-    with pytest.raises(RedlineError, match="1 document cannot be split"):
-        made.split(0.1)
+    tokens = int(made.lengths.sum())
+    for share in (0.3, 1e-6, 0.999):
+        halves = made.with_an_end(share)
+        chosen, kept = halves.split(share)
+        assert chosen.tolist() == [0] and kept.tolist() == [1] and halves.identity == made.identity
+        assert halves.lengths.sum() == tokens and halves.lengths.min() > 0
+        assert halves.lengths[1] == min(max(round(share * tokens), 2), tokens - 1)
+    assert made.with_an_end(0.0) is made and made.split(0.0)[1].size == 0
 
 
 @pytest.mark.parametrize(("content", "said"), [("", "is empty: 'a.txt' holds no text"), (" \n\t", "is empty")])
@@ -86,6 +92,17 @@ def test_an_empty_corpus_writes_nothing(tmp_path: Path, content: str, said: str)
     with pytest.raises(RedlineError, match=said):
         prepare(Sources.find((str(tmp_path / "a.txt"),)), TRAINED, tmp_path / "shards")
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_what_is_refused_is_not_kept(tmp_path: Path) -> None:
+    def refuse(made: module.Corpus) -> None:
+        raise RedlineError(f"not {len(made.lengths)} documents.")
+
+    sources = write(tmp_path / "text")
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(RedlineError, match="not [1-9]"):
+        prepare(sources, TRAINED, tmp_path / "a" / "shards", check=refuse)
+    assert {path.name for path in tmp_path.iterdir()} == before
 
 
 def test_breaking_off_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +116,7 @@ def test_breaking_off_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(module, "write_shard", full)
     with pytest.raises(RedlineError, match="No space left"):
         prepare(sources, TRAINED, tmp_path / "shards")
-    assert not list((tmp_path / "shards").iterdir())
+    assert not (tmp_path / "shards").exists()
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
+from redline.models.memory.neural_memory import NeuralMemory
 from redline.recall import Mqar, Passkey, task_in
 from redline.training.text.config import TextTraining
 from redline.training.text.recall_task import RecallTask
@@ -139,15 +140,27 @@ def test_it_can_be_climbed(recall: Callable[..., Path]) -> None:
     assert torch.isfinite(workload.build()(**batch))
 
 
-@pytest.mark.parametrize("name", ["recall-mqar", "recall-needle", "recall-passkey-20m"])
+@pytest.mark.parametrize("name", [file.stem for file in sorted(CONFIGS.glob("recall-*.toml"))])
 def test_bundled_settings_are_whole(name: str) -> None:
     training = TextTraining.read(CONFIGS / f"{name}.toml")
     assert training.recall is not None
     with torch.device("meta"):
         model = training.model.build(training.model.vocabulary_for(training.recall.vocabulary))
     parameters = sum(weight.numel() for weight in model.parameters())
-    assert 18e6 < parameters < 23e6 if name.endswith("20m") else parameters < 1e5
+    assert 18e6 < parameters < 23e6 if "20m" in name else parameters < 1e5
     training.recall.sample(torch.Generator().manual_seed(0), 1, training.data.length)
+
+
+def test_the_control_of_passkeys_is_of_the_same_size_and_training_without_memory() -> None:
+    memory, window = (TextTraining.read(CONFIGS / f"recall-passkey-20m{name}.toml") for name in ("", "-window"))
+    assert (memory.data, memory.loop, memory.recall) == (window.data, window.loop, window.recall)
+    with torch.device("meta"):
+        models = [training.model.build(256) for training in (memory, window)]
+    remembering, seeing = (sum(weight.numel() for weight in model.parameters()) for model in models)
+    assert remembering <= seeing < 1.01 * remembering
+    assert any(isinstance(module, NeuralMemory) for module in models[0].modules())
+    assert not any(isinstance(module, NeuralMemory) for module in models[1].modules())
+    assert models[1].config.memory_slots == 0 and models[1].config.span == models[0].config.span
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,14 @@ def test_another_model_text_or_batch_is_another_training(config: Callable[..., P
 
 
 @pytest.mark.parametrize(
-    "plan", ["checkpoint", "compress_activations(min_bytes=0)", "fused_optimizer(backend=foreach)"]
+    "plan",
+    [
+        "checkpoint",
+        "compress_activations(min_bytes=0)",
+        "compress_activations(format=int8, min_bytes=0)",
+        "compress_activations(format=fp8, min_bytes=0)",
+        "fused_optimizer(backend=foreach)",
+    ],
 )
 def test_a_plan_is_applied(config: Callable[..., Path], tmp_path: Path, plan: str) -> None:
     plain, planned = make(config()), make(config(), plan=plan)

@@ -12,6 +12,7 @@ from redline.machine import Machine
 from redline.plan import Plan
 from redline.training.text.synthetic import synthetic_batch
 from redline.training.text.workload import training_workload
+from redline.workload import load_workload
 
 
 def losses(workload: object, plan: str, steps: int = 4) -> list[float]:
@@ -33,6 +34,20 @@ def test_it_learns_and_takes_options(config: Callable[..., Path]) -> None:
     assert training_workload(str(config(("batch = 3", 'batch = "auto"'))))().items == 8 * 29
     with pytest.raises(RedlineError, match="longer than the model's limit"):
         make(length=41)
+
+
+def test_bundled_settings_go_by_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    workload = load_workload("train:decoder-tiny", {"batch": 2, "length": 19})
+    assert (workload.name, workload.items) == ("decoder-tiny", 38)
+    assert losses(workload, "eager", 1)[0] < 8
+    for name in ("train:decoder-huge", "train:drct-small-x4"):
+        with pytest.raises(
+            RedlineError, match="no settings .* of a language model: .* or one of decoder-124m, .*-tiny"
+        ):
+            load_workload(name)
+    with pytest.raises(RedlineError, match="train:CONFIG.toml, train:decoder-tiny, or one of"):
+        load_workload("decoder-tiny")
 
 
 @pytest.mark.parametrize("plan", ["checkpoint", "checkpoint(granularity=layer)", "fused_optimizer(backend=fused)"])

@@ -49,10 +49,10 @@ def load_memory_model(
         if tensors[name].shape != tensor.shape:
             shapes = f"{tuple(tensors[name].shape)}, and its config.json says {tuple(tensor.shape)}"
             raise ModelError(f"{str(folder / WEIGHTS)!r} has {name!r} of shape {shapes}.")
-    if config.tied:
+    if config.tied_embeddings:
         tensors["head.weight"] = tensors["embedding.weight"]
     model.load_state_dict(tensors, assign=True)
-    if config.tied:
+    if config.tied_embeddings:
         model.head.weight = model.embedding.weight
     return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
@@ -73,4 +73,4 @@ def read_memory_config(folder: Path) -> TitanConfig:
 
 
 def _is_tied(name: str, model: TitanModel) -> bool:
-    return name == "head.weight" and model.config.tied
+    return name == "head.weight" and model.config.tied_embeddings

@@ -1,11 +1,15 @@
-"""The hyper-parameters of a decoder with long-term memory."""
+"""The hyper-parameters of a decoder with long-term memory, under the names that a plain decoder has for them."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from redline.errors import ModelError
 
 UPDATES = ("gated_delta", "titans")
+# What older config.json files call a setting.
+_FORMER = {"kv_heads": "key_value_heads", "hidden": "mlp_width", "tied": "tied_embeddings"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @dataclass(frozen=True)
@@ -14,20 +18,20 @@ class TitanConfig:
 
     Attention sees the segment that a token is in and the `window_segments` before it; what is older is read from
     `memory_slots` slots. No slots make it sliding-window attention. `attention_every=1` leaves attention alone, and
-    `attention_every=0` neural memory alone.
+    `attention_every=0` neural memory alone. Heads and widths that are 0 follow from the others.
     """
 
     vocabulary: int
     width: int
     layers: int
     heads: int
-    kv_heads: int | None = None
-    hidden: int | None = None
+    key_value_heads: int = 0
+    mlp_width: int = 0
     attention_every: int = 4
     memory_update: str = "gated_delta"
-    memory_heads: int | None = None
-    memory_key_dim: int | None = None
-    memory_value_dim: int | None = None
+    memory_heads: int = 0
+    memory_key_dim: int = 0
+    memory_value_dim: int = 0
     memory_chunk: int = 64
     convolution: int = 4
     segment: int = 128
@@ -38,36 +42,56 @@ class TitanConfig:
     merge_cosine: float = 0.98
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
-    tied: bool = True
+    tied_embeddings: bool = True
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         for name in ("vocabulary", "width", "layers", "heads", "segment", "memory_chunk", "convolution"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        for name in ("attention_every", "window_segments", "memory_slots"):
+        given = ("key_value_heads", "mlp_width", "memory_heads", "memory_key_dim", "memory_value_dim")
+        for name in ("attention_every", "window_segments", "memory_slots", *given):
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} cannot be {getattr(self, name)}.")
+        for name in ("rope_base", "norm_eps"):
+            if getattr(self, name) <= 0:
+                raise ModelError(f"{name} must be above zero, not {getattr(self, name)}.")
         if self.width % (2 * self.heads):
             raise ModelError(f"a width of {self.width} does not divide into {self.heads} heads of an even size.")
-        if self.heads % self.key_value_heads:
-            raise ModelError(f"{self.heads} heads cannot share {self.key_value_heads} keys and values evenly.")
+        if self.heads % self.shared_heads:
+            raise ModelError(f"{self.heads} heads cannot share {self.shared_heads} keys and values evenly.")
+        if not self.key_dim or not self.value_dim:
+            raise ModelError(
+                f"a width of {self.width} leaves nothing for each of {self.neural_heads} memory heads: "
+                "give memory_key_dim and memory_value_dim."
+            )
         if self.memory_update not in UPDATES:
             raise ModelError(f"memory_update is one of {', '.join(UPDATES)}, not {self.memory_update!r}.")
         if not 0 < self.memory_compression_ratio <= 1:
             raise ModelError(f"memory_compression_ratio is above 0 and at most 1, not {self.memory_compression_ratio}.")
+
+    def _check_kinds(self) -> None:
+        """A config.json may say anything."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            assert isinstance(field.type, type)
+            fits = type(value) in ((int, float) if field.type is float else (field.type,))
+            if not fits or (field.type is float and not math.isfinite(value)):
+                raise ModelError(f"a memory model's {field.name} is {_KINDS[field.type]}, not {value!r}.")
 
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
 
     @property
-    def key_value_heads(self) -> int:
-        return self.kv_heads or self.heads
+    def shared_heads(self) -> int:
+        """Of keys and values."""
+        return self.key_value_heads or self.heads
 
     @property
-    def hidden_width(self) -> int:
-        """Of the feed-forward layer: 8/3 of the width, in steps of 64, unless given."""
-        return self.hidden or -(-8 * self.width // (3 * 64)) * 64
+    def feed_forward_width(self) -> int:
+        """8/3 of the width, in steps of 64, unless given."""
+        return self.mlp_width or -(-8 * self.width // (3 * 64)) * 64
 
     @property
     def neural_heads(self) -> int:
@@ -94,10 +118,12 @@ class TitanConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TitanConfig":
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        # Where a setting followed from the others, older files say null.
+        named = {_FORMER.get(name, name): value for name, value in values.items() if value is not None}
+        unknown = sorted(set(named) - set(cls.__dataclass_fields__))
         if unknown:
             raise ModelError(f"a memory model has no setting {unknown[0]!r}.")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise ModelError(f"the memory model's settings are incomplete: {error}.") from error
+        missing = [name for name in ("vocabulary", "width", "layers", "heads") if name not in named]
+        if missing:
+            raise ModelError(f"the memory model's settings are incomplete: there is no {missing[0]}.")
+        return cls(**named)

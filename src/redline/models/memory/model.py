@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.mixer_norm = RMSNorm(config.width, config.norm_eps)
         self.mixer = SlotAttention(config) if config.is_attention(layer) else NeuralMemory(config)
         self.feed_forward_norm = RMSNorm(config.width, config.norm_eps)
-        self.feed_forward = SwiGLU(config.width, config.hidden_width)
+        self.feed_forward = SwiGLU(config.width, config.feed_forward_width)
 
     def forward(
         self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
@@ -90,7 +90,7 @@ class TitanModel(nn.Module):
                 # What adds to the stream starts smaller, so that the stream does not grow with the depth.
                 branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
                 nn.init.normal_(parameter, std=spread / (2 * config.layers) ** 0.5 if branch else spread)
-        if config.tied:
+        if config.tied_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None, keep_all: bool = False) -> Tensor:

@@ -28,7 +28,8 @@ def short_convolution(
             same = documents_BS[:, begin : begin + length] == documents_BS[:, count - 1 :]
             term = term * same.unsqueeze(-1)
         total = total + term
-    recent = padded[:, length:]
+    # A view would keep all of these tokens alive for as long as the state is.
+    recent = padded[:, length:].clone() if length > 1 else padded[:, length:]
     if documents_BS is not None:
         recent = recent * (documents_BS[:, length:] == documents_BS[:, -1:]).unsqueeze(-1)
     return total, recent

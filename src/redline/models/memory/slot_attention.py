@@ -49,7 +49,7 @@ class SlotAttention(nn.Module):
     def __init__(self, config: TitanConfig) -> None:
         super().__init__()
         self.config = config
-        heads, head_dim = config.key_value_heads, config.head_dim
+        heads, head_dim = config.shared_heads, config.head_dim
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key_value = nn.Linear(config.width, 2 * heads * head_dim, bias=False)
         self.convolution = new_taps(config.convolution, 2 * heads * head_dim)
@@ -61,7 +61,7 @@ class SlotAttention(nn.Module):
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         config = self.config
-        heads, head_dim, number = config.key_value_heads, config.head_dim, torch.promote_types(dtype, torch.float32)
+        heads, head_dim, number = config.shared_heads, config.head_dim, torch.promote_types(dtype, torch.float32)
         key, value = (torch.zeros(batch, config.span, heads, head_dim, device=device, dtype=dtype) for _ in range(2))
         score = torch.zeros(batch, config.span, device=device, dtype=number)
         recent = torch.zeros(batch, len(self.convolution) - 1, 2 * heads * head_dim, device=device, dtype=dtype)
@@ -153,7 +153,7 @@ class SlotAttention(nn.Module):
         config = self.config
         query = self.query(x_BSD).unflatten(-1, (config.heads, config.head_dim))
         mixed, recent_BTC = short_convolution(self.key_value(x_BSD), self.convolution, recent_BTC, documents_BS)
-        key, value = mixed.unflatten(-1, (2, config.key_value_heads, config.head_dim)).unbind(-3)
+        key, value = mixed.unflatten(-1, (2, config.shared_heads, config.head_dim)).unbind(-3)
         # Bounded logits: else a model learns to shout over low scores, and a bank that goes by scores throws away what
         # it needs.
         query, key = (F.rms_norm(one, (config.head_dim,), eps=config.norm_eps) for one in (query, key))

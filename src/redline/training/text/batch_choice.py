@@ -6,12 +6,17 @@ from dataclasses import dataclass
 import torch
 
 from redline.batch_size import BatchSizeResult, Probe, search
+from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
 from redline.training.text.loss_module import as_inputs
 from redline.training.text.synthetic import synthetic_batch
 from redline.training.text.trainee import make_trainee
+
+# A step on much of the text learns little more than one on less, and takes as much longer.
+_STEPS_AN_EPOCH = 50
+_MOST = 4096
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,9 @@ class TrainingCase:
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
         where = torch.device(device)
         length = self.training.data.length
-        trainee = make_trainee(self.training.with_batch(batch), self.vocabulary, where)
+        # What there is to say of this machine, the training that follows says once.
+        with quiet():
+            trainee = make_trainee(self.training.with_batch(batch), self.vocabulary, where)
         optimizer = trainee.optimizer()
         ema = Ema(trainee.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
         made = synthetic_batch(batch, length, self.vocabulary, 0)
@@ -33,7 +40,8 @@ class TrainingCase:
         def step() -> None:
             with trainee.around():
                 trainee.arithmetic.backward(trainee.forward(inputs))
-            step_unless(torch.zeros((), dtype=torch.bool, device=where), optimizer)
+            with quiet():
+                step_unless(torch.zeros((), dtype=torch.bool, device=where), optimizer)
             optimizer.zero_grad(set_to_none=True)
             trainee.arithmetic.publish()
             if ema:
@@ -42,7 +50,19 @@ class TrainingCase:
         return step, batch * length, "token"
 
 
+def largest_tried(training: TextTraining, rows: int | None) -> tuple[int, str]:
+    """The most rows of a batch, and why no more: a text with `rows` of them should last for some steps."""
+    share = _MOST if rows is None else max(rows // (_STEPS_AN_EPOCH * training.data.accumulate), 1)
+    if share < _MOST:
+        return share, f"with a larger one the text would be through in fewer than {_STEPS_AN_EPOCH} steps"
+    return _MOST, "no larger one is tried"
+
+
 def find_batch(
-    training: TextTraining, vocabulary: int, device: torch.device, tell: Callable[[Probe], None] = lambda probe: None
+    training: TextTraining,
+    vocabulary: int,
+    device: torch.device,
+    tell: Callable[[Probe], None] = lambda probe: None,
+    most: int = _MOST,
 ) -> BatchSizeResult:
-    return search(TrainingCase(training, vocabulary), device=str(device), on_probe=tell)
+    return search(TrainingCase(training, vocabulary), max_batch=most, device=str(device), on_probe=tell)

@@ -10,7 +10,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -73,15 +74,22 @@ class Corpus:
             "shards": hashlib.sha256(checksums.encode()).hexdigest()[:16],
         }
 
+    def with_an_end(self, share: float) -> "Corpus":
+        """Where there is one document alone, its last `share` counts as another, which `split` keeps for validation."""
+        if not share or len(self.fingerprints) > 1:
+            return self
+        (shard,) = self.shards
+        tokens = len(shard.tokens)
+        # Two tokens at least: what comes after the first is what there is to judge.
+        cut = max(tokens - max(round(share * tokens), 2), 1)
+        halves = replace(shard, starts=np.array([0, cut, tokens]), fingerprints=np.array([1, 0], dtype=np.uint64))
+        return replace(self, shards=(halves,))
+
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of the documents to train on, and of those kept for validation: the same ones in any order."""
         count = len(self.fingerprints)
         if not share:
             return np.arange(count), np.arange(0)
-        if count < 2:
-            raise RedlineError(
-                f"a corpus of {count} document cannot be split: write validation = 0, name a separator, or more files."
-            )
         prints = self.fingerprints
         wanted = min(max(1, round(share * count)), count - 1)
         # Copies of a document have its fingerprint, and go where it goes.
@@ -93,14 +101,20 @@ class Corpus:
         return np.flatnonzero(~kept), np.flatnonzero(kept)
 
 
-def prepare(sources: Sources, settings: TokenizerSettings, folder: Path, tell: Tell = lambda said: None) -> Corpus:
-    """The corpus of these sources, from its shards where they are there already."""
+def prepare(
+    sources: Sources,
+    settings: TokenizerSettings,
+    folder: Path,
+    tell: Tell = lambda said: None,
+    check: Callable[[Corpus], object] = lambda corpus: None,
+) -> Corpus:
+    """The corpus of these sources, from its shards where those are there already; what `check` refuses is not kept."""
     loaded = load_tokenizer(settings.file, settings.end) if settings.file else None
     wanted = [loaded.digest, loaded.end] if loaded else settings.vocabulary
     content = json.dumps([_SCHEMA, sources.identity, wanted])
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     if not (home / _MANIFEST).is_file():
-        _make(sources, loaded, settings.vocabulary, home, tell)
+        _make(sources, loaded, settings.vocabulary, home, tell, check)
     return open_corpus(home)
 
 
@@ -126,10 +140,18 @@ def open_corpus(home: Path) -> Corpus:
     return Corpus(tokenizer, shards, home)
 
 
-def _make(sources: Sources, loaded: TextTokenizer | None, vocabulary: int, home: Path, tell: Tell) -> None:
+def _make(
+    sources: Sources,
+    loaded: TextTokenizer | None,
+    vocabulary: int,
+    home: Path,
+    tell: Tell,
+    check: Callable[[Corpus], object],
+) -> None:
     if next(sources.documents(), None) is None:
         raise RedlineError(f"the corpus is empty: {_named(sources)} no text.")
     tokenizer = loaded or _train(sources, vocabulary, tell)
+    new = [folder for folder in home.parents if not folder.exists()]
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name}."))
@@ -142,6 +164,7 @@ def _make(sources: Sources, loaded: TextTokenizer | None, vocabulary: int, home:
         about = {"schema": _SCHEMA, "vocabulary": tokenizer.vocabulary, "end": end, "shards": names}
         write_text(beside / _MANIFEST, json.dumps(about, indent=2) + "\n")
         os.chmod(beside, 0o755)
+        check(open_corpus(beside))
         if home.exists():
             # Left by hand without its manifest: a whole one never looks so.
             shutil.rmtree(home)
@@ -150,6 +173,10 @@ def _make(sources: Sources, loaded: TextTokenizer | None, vocabulary: int, home:
         raise RedlineError(f"cannot write {str(home)!r}: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+        for folder in new:
+            # None that holds anything: only where nothing came of it is it empty.
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def _train(sources: Sources, vocabulary: int, tell: Tell) -> TextTokenizer:

@@ -23,8 +23,8 @@ class MemorySettings(Architecture):
     width: int = 768
     layers: int = 12
     heads: int = 12
-    kv_heads: int = 0
-    hidden: int = 0
+    key_value_heads: int = 0
+    mlp_width: int = 0
     attention_every: int = 4
     memory_update: str = "gated_delta"
     memory_heads: int = 0
@@ -40,7 +40,7 @@ class MemorySettings(Architecture):
     merge_cosine: float = 0.98
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
-    tied: bool = True
+    tied_embeddings: bool = True
     score_weight: float = 0.1
     score_after: int = 300
 
@@ -55,8 +55,6 @@ class MemorySettings(Architecture):
 
     def config(self, vocabulary: int) -> TitanConfig:
         chosen: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TRAINING}
-        for name in ("kv_heads", "hidden", "memory_heads", "memory_key_dim", "memory_value_dim"):
-            chosen[name] = chosen[name] or None
         return TitanConfig(vocabulary=vocabulary, **chosen)
 
     def build(self, vocabulary: int) -> nn.Module:

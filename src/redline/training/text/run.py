@@ -15,14 +15,14 @@ from redline.recall.tasks import describe, name_of
 from redline.training.checkpoints import FOLDER, Checkpoints
 from redline.training.loop import Outcome, Progress, train
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
-from redline.training.text.batch_choice import find_batch
+from redline.training.text.batch_choice import find_batch, largest_tried
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.corpus import prepare
 from redline.training.text.language_task import LanguageTask
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
 from redline.training.text.sources import Sources
-from redline.training.text.task import TextTask
+from redline.training.text.task import TextTask, rows_of
 from redline.training.text.tokenizer import load_tokenizer
 from redline.training.text.trainee import check_machine
 
@@ -55,17 +55,27 @@ def prepare_training(
     if training.tokenizer.file:
         # A model that cannot hold its tokens is better known before the text is turned into them.
         training.model.vocabulary_for(load_tokenizer(training.tokenizer.file, training.tokenizer.end).vocabulary)
-    corpus = prepare(found, training.tokenizer, Path(data.shards), update)
+    # Shards of a text that this training cannot use are not left behind.
+    corpus = prepare(found, training.tokenizer, Path(data.shards), update, lambda made: rows_of(training, made))
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
+    rows = rows_of(training, corpus)[0].rows
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    training = training.with_batch(batch or _batch(training, vocabulary, device, update, say))
+    training = training.with_batch(batch or _batch(training, vocabulary, device, rows, update, say))
     task = TextTask(training, corpus, device)
-    kept = len(corpus.lengths) - len(task.rows.lengths)
-    say(
-        f"{len(task.rows.lengths):,} documents, {int(task.rows.lengths.sum()):,} tokens, {kept:,} documents kept for "
+    say(_about(task, len(corpus.lengths)))
+    return task
+
+
+def _about(task: TextTask, documents: int) -> str:
+    tokens = int(task.rows.lengths.sum())
+    if documents == 1:
+        end = f"its end, {int(task.kept.lengths.sum()):,} more, is" if task.kept else "nothing is"
+        return f"one document, {tokens:,} tokens; {end} kept for validation"
+    kept = documents - len(task.rows.lengths)
+    return (
+        f"{documents - kept:,} documents, {tokens:,} tokens, {kept:,} documents kept for "
         f"validation; packed, where padding would waste {task.padding_share:.0%}"
     )
-    return task
 
 
 def _prepare_recall(
@@ -73,7 +83,7 @@ def _prepare_recall(
 ) -> RecallTask:
     vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    task = RecallTask(training.with_batch(batch or _batch(training, vocabulary, device, update, say)), device)
+    task = RecallTask(training.with_batch(batch or _batch(training, vocabulary, device, None, update, say)), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
     say(f"{name_of(task.recall)} ({options}), fresh samples of {training.data.length:,} tokens in every step")
     return task
@@ -83,11 +93,20 @@ def _batch_before(training: TextTraining, checkpoints: Checkpoints) -> int | Non
     """The batch that was found when the training began: another one would make it another training."""
     if training.data.batch != AUTO:
         return None
-    tokens = json.loads(checkpoints.read()[1]["identity"])["tokens_per_step"]
-    return tokens // (training.data.length * training.data.accumulate)
+    path, content = checkpoints.read()
+    tokens, row = json.loads(content["identity"])["tokens_per_step"], training.data.length * training.data.accumulate
+    if tokens < row or tokens % row:
+        raise RedlineError(
+            f"{str(path)!r} is of another training: its steps of {tokens:,} tokens are no whole number of rows of "
+            f"{training.data.length:,} times accumulate = {training.data.accumulate}."
+        )
+    return tokens // row
 
 
-def _batch(training: TextTraining, vocabulary: int, device: torch.device, update: Say, say: Say) -> int:
+def _batch(
+    training: TextTraining, vocabulary: int, device: torch.device, rows: int | None, update: Say, say: Say
+) -> int:
+    """The settings', or one that is looked for; `rows` is how many the text has, where it has an end."""
     batch = training.data.batch
     if batch != AUTO:
         assert isinstance(batch, int)
@@ -96,8 +115,11 @@ def _batch(training: TextTraining, vocabulary: int, device: torch.device, update
     def tell(probe: Probe) -> None:
         update(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
-    result = find_batch(training, vocabulary, device, tell)
-    say(f"batch {result.batch}: {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)} at its peak")
+    most, why = largest_tried(training, rows)
+    result = find_batch(training, vocabulary, device, tell, most)
+    limit = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
+    used = f"{format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)} at its peak"
+    say(f"batch {result.batch}: {used}; {limit[result.stopped_by]}")
     return result.batch
 
 

@@ -18,6 +18,16 @@ from redline.training.text.tokenizer import NAME
 _JUDGED_AT_ONCE = 8
 
 
+def rows_of(training: TextTraining, corpus: Corpus) -> tuple[PackedRows, PackedRows | None]:
+    """What is trained on, and what is kept to judge by, if anything is."""
+    data, corpus = training.data, corpus.with_an_end(training.data.validation)
+    chosen, kept = corpus.split(data.validation)
+    rows = PackedRows(corpus.shards, chosen, data.length, training.loop.seed)
+    # Rows for validation may be shorter: a small corpus keeps few tokens apart.
+    short = min(data.length, int(corpus.lengths[kept].sum()))
+    return rows, PackedRows(corpus.shards, kept, short, 0) if len(kept) else None
+
+
 class TextTask(LanguageTask):
     """What the loop needs to train a language model on a corpus."""
 
@@ -25,11 +35,7 @@ class TextTask(LanguageTask):
         data, batch = training.data, training.data.batch
         assert isinstance(batch, int)
         self.corpus = corpus
-        chosen, kept = corpus.split(data.validation)
-        self.rows = PackedRows(corpus.shards, chosen, data.length, training.loop.seed)
-        # Rows for validation may be shorter: a small corpus keeps few tokens apart.
-        short = min(data.length, int(corpus.lengths[kept].sum()))
-        self.kept = PackedRows(corpus.shards, kept, short, 0) if len(kept) else None
+        self.rows, self.kept = rows_of(training, corpus)
         self.padding_share: float | None = padding_share(self.rows.lengths, data.length, batch)
         super().__init__(training, corpus.tokenizer.vocabulary, device)
 

@@ -34,6 +34,7 @@ class Trainee:
     plan: Plan
     precision: str
     fp8_layers: int
+    machine: Machine
 
     def optimizer(self) -> Optimizer:
         assert self.job.optimizer is not None
@@ -52,6 +53,8 @@ class Trainee:
         if self.fp8_layers:
             said.append(f"fp8 products in {self.fp8_layers} linear layers")
         said.append(f"optimizer {describe(optimizer)}")
+        if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
+            said.append(f"muon computes in bf16, whatever the precision, and {slow}: adamw is faster here")
         said += [f"rung {rung}" for rung in self.plan.rungs]
         if training.recall is None:
             said.append("documents packed without padding, attention kept inside each")
@@ -105,7 +108,7 @@ def make_trainee(
     forward: Callable[..., Any] = call
     for wrapper in job.wrappers:
         forward = wrapper(forward)
-    return Trainee(model, module, arithmetic, forward, job, plan, precision, fp8_layers)
+    return Trainee(model, module, arithmetic, forward, job, plan, precision, fp8_layers, machine)
 
 
 def _resolve(asked: str, machine: Machine, device: torch.device) -> str:

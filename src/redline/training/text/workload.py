@@ -1,12 +1,13 @@
 """A settings file as a workload, so that the ladder climbs this very training: `redline climb train:CONFIG.toml`.
 
+Bundled settings go by their name: `redline climb train:decoder-tiny`.
+
 One step is a forward pass, a backward pass and the optimizer, in fp32 and without any plan: what the file says of
 precision and plan is what a climb is to find out. No text is needed; batches are synthetic, packed as real ones are.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from redline.gate import Gate
 from redline.training.optimizers import build_over
+from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
 from redline.training.text.synthetic import synthetic_batch
@@ -24,13 +26,14 @@ from redline.workload import Workload
 _BATCH = 8
 
 
-def training_workload(path: str) -> Callable[..., Workload]:
-    """The function that an address `train:PATH` stands for."""
+def training_workload(settings: str) -> Callable[..., Workload]:
+    """The function that an address `train:SETTINGS` stands for: a file, or the name of bundled ones."""
+    path = find_text_settings(settings)
 
     def training(batch: int | None = None, length: int | None = None) -> Workload:
         return make_workload(TextTraining.read(path, batch=batch, length=length))
 
-    training.__name__ = training.__qualname__ = Path(path).stem
+    training.__name__ = training.__qualname__ = path.stem
     return training
 
 

@@ -1,0 +1,58 @@
+"""What selective checkpointing keeps: our own operators by the names under which they are registered."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import redline.ops
+from redline.nn.checkpointing import DEAR, recomputed
+
+OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
+# Cheap next to a product: computed again.
+CHEAP = {"rms_norm", "add_rms_norm", "layer_norm_dropout_relu", "swiglu", "packed_swiglu", "rope", "cross_entropy"}
+# Never inside what is computed again: decoding has no gradient, and this one is a part of a backward pass.
+ELSEWHERE = {"decode_attention", "linear_cross_entropy_scaled", "window_attention_table_gradient"}
+
+
+@pytest.fixture(scope="module")
+def registered() -> set[str]:
+    pytest.importorskip("triton")
+    for path in Path(redline.ops.__file__).parent.glob("*/triton.py"):
+        importlib.import_module(f"redline.ops.{path.parent.name}.triton")
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    return {name.removeprefix("redline::") for name in names if name.startswith("redline::")}
+
+
+def test_every_operator_of_ours_is_either_dear_or_not(registered: set[str]) -> None:
+    assert set(OURS) <= registered
+    forward = {name for name in registered if not name.endswith("_backward")}
+    assert forward == set(OURS) | CHEAP | ELSEWHERE
+
+
+def test_attention_of_torch_has_its_name() -> None:
+    pytest.importorskip("torch.nn.attention.varlen")
+    assert "torch_attn::_varlen_attn" in DEAR and torch.ops.torch_attn._varlen_attn.default.name() in DEAR
+    assert torch.ops.higher_order.flex_attention.name() in DEAR
+
+
+def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+
+    def product(name: str) -> torch.library.CustomOpDef:
+        def run(x: Tensor) -> Tensor:
+            runs.append(name)
+            return x * 2
+
+        made = torch.library.custom_op(f"redline_test::{name}", run, mutates_args=())
+        made.register_fake(torch.empty_like)
+        made.register_autograd(lambda context, pull: pull * 2)
+        return made
+
+    dear, cheap = product("dear"), product("cheap")
+    monkeypatch.setattr("redline.nn.checkpointing.DEAR", (*DEAR, "redline_test::dear"))
+    x = torch.randn(7, requires_grad=True)
+    recomputed(lambda x: (dear(x).sin() * cheap(x)).sin(), x, selective=True).sum().backward()
+    assert runs.count("dear") == 1 and runs.count("cheap") == 2
