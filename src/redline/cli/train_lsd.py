@@ -1,6 +1,5 @@
 """`redline train lsd`: a model that restores live video, from a settings file to weights and a page about them."""
 
-import shlex
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -56,9 +55,7 @@ def train_lsd(
         outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(status))
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--steps": [steps], "--time": [time_limit]}
-            words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
-            again = ["redline", "train", "lsd", config, *words, "--out", str(folder), "--resume"]
-            shared._stopped(outcome, shlex.join(again))
+            shared._stopped(outcome, shared._again(["lsd", config], given, device, folder))
         status.update("judging …")
         result = write_lsd_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
