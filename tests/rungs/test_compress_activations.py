@@ -96,7 +96,9 @@ def test_infinities_come_back_and_leave_their_neighbours_alone(form: str) -> Non
     seen = Packed.of(values, form).flat()
     apart = torch.arange(777).sub(500).abs() > (256 if form == "int8" else 777)
     assert torch.equal(seen[apart], plain[apart]) and torch.equal(seen.isinf(), values.isinf())
-    assert torch.equal(seen[500:502], values[500:502]) and torch.allclose(seen[:500], values[:500], atol=0.13)
+    assert torch.equal(seen[500:502], values[500:502])
+    # Three bits of mantissa round by a sixteenth at the most; int8 by half of a 126th of the largest of its group.
+    assert torch.allclose(seen[:500], values[:500], rtol=2**-4 if form == "fp8" else 0.0, atol=0.02)
     mask = torch.zeros(600).masked_fill(torch.rand(600) < 0.5, -float("inf"))
     assert torch.equal(Packed.of(mask, form).flat(), mask)
 
