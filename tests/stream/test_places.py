@@ -170,3 +170,16 @@ def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     with pytest.raises(RedlineError, match="no place for a stream"):
         open_places("browser", "nowhere", Wishes(), LiveSettings(), Latency())
     assert pages[-1].closed == 1
+
+
+def test_a_page_that_cannot_be_served_lets_go_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RedlineError("the port is taken.")
+
+    monkeypatch.setattr("redline.stream.browser.serve", refuse)
+    monkeypatch.setattr(SyntheticClip, "close", lambda self: closed.append(self.name))
+    with pytest.raises(RedlineError, match="port is taken"):
+        open_places("synthetic:16x16", "browser", Wishes(), LiveSettings(), Latency())
+    assert closed == ["test clip"]

@@ -1,7 +1,7 @@
 """`redline eval drift`: whether a live model stays what it is over a thousand frames."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -11,12 +11,14 @@ from typing import Annotated
 import torch
 import typer
 from rich.markup import escape
+from rich.status import Status
 from rich.table import Table
 from torch import Tensor
 
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.drift import CONTROLS, Case, Finding, Watched, film_case, judge, photo_cases, watch
+from redline.drift.cases import Moment
 from redline.drift.controls import Make
 from redline.drift.page import headline, render_page
 from redline.drift.watch import LEAST_FRAMES, check_frames
@@ -118,7 +120,7 @@ def _maker(running: LsdFrames, settings: Settings, case: Case) -> Make:
     return make
 
 
-def _watch_controls(cases: list[Case], status: object) -> dict[str, list[Finding]]:
+def _watch_controls(cases: list[Case], status: Status) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {}
     for name, make in CONTROLS.items():
         found[name] = []
@@ -129,11 +131,11 @@ def _watch_controls(cases: list[Case], status: object) -> dict[str, list[Finding
     return found
 
 
-def _first(case: Case, count: int) -> Iterator:
+def _first(case: Case, count: int) -> Iterator[Moment]:
     return islice(case.moments(), count)
 
 
-def _told(status, name: str, frames: int):  # noqa: ANN001, ANN202
+def _told(status: Status, name: str, frames: int) -> Callable[[int], None]:
     return lambda frame: status.update(f"{name}: frame {frame:,} of {frames:,}")
 
 

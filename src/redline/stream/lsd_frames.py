@@ -12,10 +12,11 @@ from redline.job import Applied
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.plan import Plan
 from redline.rungs.cuda_graph import CudaGraph
-from redline.samplers import SAMPLERS, Sampler, StepTable, sampler_table
+from redline.samplers import SAMPLERS, StepTable, sampler_table
 from redline.samplers.distilled import MOST_STEPS
 from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
+from redline.stream.noisy_program import NoisyProgram
 from redline.stream.settings import Settings
 
 # What rungs calibrate on and look for overflows in: any picture of a fair size.
@@ -68,25 +69,18 @@ class LsdFrames:
         return kept + peak_live_bytes(lambda: shadow(*pictures, times))
 
 
-class LsdProgram:
+class LsdProgram(NoisyProgram):
     """One number of steps at one size: the sampler's table, the noise and the control vector on the device."""
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
+        super().__init__(frames.table, steps, (1, 3, height, width), frames.device)
         self._frames = frames
-        self._sampler = Sampler(frames.table(Settings(1.0, steps)), frames.device)
-        self._noise_N = torch.zeros(self._sampler.noises, 1, 3, height, width, device=frames.device)
-        self._generator = torch.Generator(frames.device)
         entries = frames.config.control
         self._control = torch.zeros(1, entries, device=frames.device) if entries else None
-        self._tuned: Settings | None = None
 
     def retune(self, settings: Settings) -> None:
-        before, self._tuned = self._tuned, settings
-        if before is None or before.strength != settings.strength:
-            self._sampler.retune(self._frames.table(settings))
-        if before is None or before.seed != settings.seed:
-            self._generator.manual_seed(settings.seed)
-            self._noise_N.normal_(generator=self._generator)
+        before = self._tuned
+        super().retune(settings)
         if self._control is not None and (before is None or before.control != settings.control):
             filled = [*settings.control, *[0.0] * (self._control.shape[1] - len(settings.control))]
             values = torch.tensor([filled])

@@ -14,11 +14,12 @@ from redline.errors import ModelError, RedlineError
 from redline.job import Applied
 from redline.plan import Plan, parse_rung
 from redline.quiet import quiet
-from redline.samplers import NoiseProcess, Sampler, StepTable, ddim, distilled, spread
+from redline.samplers import NoiseProcess, StepTable, ddim, distilled, spread
 from redline.samplers.distilled import MOST_STEPS
 from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.lsd_frames import without_own_graphs
+from redline.stream.noisy_program import NoisyProgram
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
@@ -106,23 +107,12 @@ class PipelineFrames:
         return self._text
 
 
-class PipelineProgram:
+class PipelineProgram(NoisyProgram):
     """A number of steps at a size: each frame is made of the frame alone, and of noise that stays the same."""
 
     def __init__(self, frames: PipelineFrames, steps: int, height: int, width: int) -> None:
+        super().__init__(frames.table, steps, frames.latent_shape(height, width), frames.device)
         self._frames = frames
-        self._sampler = Sampler(frames.table(Settings(1.0, steps)), frames.device)
-        self._noise_N = torch.zeros(self._sampler.noises, *frames.latent_shape(height, width), device=frames.device)
-        self._generator = torch.Generator(frames.device)
-        self._tuned: Settings | None = None
-
-    def retune(self, settings: Settings) -> None:
-        before, self._tuned = self._tuned, settings
-        if before is None or before.strength != settings.strength:
-            self._sampler.retune(self._frames.table(settings))
-        if before is None or before.seed != settings.seed:
-            self._generator.manual_seed(settings.seed)
-            self._noise_N.normal_(generator=self._generator)
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames

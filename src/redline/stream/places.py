@@ -162,25 +162,29 @@ def _open_with_browser(
     as_source, as_sink = (word == _BROWSER for word in words)
     host, port = _host_and_port((source if as_source else sink).partition(":")[2], _BROWSER_PORT)
     came = None if as_source else open_source(source, wishes)
-    page = serve(
-        host,
-        port,
-        wishes.key,
-        as_source=as_source,
-        as_sink=as_sink,
-        settings=settings,
-        latency=latency,
-        size=wishes.size or _BROWSER_SIZE,
-        most_steps=wishes.most_steps,
-        control_names=wishes.control_names,
-    )
+    page = None
     try:
+        page = serve(
+            host,
+            port,
+            wishes.key,
+            as_source=as_source,
+            as_sink=as_sink,
+            settings=settings,
+            latency=latency,
+            size=wishes.size or _BROWSER_SIZE,
+            most_steps=wishes.most_steps,
+            control_names=wishes.control_names,
+        )
         shown = page.source if came is None else page.tap(came)
         assert shown is not None
         goes = page.sink if as_sink else open_sink(sink, shown, wishes)
         assert goes is not None
     except BaseException:
-        page.close()
+        if page is not None:
+            page.close()
+        if came is not None:
+            came.close()
         raise
     addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
     return Places(shown, goes, addresses, page.close)
