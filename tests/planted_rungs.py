@@ -1,24 +1,45 @@
 """Rungs with known effects, planted into the registry of this process and, as a workload file, of every worker."""
 
 import os
+import random
 import signal
 import time
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from redline import Rung, Stage, Workload
+from redline import Rung, Stage, Workload, worker
 from redline.job import Job
 from redline.rungs import RUNGS
 
 
-class Waits(nn.Module):
-    """Busy for a set time, so that what a rung is worth is known."""
+class PlantedClock:
+    """Time that passes only when the model says so: what a rung is worth is known to a hair, under any load."""
 
     def __init__(self) -> None:
+        self.now_s = 0.0
+        self.hair = random.Random(0)
+
+    def perf_counter(self) -> float:
+        self.now_s += 1e-6  # no step takes no time
+        return self.now_s
+
+    def __deepcopy__(self, _: object) -> "PlantedClock":
+        return self  # a copy of the model lives in the same time
+
+    @torch.compiler.disable
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds * self.hair.uniform(0.999, 1.001)
+
+
+class Waits(nn.Module):
+    """Waits for a set time, so that what a rung is worth is known."""
+
+    def __init__(self, clock: Any = time) -> None:
         super().__init__()
+        self.clock = clock
         self.seconds = 0.008
         self.scale = 1.0
         self.layer = nn.Linear(6, 5)
@@ -26,12 +47,21 @@ class Waits(nn.Module):
         self.ballast = [torch.ones(2**22) for _ in range(16)]
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(self.seconds)  # other load on the machine does not stretch a sleep as it does a busy loop
+        # Other load does not stretch a sleep as it does a busy loop. A compiler makes it half as long.
+        self.clock.sleep(self.seconds / 2 if torch.compiler.is_compiling() else self.seconds)
         return self.layer(x) * self.scale
 
 
 def waits() -> Workload:
     return Workload(Waits, lambda seed: torch.randn(3, 6))
+
+
+def ticks() -> Workload:
+    """The same in planted time: for tests of what follows from a measurement, not of the measuring."""
+    clock = PlantedClock()
+    if __name__.startswith("redline_workload_"):
+        worker.time = clock  # pyright: ignore
+    return Workload(lambda: Waits(clock), lambda seed: torch.randn(3, 6))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost."""
+"""The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost.
+
+The planted model keeps its own time, so that a verdict depends on the climb alone; `test_overhead` climbs in real time.
+"""
 
 import contextlib
 import os
@@ -47,7 +50,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool) ->
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:waits", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
+    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
     yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
 
 
@@ -80,7 +83,7 @@ def test_set_ups_side_by_side_change_no_verdict(
     heard: list[str] = []
     monkeypatch.setattr(SetUps, "at_once", lambda self, peak_bytes: 4)
     names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=1)
     found = climb(settings, lambda text, row: heard.append(text))
     assert "setting up 4 plans side by side" in heard
     alone, side_by_side = verdicts(climbed[0]), verdicts(found)
@@ -94,7 +97,7 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
 ) -> None:
     monkeypatch.setattr("redline.candidates.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
-    result = climb(Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=only, timeout_s=30, sampling_s=1))
+    result = climb(Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=30, sampling_s=1))
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
     assert told == [
         ("trial", "planted_later", "dropped"),
@@ -122,7 +125,7 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
     dying("redline.climb", 0)
     dying("redline.race", -1)
     only = ("planted_slow", "planted_fast")
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=only, sampling_s=1, ablate=False)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, sampling_s=1, ablate=False)
     result = climb(settings)
     assert died == ["redline.climb", "redline.race"]
     assert {rung: verdict for rung, (verdict, _) in verdicts(result).items()} == {
@@ -134,7 +137,7 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
 
 @pytest.mark.usefixtures("without_compiler")
 def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(tmp_path: Path) -> None:
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=("planted_hang",), budget_s=20, sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=("planted_hang",), budget_s=20, sampling_s=1)
     verdict, reason = verdicts(climb(settings))["planted_hang"]
     assert verdict == "unmeasured" and "for want of budget" in reason
 
@@ -171,7 +174,7 @@ def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed,
     (tmp_path / "measurements.jsonl").write_text("".join(lines[:6]))
     names = (*(rung.name for rung in planted_rungs.PLANTED if rung.name != "planted_hang"), "cuda_graph")
     settings = Settings(
-        f"{PLANTED}:waits",
+        f"{PLANTED}:ticks",
         tmp_path,
         device="cpu",
         only=names,
@@ -196,7 +199,7 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     # What failed is tried again, so the rungs that crash and hang are left out here.
     broken = ("planted_crash", "planted_hang", "planted_raises")
     names = (*(rung.name for rung in planted_rungs.PLANTED if rung.name not in broken), "cuda_graph")
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
     resumed = climb(settings)
     saved = load_measurements(tmp_path / "measurements.jsonl")
     assert [m.to_json() for m in saved] == [m.to_json() for m in resumed.measurements]
@@ -211,7 +214,7 @@ def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Clim
     rows = (climbed[1] / "measurements.jsonl").read_text().replace(PLANTED, str(changed))
     (tmp_path / "measurements.jsonl").write_text(rows)
     settings = Settings(
-        f"{changed}:waits", tmp_path, device="cpu", only=("planted_fast",), sampling_s=1, resume=True, budget_s=60
+        f"{changed}:ticks", tmp_path, device="cpu", only=("planted_fast",), sampling_s=1, resume=True, budget_s=60
     )
     resumed = climb(settings)
     assert "because planted_rungs.py has changed" in resumed.resumed
@@ -224,7 +227,7 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
     from redline.logbook import Logbook
     from redline.race import run_race
 
-    settings = Settings(f"{PLANTED}:waits", tmp_path, device="cpu", sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", sampling_s=1)
     with WorkerPool() as pool:
         machine = ask_machine(pool, "cpu", measure=False)
         course, facts = lay_course(pool, settings, machine)
@@ -236,19 +239,18 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
 
 def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
     """torch.compile is raced as the second baseline, and would win against an empty plan."""
-    settings = Settings(
-        f"{TINY}:convolutions", tmp_path, device="cpu", without=("compile",), only=("tf32",), sampling_s=1
-    )
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", without=("compile",), only=("tf32",), sampling_s=1)
     result = climb(settings)
     assert str(result.plan) == "eager"
-    assert any(m.role == "final" and m.plan == "compile" for m in result.measurements)
+    speedup = next(m.speedup() for m in result.measurements if m.role == "final" and m.plan == "compile")
+    assert speedup is not None and speedup.above(1.5)
 
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("with_the_other", [True, False])
 def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other: bool, tmp_path: Path) -> None:
     settings = Settings(
-        f"{PLANTED}:waits",
+        f"{PLANTED}:ticks",
         tmp_path,
         device="cpu",
         only=("planted_hasty", "planted_careful") if with_the_other else ("planted_hasty",),
@@ -268,7 +270,7 @@ def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other
 @pytest.mark.usefixtures("without_compiler")
 def test_a_target_stops_the_climb(tmp_path: Path) -> None:
     settings = Settings(
-        f"{PLANTED}:waits",
+        f"{PLANTED}:ticks",
         tmp_path,
         device="cpu",
         only=("planted_fast", "planted_fixed"),
@@ -287,7 +289,7 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
 def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
     """The references alone take longer than this budget: a rung that would be kept is not tried."""
     settings = Settings(
-        f"{PLANTED}:waits", tmp_path, device="cpu", only=("planted_fixed",), budget_s=0.05, sampling_s=1
+        f"{PLANTED}:ticks", tmp_path, device="cpu", only=("planted_fixed",), budget_s=0.05, sampling_s=1
     )
     result = climb(settings)
     assert verdicts(result) == {"planted_fixed": ("unmeasured", "the budget was spent")}
@@ -394,7 +396,7 @@ def test_bad_settings(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("without_compiler")
 def test_verify_names_the_rungs_that_no_longer_hold() -> None:
-    settings = Settings(f"{PLANTED}:waits", Path("."), device="cpu", timeout_s=30, sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", Path("."), device="cpu", timeout_s=30, sampling_s=1)
     seen = verify(Plan.parse("planted_fast + planted_useless"), settings)
     assert not seen.holds and "planted_useless" in seen.reason
     assert [(r.rung, r.holds) for r in seen.rungs] == [("planted_fast", True), ("planted_useless", False)]
@@ -415,6 +417,6 @@ def test_a_plan_that_dies_in_its_verification_does_not_hold(monkeypatch: pytest.
         return take_turns(arms, course, **about)
 
     monkeypatch.setattr("redline.verify.take_turns", take)
-    settings = Settings(f"{PLANTED}:waits", Path("."), device="cpu", timeout_s=30, sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", Path("."), device="cpu", timeout_s=30, sampling_s=1)
     seen = verify(Plan.parse("planted_fast"), settings)
     assert not seen.holds and seen.reason.startswith("the plan does not go on running: ") and seen.speedup is None

@@ -4,6 +4,7 @@ The clock runs from the first trial to the final race, so it sees the trials and
 took is counted from the measurements alone: each trial's set-up, and its samples with the untimed steps before
 each, as `trial` chooses them. All the rest counts as Redline's own, even where the model runs in it: forking,
 building, the gate's batches, the proof, the rough time of a step, the peak of memory, statistics, writing.
+It is also the one climb of planted rungs in real time.
 """
 
 import time
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.alone
 
 PLANTED = Path(__file__).with_name("planted_rungs.py")
 TRIALS = ("planted_fast", "planted_useless", "planted_slow")
+VERDICTS = ("kept", "dropped", "dropped")
 ALLOWED_S = 2.0
 
 
@@ -58,7 +60,8 @@ def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(tmp_path: P
         ablate=False,
     )
     rows = [row for row in climb(settings, listen).measurements if row.role == "trial"]
-    assert tuple(row.rung for row in rows) == TRIALS and all(row.samples for row in rows)
+    assert [(row.rung, row.verdict) for row in rows] == list(zip(TRIALS, VERDICTS, strict=True))
+    assert all(row.samples for row in rows)
     wall_s = moments["the final race"] - moments[f"trying {TRIALS[0]}"]
     model_s = sum(map(in_the_model_s, rows))
     assert 0 < model_s < wall_s

@@ -4,6 +4,7 @@ A trial needs a process of its own, because the process boundary is what undoes 
 forking a process that has already done so takes milliseconds. Nothing here may start CUDA or a thread pool.
 """
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ def _preload() -> None:
     import torch._dynamo  # noqa: F401
 
     import redline.worker  # noqa: F401
+
+    gc.freeze()  # the collector of a child neither walks nor copies what all share
 
 
 def main() -> None:

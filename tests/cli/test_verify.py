@@ -11,10 +11,8 @@ from redline.plan import Plan
 
 from .conftest import Seen
 
-pytestmark = pytest.mark.alone
-
 PLANTED = Path(__file__).parents[1] / "planted_rungs.py"
-ARGUMENTS = [f"{PLANTED}:waits", "--device", "cpu", "--sampling", "1s"]
+ARGUMENTS = [f"{PLANTED}:ticks", "--device", "cpu", "--sampling", "1s"]
 
 
 @pytest.fixture(autouse=True)

@@ -191,6 +191,12 @@ def test_reasons_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert "C++ compiler" in Compile().why_not(CPU)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert (
+        Compile().why_not(cuda)
+        == Compile().why_not(CPU)
+        == "TORCH_COMPILE_DISABLE=1 in the environment switches it off"
+    )
 
 
 def test_variants_fit_the_machine() -> None:

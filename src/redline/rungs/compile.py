@@ -87,6 +87,8 @@ class Compile(Rung):
         return self.mode in ("reduce-overhead", "max-autotune")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+            return "TORCH_COMPILE_DISABLE=1 in the environment switches it off"
         if machine.is_cuda:
             if not machine.has("triton"):
                 return "it makes its GPU kernels with Triton, which is not installed: pip install triton"
