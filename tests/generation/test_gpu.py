@@ -11,6 +11,7 @@ import torch
 from redline.generation import InferenceEngine, Sampling
 from redline.generation.sampling import Sampler
 from redline.models.decoder import Decoder, DecoderConfig
+from redline.models.memory import TitanConfig, TitanModel
 
 pytestmark = pytest.mark.gpu
 WARM = Sampling(temperature=0.9, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2, seed=3)
@@ -50,6 +51,20 @@ def test_windows_wrap_in_a_recorded_step(plan: str) -> None:
     batch = prompts(30, 5)
     plain = InferenceEngine(model, plan, graph=False).generate(batch, max_tokens=80)
     assert InferenceEngine(model, plan).generate(batch, max_tokens=80) == plain
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, where it meets flex attention
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+def test_a_memory_model_is_recorded_too(update: str) -> None:
+    """Segments end inside the recorded steps: slots are filled and states carried by what was recorded once."""
+    config = TitanConfig(1003, 128, 4, 4, attention_every=2, segment=32, memory_slots=8, memory_update=update)
+    model = TitanModel(config).eval().cuda()
+    batch = prompts(40, 3, 75)
+    plain = InferenceEngine(model, graph=False).generate(batch, max_tokens=80)
+    engine = InferenceEngine(model)
+    for _ in range(2):
+        assert engine.generate(batch, max_tokens=80) == plain
+    assert engine.setup_s == 0
 
 
 @torch.no_grad()

@@ -95,6 +95,25 @@ def test_resumed_is_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_pat
     assert run(path, tmp_path / "parts", resume=True) == whole[5:]
 
 
+@COMPILER
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+def test_a_memory_model_learns_and_is_resumed_bit_for_bit(
+    wide: Callable[..., Path], tmp_path: Path, update: str
+) -> None:
+    memory = f'attention_every = 2\nsegment = 32\nmemory_slots = 8\nmemory_update = "{update}"'
+    path = wide(
+        ('kind = "decoder"', 'kind = "memory"'),
+        ("context = 256", memory),
+        ('precision = "fp32"', 'precision = "bf16"\ndeterministic = true'),
+        ("checkpoint_minutes = 10", "checkpoint_minutes = 0"),
+    )
+    whole = run(path, tmp_path / "whole")
+    assert whole[-1] < 0.95 * whole[0]
+    with pytest.raises(KeyboardInterrupt):
+        run(path, tmp_path / "parts", stop_at=6)
+    assert run(path, tmp_path / "parts", resume=True) == whole[5:]
+
+
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16"])
 def test_a_step_waits_for_nobody(
     wide: Callable[..., Path],
