@@ -88,7 +88,7 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
 
 
 @pytest.fixture
-def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
     """Takes a kernel through the whole compiler, ptxas included, for a GPU that is not here."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
@@ -99,8 +99,8 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
         capability: int = 90,
         num_warps: int = 4,
         num_stages: int = 2,
-    ) -> None:
-        """`types` names each run-time argument's type ("*bf16", "i32", "fp32"); `constants` the constexpr ones."""
+    ) -> str:
+        """Gives the PTX. `types` are those of run-time arguments ("*bf16", "i32"), `constants` the constexpr ones."""
         triton = pytest.importorskip("triton")
         compiler = pytest.importorskip("triton.compiler")
         backends = pytest.importorskip("triton.backends.compiler")
@@ -118,6 +118,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
         compiled = triton.compile(source, target=target, options=options)
         assert compiled.metadata.shared <= SHARED_BYTES[capability], kernel.__name__
         assert compiled.asm["cubin"]
+        return compiled.asm["ptx"]
 
     return check
 

@@ -22,7 +22,7 @@ def test_every_module_takes_its_kernel_and_the_output_stays() -> None:
     fast = Plan.parse("fused_ops").apply(model, samples=picture)
     with torch.no_grad():
         torch.testing.assert_close(fast(picture), model(picture), atol=1e-5, rtol=1e-5)
-    assert FusedOps().proof(fast.job) == "10 WindowAttention by sdpa"
+    assert FusedOps().proof(fast.job) == "1 Drct by reference, 10 WindowAttention by sdpa"
     modules = [m for m in model.modules() if isinstance(m, WindowAttention)]
     assert len(modules) == 10 and all(m.implementation == "reference" for m in modules)
 
@@ -58,8 +58,10 @@ def test_a_model_without_such_modules_is_told_so() -> None:
 def test_on_a_gpu_it_is_the_triton_kernel() -> None:
     model = draw(Drct(CONFIG)).eval().cuda()
     picture = torch.rand(2, 3, 12, 20, device="cuda")
-    for plan, tolerance in (("fused_ops", 1e-4), ("fused_ops + bf16", 0.1)):
-        fast = Plan.parse(plan).apply(model, samples=picture)
-        with torch.no_grad():
-            torch.testing.assert_close(fast(picture), model(picture), atol=tolerance, rtol=tolerance)
-        assert FusedOps().proof(fast.job) == "10 WindowAttention by triton"
+    for pack in ("true", "false"):
+        for precision, tolerance in (("", 1e-4), (" + bf16", 0.1)):
+            fast = Plan.parse(f"fused_ops(pack={pack}){precision}").apply(model, samples=picture)
+            with torch.no_grad():
+                torch.testing.assert_close(fast(picture), model(picture), atol=tolerance, rtol=tolerance)
+            proof = "1 Drct by triton" if pack == "true" else "1 Drct by reference, 10 WindowAttention by triton"
+            assert FusedOps().proof(fast.job) == proof

@@ -11,3 +11,6 @@ class Choosing(nn.Module):
     def chosen(self) -> str:
         """The implementation that takes inputs of the kind that the module's own weights are."""
         raise NotImplementedError
+
+    def pack(self) -> None:
+        """Puts weights into the order that the fast implementation wants, for inference alone; most need no other."""

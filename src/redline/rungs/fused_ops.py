@@ -2,6 +2,7 @@
 
 Its models come with every such operation written out in plain PyTorch, which is the specification. This rung lets each
 take the fastest implementation that can run where it is: a Triton kernel on a GPU, torch's fused attention on a CPU.
+Some put their weights into another order for it, where nothing else will change them: for inference on a GPU.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from torch import nn
 from redline.job import Job
 from redline.machine import Machine
 from redline.nn import Choosing
-from redline.rung import Rung, Stage
+from redline.rung import Rung, Stage, option
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,20 @@ class FusedOps(Rung):
     stage: ClassVar[Stage] = Stage.STRUCTURE
     summary: ClassVar[str] = "Redline's own kernels where a model has modules that know them"
 
+    pack: bool = option(True, "put weights into the kernels' own order (inference on a GPU); false for int8 on top")
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is not None and not _plain(job.model):
             return "the model has no module with an implementation of Redline's own to choose"
         return ""
 
     def apply(self, job: Job) -> Job:
-        modules = _plain(job.model)
-        for module in modules:
+        for module in _plain(job.model):
             module.implementation = "auto"
-        return job.with_evidence(self.name, tuple(modules))
+            if self.pack and job.device.type == "cuda" and not job.training:
+                module.pack()
+        ready = [m for m in job.model.modules() if isinstance(m, Choosing)]
+        return job.with_evidence(self.name, tuple(ready))
 
     def proof(self, job: Job) -> str:
         modules: tuple[Choosing, ...] = job.evidence[self.name]

@@ -24,4 +24,6 @@ def choose_plan(machine: Machine, precision: str = "auto", given: Path | None = 
     rung = parse_rung("int8(mode=dynamic)" if precision == "int8" else precision)
     if reason := rung.why_not(machine):
         raise RedlineError(f"{precision} cannot run here: {reason}.")
+    if precision == "int8" and "fused_ops" in plan:
+        plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))  # packed layers are none that it knows
     return plan.with_rung(rung)

@@ -11,14 +11,15 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.drct.config import DrctConfig
-from redline.nn import WindowAttention
+from redline.models.drct.packed import PackedBody
+from redline.nn import Choosing, WindowAttention
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
 _MEAN = (0.4488, 0.4371, 0.4040)
 _RESIDUAL_SHARE = 0.2
 
 
-class Drct(nn.Module):
+class Drct(Choosing):
     """Takes (B, 3, H, W) in [0, 1] and gives (B, 3, scale·H, scale·W)."""
 
     mean: Tensor
@@ -54,6 +55,13 @@ class Drct(nn.Module):
             tokens = group(tokens)
         body = self.conv_after_body(self.norm(tokens).permute(0, 3, 1, 2)) + first
         return self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
+
+    def pack(self) -> None:
+        self.layers = nn.ModuleList([PackedBody(self.layers, self.config.width, self.config.growth, _RESIDUAL_SHARE)])
+
+    def chosen(self) -> str:
+        body = self.layers[0]
+        return body.chosen() if isinstance(body, PackedBody) else "reference"
 
     def _check(self, picture: Tensor) -> None:
         window = self.config.window

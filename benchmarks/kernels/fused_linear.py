@@ -1,0 +1,127 @@
+"""Times the linear layers of a DRCT-L group with what stands around them, in bf16: eager, compiled, and fused.
+
+    python benchmarks/kernels/fused_linear.py --out FILE [--only fc1] [--sweep]
+
+One picture of 256 × 256 tokens, in the narrowest and the widest of its five blocks. Eager and torch.compile take the
+widths as they are; the fused kernel takes them filled up to multiples of 8, and the arithmetic counted is without that.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from arms import Case, Run, forward, main, with_values
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.models.drct.packed import PackedLinear, filled
+from redline.ops.fused_linear import moments, parts_of
+
+ROWS = 256 * 256
+# Eager ones round after every step.
+LARGEST_ERROR = 0.02
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    channels: int
+    columns: int
+    normalize: bool = False
+    activation: str = ""
+    residual: bool = False
+
+
+LAYERS = tuple(
+    layer
+    for width, hidden in ((180, 360), (308, 308))
+    for layer in (
+        Layer("qkv", width, 3 * width, normalize=True),
+        Layer("proj", width, width, residual=True),
+        Layer("fc1", width, hidden, normalize=True, activation="gelu"),
+        Layer("fc2", hidden, width, residual=True),
+        Layer("adjust", width, 32, activation="leaky_relu"),
+    )
+)
+
+
+def case(layer: Layer) -> Case:
+    x, old = (torch.randn(ROWS, width, device="cuda").bfloat16() for width in (layer.channels, layer.columns))
+    linear = nn.Linear(layer.channels, layer.columns, device="cuda").requires_grad_(False)
+    norm = nn.LayerNorm(layer.channels, device="cuda").requires_grad_(False) if layer.normalize else None
+
+    def plain(x: Tensor, old: Tensor, linear: nn.Linear, norm: nn.LayerNorm | None) -> Tensor:
+        y = linear(x if norm is None else norm(x))
+        if layer.activation:
+            y = F.gelu(y) if layer.activation == "gelu" else F.leaky_relu(y, 0.2)
+        return old + y if layer.residual else y
+
+    into, out_of = torch.arange(layer.channels), torch.arange(layer.columns)
+    packed = PackedLinear(linear, into, out_of, norm).bfloat16()
+    half, half_norm = copy.deepcopy(linear).bfloat16(), copy.deepcopy(norm)
+    if half_norm is not None:
+        half_norm.bfloat16()
+    wide = F.pad(x, (0, filled(layer.channels) - layer.channels))
+    wide_old = F.pad(old, (0, filled(layer.columns) - layer.columns))
+    sums = torch.stack([moments(block) for block in wide.split(128, 1)])
+    out = torch.empty_like(wide_old)
+    new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
+
+    def eager(x: Tensor, old: Tensor) -> Tensor:
+        return plain(x, old, half, half_norm)
+
+    def fused(x: Tensor, old: Tensor) -> Tensor:
+        packed(
+            wide,
+            sums if layer.normalize else None,
+            out,
+            layer.activation,
+            wide_old if layer.residual else None,
+            new_moments_P2M=new if layer.residual else None,
+        )
+        return out[:, : layer.columns]
+
+    moved = x.nbytes + out.nbytes + (old.nbytes if layer.residual else 0)
+    return Case(
+        name=f"fused_linear {layer.name}",
+        sizes={"rows": ROWS, "channels": layer.channels, "columns": layer.columns, "dtype": "bf16"},
+        arms={
+            "eager": lambda: forward(eager, (x, old)),
+            "torch.compile": lambda: forward(torch.compile(eager, fullgraph=True, dynamic=False), (x, old)),
+            "redline": lambda: forward(fused, (x, old)),
+        },
+        expected=lambda: (plain(x.float(), old.float(), linear, norm),),
+        largest_error=LARGEST_ERROR,
+        needed_bytes=moved,
+        needed_flop=2.0 * ROWS * layer.channels * layer.columns,
+    )
+
+
+def cases() -> Iterable[Case]:
+    return map(case, LAYERS)
+
+
+def sweep() -> Iterable[Case]:
+    from redline.ops.fused_linear import triton
+
+    for layer in LAYERS:
+        plain = case(layer)
+        build = plain.arms["redline"]
+        arms: dict[str, Callable[[], Run]] = {"as shipped": build}
+        widths = (32, 64) if layer.columns <= 64 else (128,) if layer.residual else (64, 128, 256)
+        for rows in (64, 128, 256):
+            for columns in widths:
+                for channels in (32, 64, 128):
+                    for warps, stages in ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4)):
+                        tiles = triton.Tiles(rows, columns, channels, warps, stages)
+                        if rows * columns > 128 * 256 or rows * columns > 64 * 256 * warps // 4:
+                            continue  # more than fits into registers
+                        values: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles)}
+                        arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
+        yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
+
+
+if __name__ == "__main__":
+    sys.exit(main("fused_linear", cases, sweep))

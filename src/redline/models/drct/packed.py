@@ -1,0 +1,202 @@
+"""DRCT's groups as kernels want them, for inference: the same arithmetic in rows that tensor cores can take.
+
+No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is a head's (30, 53, 122, …). Here every piece of a row, the
+first 180 channels and each 32 that a block adds, begins at a multiple of 8, and so does every head; what fills up
+between is zero, in rows and weights alike. A group keeps one wide row a token, into which each block writes what it
+adds, so that nothing is joined. LayerNorms are part of the linear layers behind them: their weights are folded in, and
+each kernel leaves the moments of what it writes for the next.
+
+M rows are the tokens of all pictures. "Places" say where channels of the original stand in a filled-up row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from redline.ops.fused_linear import MOMENT_COLUMNS, fastest, fused_linear, moments, parts_of
+from redline.ops.window_attention import window_attention
+
+if TYPE_CHECKING:
+    from redline.models.drct.model import Block, Group
+
+_STEP = 8
+
+
+def filled(width: int) -> int:
+    """The next multiple of what a GPU reads at once."""
+    return -(-width // _STEP) * _STEP
+
+
+def places(pieces: Sequence[int]) -> Tensor:
+    """Where the channels of these pieces stand, each of which begins at a multiple of 8."""
+    starts = [0]
+    for piece in pieces:
+        starts.append(starts[-1] + filled(piece))
+    return torch.cat([start + torch.arange(piece) for start, piece in zip(starts, pieces, strict=False)])
+
+
+class PackedLinear(nn.Module):
+    """A linear layer in filled-up rows; with a LayerNorm's weights folded in where one stood before it."""
+
+    weight: Tensor
+    bias: Tensor
+    weight_sums: Tensor
+
+    def __init__(
+        self,
+        layer: nn.Linear,
+        into: Tensor,
+        out_of: Tensor,
+        norm: nn.LayerNorm | None = None,
+        scale: Tensor | None = None,
+    ) -> None:
+        """`into` and `out_of` are the places of its inputs and outputs; `scale` multiplies each output."""
+        super().__init__()
+        weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
+        self.channels, self.eps = 0, 0.0
+        if norm is not None:
+            bias = bias + weight @ norm.bias.detach().double()
+            weight = weight * norm.weight.detach().double()
+            self.channels, self.eps = weight.shape[1], norm.eps
+        if scale is not None:
+            scale = scale.to(weight)
+            weight, bias = weight * scale[:, None], bias * scale
+        into, out_of = into.to(weight.device), out_of.to(weight.device)
+        columns, channels = filled(int(out_of[-1]) + 1), filled(int(into[-1]) + 1)
+        whole = weight.new_zeros(columns, channels)
+        whole[out_of[:, None], into[None, :]] = weight
+        self.register_buffer("weight", whole.to(layer.weight.dtype), persistent=False)
+        self.register_buffer(
+            "bias", bias.new_zeros(columns).index_copy(0, out_of, bias).to(layer.bias.dtype), persistent=False
+        )
+        self.register_buffer("weight_sums", self.weight.float().sum(1), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
+        super()._apply(fn, recurse)
+        # They have to cancel against the weights as those are now, rounded or not.
+        self.weight_sums = self.weight.float().sum(1)
+        return self
+
+    @property
+    def columns(self) -> int:
+        return self.weight.shape[0]
+
+    def forward(
+        self,
+        x_MK: Tensor,
+        moments_P2M: Tensor | None = None,
+        out_MN: Tensor | None = None,
+        activation: str = "",
+        residual_MN: Tensor | None = None,
+        share: float = 1.0,
+        new_moments_P2M: Tensor | None = None,
+    ) -> Tensor:
+        out_MN = x_MK.new_empty(x_MK.shape[0], self.columns) if out_MN is None else out_MN
+        fused_linear(
+            x_MK, self.weight, self.bias, out_MN, moments_P2M, self.weight_sums, self.channels, self.eps, activation,
+            residual_MN, share, new_moments_P2M,
+        )  # fmt: skip
+        return out_MN
+
+
+class PackedBlock(nn.Module):
+    """A Swin block, and the 1×1 convolution behind it."""
+
+    relative_position_bias_table: Tensor
+
+    def __init__(self, block: "Block", adjust: nn.Linear, pieces: Sequence[int], out_of: Tensor) -> None:
+        super().__init__()
+        attention, width = block.attn, block.norm1.normalized_shape[0]
+        table = attention.relative_position_bias_table
+        heads = table.shape[1]
+        size = width // heads
+        self.window, self.shift = attention.window, attention.shift
+        self.register_buffer("relative_position_bias_table", table.detach().clone(), persistent=False)
+        rows, of_heads = places(pieces), places([size] * heads)
+        hidden = torch.arange(block.mlp.fc1.out_features)
+        # Attention divides by the root of the filled-up size: the queries make up for it.
+        scale = torch.ones(3, width)
+        scale[0] = (filled(size) / size) ** 0.5
+        of_qkv = torch.cat([of_heads + part * heads * filled(size) for part in range(3)])
+        self.qkv = PackedLinear(attention.qkv, rows, of_qkv, block.norm1, scale.flatten())
+        self.proj = PackedLinear(attention.proj, of_heads, rows)
+        self.fc1 = PackedLinear(block.mlp.fc1, rows, hidden, block.norm2)
+        self.fc2 = PackedLinear(block.mlp.fc2, hidden, rows)
+        self.adjust = PackedLinear(adjust, rows, out_of)
+
+    def forward(
+        self,
+        x_MK: Tensor,
+        moments_P2M: Tensor,
+        picture: tuple[int, int, int],
+        out_MN: Tensor,
+        new_moments_P2M: Tensor,
+        residual_MN: Tensor | None = None,
+        share: float = 1.0,
+    ) -> None:
+        """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
+        qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
+        mixed = window_attention(qkv, self.relative_position_bias_table, self.window, self.shift)
+        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
+        tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
+        hidden = self.fc1(tokens, between, activation="gelu")
+        tokens = self.fc2(hidden, residual_MN=tokens)
+        activation = "leaky_relu" if residual_MN is None else ""
+        self.adjust(tokens, None, out_MN, activation, residual_MN, share, new_moments_P2M)
+
+
+class PackedGroup(nn.Module):
+    def __init__(self, group: "Group", width: int, growth: int, share: float) -> None:
+        super().__init__()
+        self.share, self.first, self.growth = share, filled(width), filled(growth)
+        blocks: list[PackedBlock] = []
+        for index in range(1, 6):
+            block, adjust = group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}")
+            out_of = torch.arange(growth if index < 5 else width)
+            pieces = [width] + [growth] * (index - 1)
+            blocks.append(PackedBlock(block, adjust, pieces, out_of))  # pyright: ignore[reportArgumentType]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, row_MC: Tensor, moments_P2M: Tensor, picture: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+        """Fills the wide row and its moments up, and begins a new one."""
+        next_row, next_moments = torch.empty_like(row_MC), torch.empty_like(moments_P2M)
+        width, parts, new_parts = self.first, parts_of(self.first), parts_of(self.growth)
+        for block in self.blocks[:-1]:
+            new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
+            block(row_MC[:, :width], moments_P2M[:parts], picture, new, of_new)
+            width, parts = width + self.growth, parts + new_parts
+        first, of_first = next_row[:, : self.first], next_moments[: parts_of(self.first)]
+        self.blocks[-1](row_MC, moments_P2M, picture, first, of_first, row_MC[:, : self.first], self.share)
+        return next_row, next_moments
+
+
+class PackedBody(nn.Module):
+    """All groups: takes and gives tokens (B, H, W, C)."""
+
+    def __init__(self, groups: nn.ModuleList, width: int, growth: int, share: float) -> None:
+        super().__init__()
+        self.width, self.growth = width, growth
+        self.groups = nn.ModuleList(
+            PackedGroup(group, width, growth, share)  # pyright: ignore[reportArgumentType]
+            for group in groups
+        )
+
+    def chosen(self) -> str:
+        """What takes the first layer's rows."""
+        weight = next(module.weight for module in self.modules() if isinstance(module, PackedLinear))
+        return fastest(weight, weight)
+
+    def forward(self, tokens_BHWC: Tensor) -> Tensor:
+        batch, height, width, channels = tokens_BHWC.shape
+        first, growth = filled(self.width), filled(self.growth)
+        rows_MC = F.pad(tokens_BHWC.reshape(-1, channels), (0, first + 4 * growth - channels))
+        parts = parts_of(first) + 4 * parts_of(growth)
+        sums_P2M = rows_MC.new_empty((parts, 2, len(rows_MC)), dtype=torch.float32)
+        blocks = rows_MC[:, :first].split(MOMENT_COLUMNS, 1)
+        sums_P2M[: parts_of(first)] = torch.stack([moments(block) for block in blocks])
+        for group in self.groups:
+            rows_MC, sums_P2M = group(rows_MC, sums_P2M, (batch, height, width))
+        return rows_MC[:, : self.width].view(batch, height, width, self.width)

@@ -1,0 +1,116 @@
+"""A linear layer with LayerNorm before it and activation and residual behind it; for inference.
+
+`reference.py` is its specification, `triton.py` does it in one pass over the rows. Results are written where the caller
+says, so that what is to stand side by side needs no joining, and with them their moments, for the layer that normalizes
+them next.
+"""
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.ops.dispatch import choose
+from redline.ops.fused_linear import reference
+from redline.ops.fused_linear.reference import ACTIVATIONS, moments
+
+__all__ = ["MOMENT_COLUMNS", "fastest", "fused_linear", "moments", "parts_of"]
+
+# Columns whose sums make one part of the moments.
+MOMENT_COLUMNS = 128
+
+
+def parts_of(columns: int) -> int:
+    """How many parts the moments of so many columns have."""
+    return -(-columns // MOMENT_COLUMNS)
+
+
+def fused_linear(
+    x_MK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor,
+    out_MN: Tensor,
+    moments_P2M: Tensor | None = None,
+    weight_sums_N: Tensor | None = None,
+    channels: int = 0,
+    eps: float = 1e-5,
+    activation: str = "",
+    residual_MN: Tensor | None = None,
+    share: float = 1.0,
+    new_moments_P2M: Tensor | None = None,
+    implementation: str = "auto",
+) -> None:
+    """Writes residual + share · activation(normalized(x) @ weight.T + bias) into `out`.
+
+    With `moments` rows are normalized; `weight_sums` then holds the sum of each row of the weight in fp32, and
+    `channels` how many of K count. `new_moments` takes those of what is written, `parts_of(N)` parts.
+    """
+    _check(x_MK, weight_NK, bias_N, out_MN, activation, residual_MN)
+    _check_moments(x_MK, out_MN, moments_P2M, weight_sums_N, channels, new_moments_P2M)
+
+    if _choose(implementation, x_MK, weight_NK) == "triton":
+        from redline.ops.fused_linear import triton
+
+        triton.fused_linear(
+            x_MK, weight_NK, bias_N, out_MN, moments_P2M, weight_sums_N, channels, eps, activation, residual_MN, share,
+            new_moments_P2M,
+        )  # fmt: skip
+        return
+    out_MN.copy_(
+        reference.fused_linear(x_MK, weight_NK, bias_N, moments_P2M, channels, eps, activation, residual_MN, share)
+    )
+    if new_moments_P2M is not None:
+        for part, block in enumerate(out_MN.split(MOMENT_COLUMNS, -1)):
+            new_moments_P2M[part] = moments(block)
+
+
+def fastest(x_MK: Tensor, weight_NK: Tensor) -> str:
+    """What `auto` takes for these."""
+    return _choose("auto", x_MK, weight_NK)
+
+
+def _choose(asked: str, x_MK: Tensor, weight_NK: Tensor) -> str:
+    def why_not() -> str:
+        from redline.ops.fused_linear import triton
+
+        return triton.why_not(x_MK, weight_NK)
+
+    return choose("a fused linear layer", asked, x_MK.device, why_not)
+
+
+def _check(
+    x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor, out_MN: Tensor, activation: str, residual_MN: Tensor | None
+) -> None:
+    if x_MK.ndim != 2 or weight_NK.ndim != 2 or x_MK.shape[1] != weight_NK.shape[1]:
+        shapes = f"{tuple(x_MK.shape)} and {tuple(weight_NK.shape)}"
+        raise ModelError(f"a fused linear layer takes (rows, channels) and a weight (columns, channels), not {shapes}.")
+    wanted = (x_MK.shape[0], weight_NK.shape[0])
+    for name, tensor in (("out", out_MN), ("residual", residual_MN)):
+        if tensor is not None and (tuple(tensor.shape) != wanted or tensor.dtype != x_MK.dtype):
+            raise ModelError(f"{name} is {wanted} in {x_MK.dtype} here, not {tuple(tensor.shape)} in {tensor.dtype}.")
+    if tuple(bias_N.shape) != wanted[1:]:
+        raise ModelError(f"the bias of {wanted[1]} columns cannot be {tuple(bias_N.shape)}.")
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"a fused linear layer knows no {activation!r}: it knows gelu and leaky_relu.")
+    if torch.is_grad_enabled() and (x_MK.requires_grad or weight_NK.requires_grad):
+        raise ModelError("a fused linear layer is for inference: it has no gradient.")
+
+
+def _check_moments(
+    x_MK: Tensor,
+    out_MN: Tensor,
+    moments_P2M: Tensor | None,
+    weight_sums_N: Tensor | None,
+    channels: int,
+    new_moments_P2M: Tensor | None,
+) -> None:
+    rows, columns = out_MN.shape
+    if moments_P2M is not None:
+        if moments_P2M.ndim != 3 or tuple(moments_P2M.shape[1:]) != (2, rows):
+            raise ModelError(f"moments of {rows} rows are (parts, 2, {rows}), not {tuple(moments_P2M.shape)}.")
+        if weight_sums_N is None or tuple(weight_sums_N.shape) != (columns,):
+            raise ModelError(f"normalizing rows takes the sums of all {columns} rows of the weight.")
+        if not 0 < channels <= x_MK.shape[1]:
+            raise ModelError(f"between 1 and {x_MK.shape[1]} channels can be normalized, not {channels}.")
+    if new_moments_P2M is not None and tuple(new_moments_P2M.shape) != (parts_of(columns), 2, rows):
+        wanted = (parts_of(columns), 2, rows)
+        raise ModelError(f"moments of {columns} columns are {wanted} here, not {tuple(new_moments_P2M.shape)}.")

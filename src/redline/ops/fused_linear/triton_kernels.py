@@ -1,0 +1,73 @@
+"""The kernel of the fused linear layer.
+
+Normalizing does not touch the rows before the product: with mean m and scale s of a row,
+(x − m) · s @ W = s · (x @ W − m · (sum of W's row)), so that it is two numbers a row in the end, in fp32.
+"""
+
+import triton
+import triton.language as tl
+
+from redline.ops.fused_linear.reference import SLOPE
+
+STEP = 8
+_STEP = tl.constexpr(STEP)
+_SLOPE = tl.constexpr(SLOPE)
+_HALF_ROOT = tl.constexpr(0.7071067811865476)
+
+
+# Sizes are known at run time, so that few kernels serve all layers. They come in steps of 8 numbers: that tells the
+# compiler that it may read 8 at once.
+@triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
+def linear_kernel(
+    x, weight, bias, weight_sums, moments, residual, new_moments, out,
+    rows, K_steps, N_steps, parts, x_steps, residual_steps, out_steps, channels, eps, share,
+    NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A block of rows and columns; blocks of the same rows run side by side, to find them in the cache."""
+    K = K_steps * _STEP
+    N = N_steps * _STEP
+    tiles = tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    tile = program % tiles
+    row = program // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = row < rows
+    row_place = row.to(tl.int64)
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    x_row = x + row_place[:, None] * (x_steps * _STEP)
+    weight_row = weight + column[None, :] * K
+    for start in range(0, K, BLOCK_K):
+        channel = start + tl.arange(0, BLOCK_K)
+        some = tl.load(x_row + channel[None, :], mask=there[:, None] & (channel < K)[None, :], other=0.0)
+        weights = tl.load(weight_row + channel[:, None], mask=(channel < K)[:, None] & (column < N)[None, :], other=0.0)
+        total = tl.dot(some, weights, total, input_precision=PRECISION)
+
+    if NORMALIZE:
+        sums = tl.zeros((BLOCK_M,), tl.float32)
+        squares = tl.zeros((BLOCK_M,), tl.float32)
+        for part in range(parts):
+            sums += tl.load(moments + row_place + 2 * part * rows, mask=there, other=0.0)
+            squares += tl.load(moments + row_place + (2 * part + 1) * rows, mask=there, other=0.0)
+        mean = sums / channels
+        scale = tl.rsqrt(tl.maximum(squares / channels - mean * mean, 0.0) + eps)
+        of_weights = tl.load(weight_sums + column, mask=column < N, other=0.0)
+        total = (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
+    total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION == "gelu":
+        total = 0.5 * total * (1.0 + tl.erf(total * _HALF_ROOT))
+    if ACTIVATION == "leaky_relu":
+        total = tl.where(total > 0, total, _SLOPE * total)
+    inside = there[:, None] & (column < N)[None, :]
+    if RESIDUAL:
+        place = residual + row_place[:, None] * (residual_steps * _STEP) + column[None, :]
+        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + share * total
+    written = total.to(out.dtype.element_ty)
+    tl.store(out + row_place[:, None] * (out_steps * _STEP) + column[None, :], written, mask=inside)
+    if MOMENTS:
+        # Of what was written: that is what will be normalized. Columns beyond the last are zero.
+        seen = tl.where(inside, written.to(tl.float32), 0.0)
+        place = new_moments + row_place + 2 * tile * rows
+        tl.store(place, tl.sum(seen, 1), mask=there)
+        tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)

@@ -1,0 +1,83 @@
+"""The packed groups give what the plain ones give, whatever the widths, and go on doing so when they are converted."""
+
+import copy
+
+import pytest
+import torch
+
+from redline.gate import Gate
+from redline.models.drct import Drct, DrctConfig
+from redline.models.drct.packed import PackedBody, PackedLinear, filled, places
+from redline.plan import Plan
+from redline.rungs.fused_ops import FusedOps
+from redline.workloads.drct import draw
+
+USUAL = DrctConfig.of(2, 2, window=4, features=8)
+ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
+
+
+def packed(model: Drct) -> Drct:
+    other = copy.deepcopy(model)
+    other.pack()
+    return other
+
+
+@pytest.mark.parametrize("config", [USUAL, ODD], ids=["180 channels", "20 channels"])
+@torch.no_grad()
+def test_gives_what_the_groups_give(config: DrctConfig) -> None:
+    model = draw(Drct(config)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms and biases far from one and zero
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    picture = torch.rand(2, 3, 8, 12).double()
+    expected, found = model(picture), packed(model)(picture)
+    assert (found - expected).norm() <= 1e-6 * expected.norm()  # moments and sums are fp32
+
+
+def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
+    assert places([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
+    model = Drct(ODD)
+    model.pack()
+    (body,) = model.layers
+    assert isinstance(body, PackedBody)
+    shapes = [tuple(module.weight.shape) for module in body.modules() if isinstance(module, PackedLinear)]
+    assert all(columns % 8 == 0 and channels % 8 == 0 for columns, channels in shapes)
+    heads, size = ODD.heads[0], 20 // ODD.heads[0]
+    assert shapes[0] == (3 * heads * filled(size), 24)
+
+
+def test_sums_follow_the_weights_when_they_are_rounded() -> None:
+    """Else the mean of a row would not cancel."""
+    model = draw(Drct(ODD))
+    model.pack()
+    model.bfloat16()
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            assert module.weight.dtype == torch.bfloat16 and module.weight_sums.dtype == torch.float32
+            assert torch.equal(module.weight_sums, module.weight.float().sum(1))
+
+
+def test_nothing_of_the_old_groups_is_left() -> None:
+    """Else a rung that quantizes linear layers would change such as nobody calls."""
+    model = Drct(ODD)
+    before = sum(parameter.numel() for parameter in model.parameters())
+    model.pack()
+    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert sum(parameter.numel() for parameter in model.parameters()) < before / 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", ["fused_ops", "fused_ops + cuda_graph", "fused_ops + compile"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16", ""])
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_on_a_gpu_it_is_the_kernels(plan: str, precision: str) -> None:
+    model = draw(Drct(DrctConfig.of(4, 2))).eval()
+    picture = torch.rand(1, 3, 48, 80)
+    with torch.no_grad():
+        expected = model.double()(picture.double())
+    model.float().cuda()
+    rungs = f"{plan} + {precision}" if precision else plan
+    fast = Plan.parse(rungs).apply(model, samples=picture.cuda(), gates=(Gate("psnr", 40.0),))
+    error = (fast(picture.cuda()).cpu().double() - expected).norm() / expected.norm()
+    assert error < {"fp16": 2e-3, "bf16": 1e-2, "": 1e-5}[precision], error
+    assert FusedOps().proof(fast.job) == "1 Drct by triton"

@@ -1,0 +1,41 @@
+"""What the fused linear layer refuses."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops.fused_linear import fused_linear
+
+X, WEIGHT, BIAS, OUT = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5), torch.zeros(3, 5)
+MOMENTS, SUMS = torch.zeros(1, 2, 3), torch.zeros(5)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "sentence"),
+    [
+        ((X[0], WEIGHT, BIAS, OUT), {}, r"not \(8,\) and \(5, 8\)"),
+        ((X[:, :7], WEIGHT, BIAS, OUT), {}, r"not \(3, 7\) and \(5, 8\)"),
+        ((X, WEIGHT, BIAS[:4], OUT), {}, r"the bias of 5 columns cannot be \(4,\)"),
+        ((X, WEIGHT, BIAS, OUT[:2]), {}, r"out is \(3, 5\) in torch.float32 here, not \(2, 5\)"),
+        ((X, WEIGHT, BIAS, OUT), {"residual_MN": OUT.double()}, "residual is .* not .* in torch.float64"),
+        ((X, WEIGHT, BIAS, OUT), {"activation": "relu"}, "knows no 'relu': it knows gelu and leaky_relu"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS[0]}, r"\(parts, 2, 3\), not \(2, 3\)"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS}, "takes the sums of all 5 rows of the weight"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS, "weight_sums_N": SUMS}, "between 1 and 8 channels .* not 0"),
+        ((X, WEIGHT, BIAS, OUT), {"new_moments_P2M": MOMENTS[:, :1]}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
+        ((X.clone().requires_grad_(), WEIGHT, BIAS, OUT), {}, "for inference: it has no gradient"),
+        ((X, WEIGHT, BIAS, OUT), {"implementation": "cuda"}, "no implementation 'cuda'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    given: tuple[torch.Tensor, ...], options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        fused_linear(*given, **options)
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
+        fused_linear(X, WEIGHT, BIAS, OUT, implementation="triton")

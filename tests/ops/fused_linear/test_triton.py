@@ -1,0 +1,75 @@
+"""The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops.fused_linear import fused_linear
+
+triton = pytest.importorskip("redline.ops.fused_linear.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+HALF = torch.float16 if triton.INTERPRETED else torch.bfloat16
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize(
+    ("rows", "channels", "filled", "columns"), [(1, 8, 0, 8), (131, 180, 4, 24), (129, 60, 4, 296), (64, 16, 0, 128)]
+)
+def test_agrees_at_odd_sizes(
+    agrees: Agrees, rows: int, channels: int, filled: int, columns: int, dtype: torch.dtype
+) -> None:
+    agrees("triton", rows, channels, columns, filled, with_moments=True, dtype=dtype, device=DEVICE)
+
+
+@pytest.mark.parametrize("activation", ["", "gelu", "leaky_relu"])
+@pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
+def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
+    agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
+
+
+def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:
+    """The mean is taken off after the product, where it has to cancel."""
+    agrees("triton", 33, 64, 40, dtype=torch.float32, device=DEVICE, offset=10.0)
+
+
+@pytest.mark.parametrize(("channels", "columns", "sentence"), [(7, 8, "7 channels"), (8, 3, "3 columns")])
+def test_sizes_that_it_does_not_take(channels: int, columns: int, sentence: str) -> None:
+    x, out = torch.zeros(4, channels, device=DEVICE), torch.zeros(4, columns, device=DEVICE)
+    with pytest.raises(MachineError, match=f"{sentence} are no multiple of 8"):
+        fused_linear(x, x.new_zeros(columns, channels), x.new_zeros(columns), out, implementation="triton")
+
+
+@pytest.mark.parametrize("begin", [4, 8])
+def test_rows_begin_where_they_can_be_read_at_once(begin: int) -> None:
+    among = torch.ones(4, 24, device=DEVICE)
+    given = among[:, begin : begin + 8], among.new_ones(8, 8), among.new_ones(8), among.new_zeros(4, 8)
+    if begin == 8:
+        fused_linear(*given, implementation="triton")
+        assert (given[3] == 9).all()
+        return
+    with pytest.raises(ModelError, match="rows that begin at multiples of 8"):
+        fused_linear(*given, implementation="triton")
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    x, weight, bias = (torch.randn(shape, device=DEVICE) for shape in ((6, 8), (16, 8), (16,)))
+    out, new = torch.zeros(6, 16, device=DEVICE), torch.zeros(1, 2, 6, device=DEVICE)
+    arguments = (x, weight, bias, out, None, None, 0, 1e-5, "gelu", None, 1.0, new)
+    torch.library.opcheck(triton.fused_linear, arguments)
+
+
+def test_compiles_whole() -> None:
+    def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(x.shape[0], weight.shape[0] + 8, device=x.device)
+        fused_linear(x + 1, weight, bias, out[:, 8:], activation="gelu", implementation="triton")
+        return out.sin()
+
+    given = [torch.randn(shape, device=DEVICE) for shape in ((6, 8), (16, 8), (16,))]
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(*given), layer(*given))
