@@ -7,6 +7,17 @@ from pathlib import Path
 from redline.errors import RedlineError
 
 
+class CannotWrite(RedlineError, OSError):
+    """A sentence for the user, and an OSError for whoever has more to say about one."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot write {str(path)!r}: {error.strerror or error}.")
+        self.errno, self.strerror = error.errno, error.strerror
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes beside and renames, so that a reader sees the old file or the new one, never a part."""
     write_bytes(path, text.encode("utf-8"))
@@ -17,12 +28,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise RedlineError(f"cannot write {str(path)!r}: {error.strerror or error}.") from error
+        raise CannotWrite(path, error) from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise CannotWrite(path, error) from error
         raise

@@ -23,7 +23,7 @@ def weights(tmp_path: Path) -> Path:
     model = Lsd(LsdConfig(2, 8, (1, 2), control=0))
     with torch.no_grad():
         model.head.weight.mul_(0.1)
-    save_lsd(model, tmp_path / "toy.safetensors")
+    save_lsd(model, tmp_path / "toy.safetensors", about={"sample_steps": "3"})
     return tmp_path / "toy.safetensors"
 
 
@@ -31,7 +31,8 @@ def test_photos_make_three_cases_and_controls_are_refused(
     weights: Path, tmp_path: Path, command: Callable[..., Seen]
 ) -> None:
     save_synthetic_photos(tmp_path / "photos", 2, 80, 80, seed=1)
-    seen = command("eval", "drift", weights, tmp_path / "photos", *OPTIONS, "--page", "d.html", "--out", "rows.jsonl")
+    written = ("--page", "d.html", "--out", "rows.jsonl")
+    seen = command("eval", "drift", weights, tmp_path / "photos", *OPTIONS, "--steps", 1, *written)
     assert seen.code == 1 and "refused, as they must be: constant, noise, identity" in seen.out
     assert "not steady" in seen.out and "gets over a cut" in seen.out
     page = (tmp_path / "d.html").read_text()
@@ -48,12 +49,26 @@ def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Ca
     seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}
     assert "reacts to its input" in names and "gain" not in names and seen["controls_that_passed"] == []
+    assert seen["steps"] == 3 and seen["plan"] == "eager", "as `stream` would run it"
+
+
+def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
+    weights: Path, tmp_path: Path, command: Callable[..., Seen]
+) -> None:
+    make_clip(tmp_path / "film.mp4", frames=64, size=(32, 32), pixel_format="yuv444p")
+    (tmp_path / "trained").mkdir()
+    weights.rename(tmp_path / "trained" / "model.safetensors")
+    given = ("--no-controls", "--json", "--steps", 1, "--plan", "channels_last", "--page", "d.html")
+    seen = command("eval", "drift", tmp_path / "trained", tmp_path / "film.mp4", *OPTIONS, *given).json()
+    assert seen["steps"] == 1 and seen["plan"] == "channels_last" and "reacts" in str(seen["findings"])
+    assert "1 step · plan channels_last" in (tmp_path / "d.html").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (("{weights}", "nowhere.mp4"), "'nowhere.mp4' does not exist"),
+        ((".", "."), "is no pipeline and no training"),
         (("nothing.safetensors", "."), "there is no file 'nothing.safetensors'"),
         (("{weights}", ".", "--frames", 3), "64 frames or more"),
         (("{weights}", ".", "--sampler", "euler"), "there is no sampler 'euler'"),

@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import fitting
 from redline.stream.sinks.video_file import VideoFileSink
@@ -117,7 +118,8 @@ def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
     for number, side in enumerate((16, 16, 24)):
         Image.new("RGB", (side, side)).save(tmp_path / "in" / f"{number}.png")
     seen = stream("in", "out.mp4")
-    assert seen.code == 2 and "the picture changes to 24×24, and 'out.mp4' cannot." in " ".join(seen.err.split())
+    said = "the picture changes to 24×24, and 'out.mp4' cannot change with it: give --size 16x16."
+    assert seen.code == 2 and said in " ".join(seen.err.split())
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert stream("in", "out/").code == 0
     assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
@@ -198,6 +200,56 @@ def test_too_little_memory_is_said_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
     fits = said.split("--size ")[1].split()[0]
     assert stream("synthetic:480x320,0.04", "null", "--size", fits).code == 0
+
+
+def test_a_stream_that_cannot_start_leaves_what_was_there(
+    stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "old.jsonl").write_text("older")
+    monkeypatch.setattr("redline.stream.sources.synthetic._pattern", None)
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    for metrics in ("old.jsonl", "new.jsonl"):
+        assert "needs about" in sentence(stream("synthetic:16000x16000", "null", "--metrics", metrics))
+    assert "at most 16384 pixels a side" in sentence(stream("synthetic:20000x20000", "null"))
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
+
+
+def test_weights_that_do_not_fit_are_told_before_they_are_read(
+    stream: Callable[..., Seen], weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as small:
+        small.setattr(fitting, "free_bytes", lambda device: weights.stat().st_size - 1)
+        small.setattr("redline.stream.loading.load_lsd", None)
+        said = sentence(stream("synthetic:8x8,1", "null"))
+    assert said.startswith(f"the weights of '{weights}' take ") and said.endswith("a smaller model, or free some.")
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("redline.stream.loading.LsdFrames", full)
+    said = sentence(stream("synthetic:8x8,1", "null"))
+    assert said.endswith("does not fit on cpu with the plan channels_last: take a smaller model, or another plan.")
+
+
+def test_figures_that_cannot_be_written_are_told_and_leave_no_half_film(
+    stream: Callable[..., Seen], tmp_path: Path
+) -> None:
+    seen = stream("synthetic:16x16", "out.mp4", "--duration", "60s", "--metrics", "/dev/full")
+    text = " ".join(seen.err.split())
+    assert seen.code == 2 and text.endswith("redline: cannot write '/dev/full': No space left on device.")
+    assert "Traceback" not in text and list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written_costs_no_table(
+    stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise RedlineError(f"cannot write {str(path)!r}: No space left on device.")
+
+    monkeypatch.setattr("redline.stream.report_page.write_text", full)
+    seen = stream("synthetic:16x16,0.2", "null", "--report", "r.html")
+    assert seen.code == 2 and "5 frames" in seen.out and "latency" in seen.out
+    assert " ".join(seen.err.split()).endswith("redline: cannot write 'r.html': No space left on device.")
 
 
 def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:

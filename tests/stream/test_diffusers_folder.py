@@ -251,3 +251,22 @@ def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
     picture = clip(1, 48, 40, settings=Settings(0.5, 2))[0]
     made = [engine(picture) for _ in range(4)]
     assert engine.recordings == 1 and all(torch.equal(one, made[0]) for one in made)
+
+
+def test_weights_that_do_not_fit_are_told_before_they_are_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tmp_path / "tiny-turbo"
+    shutil.copytree(folder, both)
+    for part in ("unet", "vae"):
+        weights = next((both / part).glob("*.safetensors"))
+        shutil.copy(weights, weights.with_suffix(".fp16.safetensors"))
+    taken = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
+    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken)
+    load_model(both, Plan.parse("eager"), "cpu")
+    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken - 1)
+    monkeypatch.setattr("redline.stream.diffusers_folder._read", None)
+    with pytest.raises(
+        RedlineError, match=r"^the weights of the pipeline 'tiny-turbo' take .* are free on this machine"
+    ):
+        load_model(both, Plan.parse("eager"), "cpu")

@@ -107,7 +107,7 @@ def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> No
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}, {"steps": 3}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == 2, "one for each number of steps"
+    assert made.recordings == (4 if sampler == "distilled" else 2), "one for each number of steps"
 
 
 def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
@@ -125,13 +125,27 @@ def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
 def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
     frames = clip(6, 16, 24)
     plan = [FULL, replace(FULL, steps=1), replace(FULL, steps=3), FULL, replace(FULL, steps=1), FULL]
-    recorded, plain = engine(recorder=Counting), engine()
+    recorded, plain = engine("ddim", recorder=Counting), engine("ddim")
     for one in (recorded, plain):
         one.prepare(16, 24)
     for frame, settings in zip(frames, plan, strict=True):
         frame = replace(frame, settings=settings)
         assert torch.equal(recorded(frame), plain(frame))
     assert recorded.recordings == 3
+
+
+def test_few_steps_are_all_recorded_before_the_first_frame_at_every_size() -> None:
+    """So that a slider never makes a frame wait."""
+    made, frame = engine(recorder=Counting), clip(1, 16, 24)[0]
+    made.prepare(16, 24)
+    assert made.recordings == 4 and list(made._playing) == [1, 3, 4, 2] and made._settings == FULL
+    shown = [made(replace(frame, settings=replace(FULL, steps=steps, strength=0.7))) for steps in (1, 2, 3, 4, 2)]
+    assert made.recordings == 4 and not torch.equal(shown[0], shown[3])
+    fresh = engine(settings=replace(FULL, steps=1, strength=0.7))
+    fresh.prepare(16, 24)
+    assert torch.equal(shown[0], fresh(replace(frame, settings=replace(FULL, steps=1, strength=0.7))))
+    made.prepare(9, 8)
+    assert made.recordings == 8
 
 
 def test_few_programs_are_kept() -> None:
@@ -164,7 +178,8 @@ def test_a_cut_is_seen_and_a_moving_picture_is_none() -> None:
     assert torch.equal(seen[1], play(blind, [dark, dark])[1]), "the same scene keeps its history"
 
 
-def test_a_value_that_is_no_number_shows_the_input_and_is_no_history() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_shows_the_input_and_is_no_history(value: float) -> None:
     class Breaking(LsdFrames):
         is_broken = False
 
@@ -175,7 +190,7 @@ def test_a_value_that_is_no_number_shows_the_input_and_is_no_history() -> None:
             def breaking(frame: Tensor, previous: Tensor) -> Tensor:
                 made = run(frame, previous)
                 if frames.is_broken:
-                    made[..., 3, 4] = torch.nan
+                    made[..., 3, 4] = value
                 return made
 
             program.run = breaking
@@ -188,6 +203,8 @@ def test_a_value_that_is_no_number_shows_the_input_and_is_no_history() -> None:
     model.is_broken = True
     shown = made(replace(frames[0], settings=FULL))
     assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.broken_frames == 1
+    kept = made._canvas.previous[0, :, 3, 4] * 127.5 + 127.5
+    assert torch.allclose(kept, frames[0].pixels[3, 4].float(), atol=1e-3)
     model.is_broken = False
     made(replace(frames[1], settings=FULL))
     assert torch.isfinite(made._canvas.previous).all() and made.broken_frames == 1

@@ -23,13 +23,15 @@ pytestmark = pytest.mark.gpu
 FULL = Settings(strength=1.0, steps=2)
 
 
-def engine(plan: str = "", device: str = "cuda:0", spread: float = 0.15, **options: Any) -> Engine:
-    return Engine(LsdFrames(small_lsd(spread=spread), Plan.parse(plan), device), FULL, **options)
+def engine(
+    plan: str = "", device: str = "cuda:0", spread: float = 0.15, sampler: str = "distilled", **options: Any
+) -> Engine:
+    return Engine(LsdFrames(small_lsd(spread=spread), Plan.parse(plan), device, sampler), FULL, **options)
 
 
 def same_noise(*engines: Engine) -> None:
     """Devices draw other numbers for the same seed: for a comparison both get those of the first."""
-    first, *others = [next(iter(one._playing.values())).program._noise_N for one in engines]
+    first, *others = [one._playing[FULL.steps].program._noise_N for one in engines]
     for other in others:
         with torch.inference_mode():
             other.copy_(first)
@@ -53,9 +55,9 @@ def test_a_graph_gives_what_the_cpu_gives(height: int, width: int) -> None:
     same_noise(plain, fast)
     for made, expected in zip(play(fast, frames), play(plain, frames), strict=True):
         assert made.shape == (height, width, 3) and made.device.type == "cpu"
-        # cuDNN rounds to TF32 by default; on a single pixel one step of a byte is a large error.
-        assert psnr_db(made, expected) > (50 if height > 1 else 30)
-    assert fast.recordings == 1
+        # On a single pixel one step of a byte is a large error.
+        assert psnr_db(made, expected) > (60 if height > 1 else 45)
+    assert fast.recordings == 4
 
 
 def test_a_graph_gives_bit_for_bit_what_the_same_kernels_give_unrecorded() -> None:
@@ -93,8 +95,9 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
         assert psnr_db(made, expected) > 40
 
 
-def test_settings_change_without_a_recording_and_steps_with_one() -> None:
-    made = engine()
+@pytest.mark.parametrize(("sampler", "recordings"), [("distilled", 4), ("ddim", 2)])
+def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, recordings: int) -> None:
+    made = engine(sampler=sampler)
     made.prepare(64, 64)
     frame = clip(1, 64, 64)[0]
 
@@ -106,15 +109,15 @@ def test_settings_change_without_a_recording_and_steps_with_one() -> None:
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == 1
+    assert made.recordings == (4 if sampler == "distilled" else 1)
     assert not torch.equal(shown(steps=1), plain) and torch.equal(shown(), plain)
     shown(steps=1)
-    assert made.recordings == 2
+    assert made.recordings == recordings
 
 
 def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
     frames, turns = clip(6, 32, 32), [2, 1, 2, 3, 1, 2]
-    late, early = engine(), engine()
+    late, early = engine(sampler="ddim"), engine(sampler="ddim")
     for one in (late, early):
         one.prepare(32, 32)
     for steps in (1, 3):
@@ -151,6 +154,16 @@ def test_a_new_size_gives_the_old_ones_memory_back() -> None:
         made(replace(clip(1, height, width)[0], settings=FULL))
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_show_the_input_inside_a_graph_too(value: float) -> None:
+    made, frame = engine(), replace(clip(1, 32, 32)[0], settings=FULL)
+    with torch.no_grad():
+        made.model.network.model.head.bias.fill_(value)
+    made.prepare(32, 32)
+    assert torch.equal(made(frame), frame.pixels) and made.broken_frames == 1
+    assert torch.isfinite(made._canvas.previous).all()
 
 
 def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> None:
@@ -191,4 +204,4 @@ def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
         stop.set()
         changer.join()
     assert outcome.whole and sink.indices == list(range(300))
-    assert made.recordings <= 3
+    assert made.recordings == 4

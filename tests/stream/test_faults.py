@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -46,13 +47,27 @@ def test_a_live_source_is_connected_again_ever_more_slowly() -> None:
         clock=clock,
     )
     in_step(source, sink)
-    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=QUIET, tell=told.append).run()
+    backoff = replace(QUIET, settled_s=0)
+    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, tell=told.append).run()
     assert clock.waits == [0.5, 1.0, 2.0, 3.0, 3.0, 0.5]
     assert outcome.faults == 6 and outcome.whole and source.let_go == 7
     assert sink.indices == [0, 1, 2, 3, 4]
     # 9.5 s went by without a frame, then 0.5 s: the film shows it so, and steps of 0.1 s otherwise.
     assert [float(frame.time_s) for frame in sink.frames] == pytest.approx([0, 0.1, 9.6, 10.1, 10.2])
     assert told[0] == "the camera is gone. Trying again in 0.5 s." and told[-1].startswith("the line is cut.")
+
+
+def test_a_source_that_breaks_off_again_soon_is_waited_for_ever_longer() -> None:
+    clock, sink, size = ManualClock(), Kept(), (2, 2)
+    source = ScriptedSource(
+        [size, fault()], [size, size, fault()], [size, fault()], [size] * 4 + [fault()], [size], live=True, clock=clock
+    )
+    in_step(source, sink)
+    shown = source.wait_for
+    # Only the fourth connection lasts for two seconds.
+    source.wait_for = lambda: (shown(), clock.pass_s(0.7))
+    Pipeline(source, Noted(), sink, clock=clock, backoff=QUIET).run()
+    assert clock.waits == [0.5, 1.0, 2.0, 0.5]
 
 
 def test_times_rise_across_a_fault_that_takes_no_time() -> None:
@@ -172,11 +187,12 @@ def test_a_source_that_hangs_is_told() -> None:
 
 @pytest.mark.parametrize("live", [True, False])
 def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
-    source = ScriptedSource([(16, 16)] * 3 + [(8, 8)] * 3, live=live)
+    source = ScriptedSource([(16, 20)] * 3 + [(6, 8)] * 3, live=live)
     taken = threading.Semaphore(0)
     source.wait_for = lambda: taken.acquire(timeout=0.5)
     transform = Noted(lambda frame: taken.release())
-    with pytest.raises(RedlineError, match=r"^the picture changes to 8×8, and 'a\.mp4' cannot\.$"):
+    said = r"^the picture changes to 8×6, and 'a\.mp4' cannot change with it: give --size 20x16\.$"
+    with pytest.raises(RedlineError, match=said):
         Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()
     left = [path.name for path in tmp_path.iterdir()]
     assert left == (["a.mp4"] if live else [])

@@ -1,6 +1,7 @@
 """Sizes × plans of the live model: every arm a row, pictures held against fp32's, and an arm that is off is seen."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig
+from redline.stream import matrix
 from redline.stream.lsd_frames import LsdProgram
-from redline.stream.matrix import ARMS, PLAIN, Arm, Row, Shape, measure
+from redline.stream.matrix import ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", side=17, frames=61)
@@ -37,6 +39,7 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
         row = found[name]
         assert row.frames_per_s > 0 and row.model_ms > 0 and row.p99_ms >= row.p50_ms > 0 and not row.failure
         assert row.frame_ms == pytest.approx(1e3 / row.frames_per_s)
+        assert row.plan == ("eager" if name == "fp32" else name)
     assert found["fp32"].least_psnr_db is None
     assert (found["channels_last"].least_psnr_db or 0) > 50
     json.dumps(found["fp32"].as_dict(), allow_nan=False)
@@ -57,6 +60,50 @@ def test_an_arm_that_is_off_is_seen(model: Lsd, monkeypatch: pytest.MonkeyPatch)
     assert (found.least_psnr_db or 100) < 30 and (found.mean_psnr_db or 0) > (found.least_psnr_db or 0)
 
 
+def test_the_first_frames_do_not_count(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = LsdProgram.run, 0
+
+    def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        # Each of the two streams begins with a frame that warms up.
+        if SHAPE.frames + 2 < calls <= SHAPE.frames + 2 + WARM_UP_FRAMES:
+            time.sleep(0.02)
+        return right(self, frame, previous)
+
+    monkeypatch.setattr(LsdProgram, "run", run)
+    found = rows(model, PLAIN)["fp32"]
+    assert calls == 2 * (SHAPE.frames + 1) and found.model_ms < 1.5 * found.frame_ms
+
+
+def test_without_the_plain_arm_there_is_its_row_alone(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setattr(LsdProgram, "run", run)
+    for arms in ((LAST,), (LAST, PLAIN)):
+        found = rows(model, *arms)
+        assert list(found) == ["fp32"] and found["fp32"].failure == "no kernel image" and not found["fp32"].device_lost
+
+
+def test_a_lost_device_is_said_in_the_last_row(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LsdProgram.run
+
+    def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
+        if self._frames.plan.rungs:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered.")
+        return right(self, frame, previous)
+
+    monkeypatch.setattr(LsdProgram, "run", run)
+    assert list(rows(model, LAST, Arm("again", "eager"))) == ["channels_last", "again"]
+    monkeypatch.setattr(matrix, "is_lost", lambda device: True)
+    found = rows(model, LAST, Arm("again", "eager"))
+    assert list(found) == ["channels_last"] and found["channels_last"].device_lost
+    assert found["channels_last"].failure.endswith(
+        "access was encountered; the device is lost, what is left needs a new start"
+    )
+
+
 def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
     found = rows(model, LAST)
     assert list(found) == ["channels_last"] and found["channels_last"].least_psnr_db is not None
@@ -69,6 +116,9 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
         ({"batch": 4}, "'batch' is no option of the live model"),
         ({"frames": 3}, "frames are 61 or more, not 64, 3"),
         ({"steps": 0}, "steps is a whole number"),
+        ({"side": "abc"}, r"^side is a whole number, not 'abc'\.$"),
+        ({"frames": 61.5}, r"^frames is a whole number, not 61\.5\.$"),
+        ({"steps": True}, r"^steps is a whole number, not True\.$"),
     ],
 )
 def test_wrong_shapes_are_refused(options: dict[str, object], sentence: str) -> None:
@@ -83,4 +133,13 @@ def test_every_arm_runs_on_a_gpu_and_stays_close(steps: int) -> None:
     found = list(measure(Shape("tiny", side=64, steps=steps, frames=200), ARMS, gpu))
     assert [row.failure for row in found] == [""] * len(ARMS)
     assert all((row.least_psnr_db or 0) > 35 for row in found[1:])
-    assert all(row.peak_bytes > 0 for row in found)
+    assert all(row.peak_bytes > 0 and row.setup_peak_bytes > 0 for row in found)
+
+
+@pytest.mark.gpu
+def test_memory_is_that_of_the_running_stream() -> None:
+    """Set-up has the fp32 weights twice; then there are those of fp16 alone, whatever ran before."""
+    gpu, half = torch.device("cuda"), Arm("fp16", "fp16")
+    plain, row = measure(Shape("light", frames=61), (PLAIN, half), gpu)
+    assert not row.failure and row.peak_bytes < 4 * row.parameters and row.setup_peak_bytes > 7.5 * row.parameters
+    assert plain.peak_bytes > 4 * plain.parameters

@@ -1,5 +1,7 @@
 """A transform that overlaps is asked so for files alone, and gives the same frames in the same order."""
 
+import threading
+import time
 from collections import deque
 
 import pytest
@@ -25,6 +27,8 @@ class Deep:
         self.sizes.append((height, width))
 
     def begin(self, frame: Frame) -> None:
+        # Long enough for the next frame to come.
+        time.sleep(2e-3)
         self.begun.append(frame)
         self.deepest = max(self.deepest, len(self.begun))
 
@@ -41,8 +45,6 @@ def test_files_overlap_and_live_frames_do_not(live: bool) -> None:
     transform, sink = Deep(), Kept()
     source = ScriptedSource([(4, 6)] * 5 + [(3, 3)] * 4, live=live)
     if live:
-        import threading
-
         shown = threading.Semaphore(0)
         sink._extra = lambda frame: shown.release()
         source.wait_for = lambda: shown.acquire(timeout=5)
@@ -51,3 +53,13 @@ def test_files_overlap_and_live_frames_do_not(live: bool) -> None:
     assert transform.deepest == (1 if live else 2)
     assert all(torch.equal(frame.pixels, torch.full_like(frame.pixels, 255 - frame.index)) for frame in sink.frames)
     assert outcome.report.stages["copy_in"].p50_s == 0.25
+
+
+def test_a_frame_does_not_wait_for_the_next_one() -> None:
+    """A file that gives each frame when the last was shown."""
+    sink, source = Kept(), ScriptedSource([(4, 6)] * 4, live=False)
+    shown, in_time = threading.Semaphore(0), []
+    sink._extra = lambda frame: shown.release()
+    source.wait_for = lambda: in_time.append(shown.acquire(timeout=1))
+    Pipeline(source, Deep(), sink).run()
+    assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
@@ -15,6 +16,7 @@ from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sinks.null import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.image_folder import ImageFolder
+from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
@@ -109,9 +111,57 @@ def test_bad_words_are_told(text: str, sentence: str) -> None:
         open_source(text)
 
 
-def test_a_bad_port_is_told() -> None:
-    with pytest.raises(RedlineError, match=r"^'http' is no port"):
-        open_sink("mjpeg:http", open_source("synthetic"))
+@pytest.mark.parametrize(
+    ("sink", "sentence"),
+    [
+        ("mjpeg:http", "'http' is no port: write one, as in mjpeg:8182, or mjpeg:HOST:PORT."),
+        ("browser:abc", "'abc' is no port: write one, as in browser:8181, or browser:HOST:PORT."),
+    ],
+)
+def test_a_bad_port_is_told(sink: str, sentence: str) -> None:
+    with pytest.raises(RedlineError) as caught:
+        open_places("synthetic", sink, Wishes(), LiveSettings(), Latency())
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("sink", ["mjpeg:0", "window", "virtual-camera", "browser"])
+def test_what_is_looked_at_comes_at_the_pace_of_its_source(
+    sink: str, pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WindowSink", "VirtualCameraSink"):
+        monkeypatch.setattr(f"redline.stream.places.{name}", lambda *_: NullSink())
+    for wishes in (Wishes(), Wishes(size=(8, 8))):
+        places = open_places("synthetic:16x16,1", sink, wishes, LiveSettings(), Latency())
+        assert places.source.is_live and _inner(places.source, Paced)
+        places.sink.close()
+        assert bool(places.notes) == (sink == "browser")
+    assert all(page.waits for page in pages)
+    places = open_places("synthetic:16x16,1", "null", Wishes(), LiveSettings(), Latency())
+    assert not places.source.is_live and not places.notes
+
+
+def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch) -> None:
+    camera = SyntheticClip(8, 8)
+    camera.is_live = True
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number: camera)
+    places = open_places("webcam", "browser", Wishes(), LiveSettings(), Latency())
+    assert not pages[-1].waits and places.source is camera and places.notes == ()
+
+
+@pytest.mark.parametrize("sound", ["aac", None])
+def test_sound_that_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: str | None) -> None:
+    make_clip(tmp_path / "a.mkv", frames=3, sound=sound)
+    camera = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'rtsp://camera'"))
+    monkeypatch.setattr("redline.stream.places.open_network", lambda url: Paced(camera))
+    for sink in (str(tmp_path / "b.mp4"), "null"):
+        places = open_places("rtsp://camera", sink, Wishes(size=(8, 8)), LiveSettings(), Latency())
+        said = "the sound of 'rtsp://camera' is not recorded: only that of a film on this disk is."
+        assert places.notes == ((said,) if sound and sink != "null" else ())
+    camera.close()
+
+
+def _inner(source: object, kind: type) -> bool:
+    return isinstance(source, kind) or isinstance(getattr(source, "inner", None), kind)
 
 
 def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +185,9 @@ class FakePage:
         self.sink = NullSink() if options["as_sink"] else None
         self.tapped: list[object] = []
 
-    def tap(self, source: object) -> object:
+    def tap(self, source: object, waits: bool = False) -> object:
         self.tapped.append(source)
+        self.waits = waits
         return source
 
     def close(self) -> None:
@@ -156,11 +207,13 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[FakePage]:
 
 
 def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
-    wishes = Wishes(size=(24, 40), key="k", most_steps=4, control_names=("a",))
+    share = {"device": torch.device("cuda:1"), "busy_share": lambda: 0.5}
+    wishes = Wishes(size=(24, 40), key="k", most_steps=4, control_names=("a",), **share)
     both = open_places("browser:9000", "browser", wishes, LiveSettings(), Latency())
     page = pages[-1]
     assert (both.source, both.sink, both.addresses) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
     assert page.options["size"] == (24, 40) and page.options["key"] == "k" and page.options["most_steps"] == 4
+    assert {name: page.options[name] for name in share} == share
     both.close()
     assert page.closed == 1
     shown = open_places("synthetic:16x16", "browser:0.0.0.0:0", Wishes(), LiveSettings(), Latency())

@@ -4,10 +4,13 @@ import io
 import json
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from redline.errors import RedlineError
+from redline.stream.figure_file import FigureFile
 from redline.stream.latency import STAGES, FrameTimes, Latency
 from redline.stream.report_page import About, render_page
 from redline.stream.watch import Sample, Watch
@@ -41,7 +44,7 @@ def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
         duration_s=0.5,
         stop=stop.set,
         show=shown.append,
-        lines=lines,
+        write=lines.write,
     )
     with watch:
         time.sleep(0.1)
@@ -60,19 +63,68 @@ def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
     )
 
 
-def test_a_wanted_stop_and_a_failing_file_end_the_stream() -> None:
-    for kind in ("wanted", "file"):
-        latency, stop = Latency(), threading.Event()
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_wanted_stop_and_a_failing_file_end_the_stream(fails: bool) -> None:
+    latency, stop = Latency(), threading.Event()
+    latency.record(FrameTimes(0, 0, 0, 0, 0, 0, 1.0))
+
+    def write(line: str) -> None:
+        raise RedlineError("the disk is full.")
+
+    written = write if fails else lambda line: None
+    told: list[Exception] = []
+    watch = Watch(
+        latency,
+        Worker(),
+        torch.device("cpu"),
+        every_s=0.05,
+        stop=stop.set,
+        fail=lambda error: (told.append(error), stop.set()),
+        write=written,
+    )
+    with watch:
+        if not fails:
+            watch.stop_wanted.set()
+        assert stop.wait(5)
+    assert told == ([watch.error] if fails else [])
+    assert str(watch.error) == ("the disk is full." if fails else "None")
+
+
+def test_a_file_that_fails_at_the_end_is_an_error_of_the_watch() -> None:
+    """And raised by nobody, in the middle of whatever else went wrong."""
+    latency = Latency()
+
+    def write(line: str) -> None:
+        raise RedlineError("the disk is full.")
+
+    with Watch(latency, Worker(), torch.device("cpu"), every_s=0.2, write=write) as watch:
         latency.record(FrameTimes(0, 0, 0, 0, 0, 0, 1.0))
-        lines = io.StringIO()
-        watch = Watch(latency, Worker(), torch.device("cpu"), every_s=0.05, stop=stop.set, lines=lines)
-        with watch:
-            if kind == "wanted":
-                watch.stop_wanted.set()
-            else:
-                lines.close()
-            assert stop.wait(5)
-        assert (watch.error is not None) == (kind == "file")
+        time.sleep(0.15)
+    assert str(watch.error) == "the disk is full."
+
+
+def test_figures_are_there_from_the_first_line_on(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("older\n")
+    file = FigureFile(path)
+    file.close()
+    assert path.read_text() == "older\n"
+    file = FigureFile(path)
+    file.write("one\n")
+    assert path.read_text() == "one\n", "it can be followed"
+    file.write("two\n")
+    file.close()
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_figures_that_cannot_be_written_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = FigureFile(Path("/dev/full"))
+    with pytest.raises(RedlineError, match=r"^cannot write '/dev/full': No space left on device\.$"):
+        full.write("one\n")
+    full.close()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': it may not be written to\.$"):
+        FigureFile(tmp_path / "m.jsonl")
 
 
 def test_samples_are_thinned_and_reach_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +149,7 @@ def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
     for number in range(50):
         latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, number / 25))
     latency.drop("compute <busy>", 7)
-    about = About("<b>film</b>", "null", "LSD tiny", "cpu", "channels_last", "64×48", "strength 1", 1.5)
+    about = About("<b>film</b>", "null", "LSD tiny", "cpu", "cpu", "channels_last", "64×48", "strength 1", 1.5)
     page = render_page(about, latency.report(), [sample(second) for second in range(2000)])
     assert "<b>film" not in page and "&lt;b&gt;film" in page and "compute <busy>" not in page
     for name in ("latency", "stages", "rate", "drops", "memory", "share"):
@@ -105,3 +157,10 @@ def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert len(page) < 600_000, "long streams make no long pages"
     assert render_page(about, Latency().report(), [])
+
+
+def test_the_page_names_the_kind_of_device() -> None:
+    for name, kind, said in (("NVIDIA H200", "cuda", "the GPU computed"), ("cpu", "cpu", "the processor computed")):
+        about = About("film", "null", "LSD tiny", name, kind, "channels_last", "64×48", "strength 1", 1.5)
+        page = render_page(about, Latency().report(), [sample(second) for second in range(3)])
+        assert said in page and name in page

@@ -88,6 +88,24 @@ def test_several_shrinks_are_all_trained_on(tmp_path: Path) -> None:
     assert shrunk[0][0] == 2 and torch.equal(shrunk[0][1], resize(read_photo(tmp_path / "0.png"), 0.5))
 
 
+def test_a_share_of_the_crops_is_of_one_colour(tmp_path: Path) -> None:
+    save_synthetic_photos(tmp_path, 2)
+    plain = PhotoCrops(PhotoSettings(str(tmp_path), crop_px=8, batch=400), 2, CPU)
+    crops = PhotoCrops(PhotoSettings(str(tmp_path), crop_px=8, batch=400, flat=0.1), 2, CPU)
+    flat = crops.draw(3).flat
+    assert 15 <= flat.sum() <= 70
+    for with_flat, without in zip(crops.batch(3), plain.batch(3), strict=True):
+        assert torch.equal(with_flat[~flat], without[~flat])
+        assert with_flat.is_contiguous(memory_format=torch.channels_last)
+        colours = with_flat[flat].flatten(2)
+        assert (colours == colours[..., :1]).all()
+        assert (colours == 0).any() and (colours == 1).any()
+        assert torch.equal((colours * 255).round() / 255, colours)
+    assert torch.equal(*(batch[flat][..., 0, 0] for batch in crops.batch(3)))
+    with pytest.raises(RedlineError, match="flat is a share"):
+        PhotoSettings("x", flat=1.0)
+
+
 def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 1)
     save_photo(tmp_path / "small.png", synthetic_photo(31, 200, 0))

@@ -18,7 +18,8 @@ from redline.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
 from redline.plan import Plan
 from redline.quantities import format_bytes
-from redline.stream.matrix import ARMS, CPU_ARMS, Arm, Row, Shape, measure
+from redline.stream.lsd_frames import without_own_graphs
+from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
 from redline.version import VERSION
 
 _GRAPH = "graph"
@@ -41,12 +42,14 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
                 rows.append(row)
                 if save_path is not None:
                     write_text(save_path, "".join(json.dumps(about | one.as_dict()) + "\n" for one in rows))
+            if rows and rows[-1].device_lost:
+                break
     if as_json:
         print_json({**about, "rows": [row.as_dict() for row in rows]})
     else:
         _print(rows)
-    # In the matrix a precision that this machine has not is an answer; a plan that was asked for is to run.
-    raise typer.Exit(1 if plans and any(row.failure for row in rows) else 0)
+    # In the matrix a precision that this machine has not is an answer; the plain arm, and a plan asked for, are to run.
+    raise typer.Exit(1 if any(row.failure and (plans or row.arm == PLAIN or row.device_lost) for row in rows) else 0)
 
 
 def _arm(text: str) -> Arm:
@@ -57,12 +60,18 @@ def _arm(text: str) -> Arm:
     return Arm(text, plan, _GRAPH in parts)
 
 
+def _name(row: Row) -> str:
+    """The arm's, and what it ran as where a choice was made on the way (fp16 that overflows is bf16)."""
+    made = row.plan and Plan.parse(row.plan) != without_own_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
+    return f"{row.arm.name} (as {row.plan})" if made else row.arm.name
+
+
 def _print(rows: list[Row]) -> None:
     columns = ("size", "pictures", "steps", "arm", "model", "frames/s", "p50", "p99", "peak", "PSNR to fp32", "least")
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         shape = row.shape
-        start = (shape.size, f"{shape.side}×{shape.side}", str(shape.steps), escape(row.arm.name))
+        start = (shape.size, f"{shape.side}×{shape.side}", str(shape.steps), escape(_name(row)))
         if row.failure:
             table.add_row(*start, f"[dim]{escape(row.failure)}[/]")
             continue

@@ -25,20 +25,22 @@ from redline.drift.watch import LEAST_FRAMES, check_frames
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.machine import resolve_device
-from redline.models.lsd import load_lsd
-from redline.stream.lsd_frames import LsdFrames
+from redline.stream.frame_model import FrameModel
+from redline.stream.loading import load_model
 from redline.stream.settings import Settings
 from redline.stream.sources.video_file import VideoFile
 
 
 def evaluate_drift(
-    model: Annotated[str, typer.Argument(help="An LSD's weights, a safetensors file.")],
+    model: Annotated[
+        Path, typer.Argument(help="An LSD's weights, the folder of its training, or that of a diffusers pipeline.")
+    ],
     clip: Annotated[Path, typer.Argument(help="A folder of photos, over which a camera is moved; or a film.")],
     frames: Annotated[int, typer.Option(help="Frames of each case.")] = 1000,
     size: Annotated[int, typer.Option(help="Pixels a side of clips made from photos.")] = 256,
-    steps: Annotated[int, typer.Option(help="Sampling steps a frame.")] = 1,
-    sampler: Annotated[str, typer.Option(help="distilled, ddim, dpm_solver or flow_euler.")] = "distilled",
-    strength: Annotated[float, typer.Option(help="From how much noise a frame starts, 0 to 1.")] = 1.0,
+    steps: Annotated[int | None, typer.Option(help="Sampling steps a frame; default: the model's own.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="distilled, ddim, dpm_solver or flow_euler.")] = None,
+    strength: Annotated[float | None, typer.Option(help="0 to 1; default: the model's own.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed makes the same clips and noise.")] = 0,
     plan: Annotated[str, typer.Option(help=PLAN_HELP)] = "eager",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
@@ -56,8 +58,10 @@ def evaluate_drift(
     """
     check_frames(frames)
     where = torch.device(resolve_device(device))
-    running = LsdFrames(load_lsd(model), read_plan(plan), where, sampler)
-    settings = Settings(strength, steps, seed)
+    loaded = load_model(model, read_plan(plan), where, sampler)
+    running = loaded.frames
+    chosen = loaded.strength if strength is None else strength
+    settings = Settings(chosen, loaded.steps if steps is None else steps, seed)
     running.check(settings)
     cases = _cases(clip, frames, size, running, seed)
     with progress.status("") as status:
@@ -69,18 +73,20 @@ def evaluate_drift(
     if out is not None:
         write_text(out, "".join(_line(one, index, row) for one in watched for index, row in enumerate(one.rows)))
     if page is not None:
-        about = f"{running.name} · {sampler}, {steps} step{'s' if steps > 1 else ''} · plan {plan} · {where}"
-        write_text(page, render_page(Path(model).name, f"{about} · {clip.name}", watched, findings, refused))
+        counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
+        about = f"{running.name} · {sampler or 'its own sampler'}, {counted} · plan {loaded.plan} · {where}"
+        write_text(page, render_page(model.name, f"{about} · {clip.name}", watched, findings, refused))
     passed = [name for name, found in refused.items() if all(finding.holds for finding in found)]
     if as_json:
-        data = {"model": model, "clip": str(clip), "findings": [asdict(finding) for finding in findings]}
+        data = {"model": str(model), "clip": str(clip), "steps": settings.steps, "plan": str(loaded.plan)}
+        data["findings"] = [asdict(finding) for finding in findings]
         print_json({**data, "controls_that_passed": passed})
     else:
         _print(findings, list(refused), passed)
     raise typer.Exit(0 if all(finding.holds for finding in findings) and not passed else 1)
 
 
-def _cases(clip: Path, frames: int, size: int, running: LsdFrames, seed: int) -> list[Case]:
+def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -> list[Case]:
     if clip.is_dir():
         return photo_cases(str(clip), frames, running.padded_px(size), running.device, seed)
     film = VideoFile(clip)
@@ -101,14 +107,14 @@ def _cases(clip: Path, frames: int, size: int, running: LsdFrames, seed: int) ->
     return [film_case(clip.name, pictures, frames)]
 
 
-def _fitting(side_px: int, running: LsdFrames) -> int:
+def _fitting(side_px: int, running: FrameModel) -> int:
     fitting = next((side for side in range(side_px, 0, -1) if running.padded_px(side) == side), None)
     if fitting is None:
         raise RedlineError(f"a picture of {side_px} pixels a side is too small for {running.name}.")
     return fitting
 
 
-def _maker(running: LsdFrames, settings: Settings, case: Case) -> Make:
+def _maker(running: FrameModel, settings: Settings, case: Case) -> Make:
     """Exactly what the stream's engine computes for a frame."""
     height, width = next(iter(case.moments())).seen.shape[-2:]
     program = running.program(settings.steps, height, width)

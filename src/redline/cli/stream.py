@@ -84,6 +84,7 @@ def stream(
         result = session.run(lambda sample: _show(status, sample, kind))
     _print_json(result) if as_json else _print(result)
     if report is not None:
+        session.write_report(result)
         progress.print(f"wrote {escape(str(report))}", highlight=False, soft_wrap=True)
     # A camera has no other end than Ctrl-C; a film that was stopped is not whole.
     if result.interrupted and not session.places.source.is_live:

@@ -47,11 +47,11 @@ class Canvas:
         """A whole frame, without ever asking the device for a value."""
         frame = self._to_picture(self.pixels)
         previous = torch.where(self._is_fresh(frame), frame, self.previous)
-        clean = program.run(frame, previous).float().clamp(-1, 1)
+        made = program.run(frame, previous).float()
         # One value that is no number would stay in the history for good: the frame stands there instead.
-        is_finite = torch.isfinite(clean)
+        is_finite = torch.isfinite(made)
         self.broken += ~is_finite.all()
-        clean = torch.where(is_finite, clean, frame)
+        clean = torch.where(is_finite, made.clamp(-1, 1), frame)
         self.previous.copy_(clean)
         self.fresh.fill_(False)
         shown = clean[0, :, : self.height, : self.width].permute(1, 2, 0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from redline.errors import ModelError, RedlineError
 from redline.plan import Plan
 from redline.quiet import quiet
+from redline.stream.fitting import check_weights_fit
 from redline.stream.pipeline_frames import PipelineFrames
 
 PIPELINE = "model_index.json"
@@ -34,7 +35,9 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str, prompt: 
     if missing:
         needs = " and ".join(missing)
         raise RedlineError(f"a pipeline is read with {needs}, not installed here: pip install 'redline[diffusers]'.")
+    name = f"the pipeline {folder.name!r}"
     parts: dict[str, Any] = {}
+    check_weights_fit(_weights(folder), name, torch.device(device))
     with quiet():
         for part in ("unet", "vae"):
             parts[part] = _read(folder, part, "diffusers", index).float().eval().requires_grad_(False)
@@ -46,7 +49,7 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str, prompt: 
             )
         text = _encode_prompt(folder, index, prompt)
         scheduler = _read(folder, "scheduler", "diffusers", index)
-    return PipelineFrames(parts, text, scheduler, plan, torch.device(device), f"the pipeline {folder.name!r}")
+    return PipelineFrames(parts, text, scheduler, plan, torch.device(device), name)
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -87,6 +90,15 @@ def _variant(folder: Path) -> dict[str, str]:
     """Many folders hold their weights in half precision alone, under names of their own."""
     names = [path.name for path in folder.glob("*.safetensors")]
     return {"variant": "fp16"} if names and all(".fp16" in name for name in names) else {}
+
+
+def _weights(folder: Path) -> list[Path]:
+    """Those that are read, of what a folder may hold twice."""
+    found = []
+    for part in ("unet", "vae", "text_encoder"):
+        is_half = bool(_variant(folder / part))
+        found += [path for path in (folder / part).glob("*.safetensors") if (".fp16" in path.name) == is_half]
+    return found
 
 
 @torch.inference_mode()

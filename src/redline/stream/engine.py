@@ -2,13 +2,15 @@
 same code without it.
 
 A graph belongs to a size and a number of steps. Another strength, seed or control is written into the buffers that it
-reads, behind the frame under way; another number of steps is recorded when its first frame comes, and kept.
+reads, behind the frame under way. A sampler of few steps has all of its graphs before the first frame, so that moving
+the slider never stalls; of one that takes more, another number of steps is recorded when its first frame comes, and
+kept.
 """
 
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ from redline.stream.transfers import PLACES, CudaTransfers, Fetched, HostTransfe
 # How different two frames look, of 2, when one is of another scene: (mean absolute difference of thumbnails).
 CUT_THRESHOLD = 0.35
 _REHEARSALS = 2
+# With so many numbers of steps or fewer, each is made ready before the first frame.
+_MOST_AHEAD = 4
 # Numbers of steps whose programs are kept; whoever moves a slider through more of them records again.
 _MOST_PROGRAMS = 8
 
@@ -91,7 +95,7 @@ class Engine:
                     # Libraries keep work spaces for each stream that they have met: one is enough.
                     self._recorder.stream = self._computing
                 self._transfers = self._make_transfers(self._canvas)
-                self._ready(self._settings).play()
+                [self._ready(settings) for settings in self._ahead()][-1].play()
                 self._canvas.reset()
                 self._canvas.broken.zero_()
             if self._computing is not None:
@@ -135,6 +139,12 @@ class Engine:
         if self._canvas is not None:
             with self._on_stream():
                 self._canvas.reset()
+
+    def _ahead(self) -> list[Settings]:
+        """What is made ready before the first frame; the settings of the stream come last."""
+        now, most = self._settings, self.model.most_steps
+        others = [steps for steps in range(1, most + 1) if steps != now.steps] if most <= _MOST_AHEAD else []
+        return [*(replace(now, steps=steps) for steps in others), now]
 
     def _ready(self, settings: Settings) -> _Playing:
         """The program for these settings, with their numbers in its buffers."""

@@ -5,7 +5,8 @@ are alive at the same time.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,16 +32,27 @@ def check_fits(model: FrameModel, height: int, width: int) -> None:
     needed, free = needed_bytes(model, height, width), free_bytes(model.device)
     if needed <= free:
         return
-    where = "this machine" if model.device.type == "cpu" else str(model.device)
     said = (
         f"{model.name} needs about {format_bytes(needed)} for pictures of {width}×{height}, and {format_bytes(free)} "
-        f"are free on {where}"
+        f"are free on {_where(model.device)}"
     )
     smaller = ((max(1, height * eighths // 8), max(1, width * eighths // 8)) for eighths in _EIGHTHS)
     fits = next((size for size in smaller if needed_bytes(model, *size) <= free), None)
     if fits is None:
         raise RedlineError(f"{said}: take a smaller model, or free some.")
     raise RedlineError(f"{said}: --size {fits[1]}x{fits[0]} would fit.")
+
+
+def check_weights_fit(files: Iterable[Path], name: str, device: torch.device) -> None:
+    """Refuses weights for which there is too little memory before they are read; they pass through the host's."""
+    weights = sum(path.stat().st_size for path in files)
+    for place in dict.fromkeys((torch.device("cpu"), device)):
+        free = free_bytes(place)
+        if weights > free:
+            raise RedlineError(
+                f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
+                f"{_where(place)}: take a smaller model, or free some."
+            )
 
 
 def needed_bytes(model: FrameModel, height: int, width: int) -> int:
@@ -58,6 +70,10 @@ def free_bytes(device: torch.device) -> int:
     # What torch holds of the driver and does not use is free for us too.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + idle
+
+
+def _where(device: torch.device) -> str:
+    return "this machine" if device.type == "cpu" else str(device)
 
 
 def peak_live_bytes(run: Callable[[], Any]) -> int:

@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 
 from redline.errors import ModelError, RedlineError
+from redline.memory import is_out_of_memory
 from redline.models.lsd import load_lsd, read_about
 from redline.plan import Plan
 from redline.stream.diffusers_folder import PIPELINE, load_pipeline
+from redline.stream.fitting import check_weights_fit
 from redline.stream.frame_model import FrameModel
 from redline.stream.lsd_frames import LsdFrames
 
@@ -32,8 +34,18 @@ class Loaded:
 def load_model(
     path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None, prompt: str = ""
 ) -> Loaded:
-    """Without a path the model that is shipped."""
-    found = shipped_model() if path is None else path
+    """Without a path the model that is shipped. One that does not fit is told, mostly before it is read."""
+    found, device = shipped_model() if path is None else path, torch.device(device)
+    try:
+        return _loaded(found, plan, device, sampler, prompt)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        text = f"{str(found)!r} does not fit on {device} with the plan {plan}: take a smaller model, or another plan."
+        raise ModelError(text) from error
+
+
+def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None, prompt: str) -> Loaded:
     if (found / PIPELINE).is_file():
         if sampler is not None:
             raise RedlineError("a diffusers pipeline brings its own scheduler: leave out --sampler.")
@@ -45,7 +57,9 @@ def load_model(
         if not (found / _TRAINED).is_file():
             raise ModelError(f"{str(found)!r} is no pipeline and no training: it has no {PIPELINE} and no {_TRAINED}.")
         found = found / _TRAINED
-    model, about = load_lsd(found), read_about(found)
+    about = read_about(found)
+    check_weights_fit([found], repr(str(found)), device)
+    model = load_lsd(found)
     frames = LsdFrames(model, plan, device, sampler or "distilled")
     said = about.get("sample_steps", "")
     return Loaded(frames, frames.plan, int(said) if said.isdecimal() else _USUAL_STEPS, 1.0)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.job import Applied
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.plan import Plan
 from redline.rungs.cuda_graph import CudaGraph
@@ -17,6 +16,7 @@ from redline.samplers.distilled import MOST_STEPS
 from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.noisy_program import NoisyProgram
+from redline.stream.planned import under_plan
 from redline.stream.settings import Settings
 
 # What rungs calibrate on and look for overflows in: any picture of a fair size.
@@ -34,12 +34,9 @@ class LsdFrames:
         # The first entries of the control vector are what its training taught it.
         self.control_names = CONTROLS[: model.config.control]
         self.most_steps = MOST_STEPS if sampler == "distilled" else 8
-        self.plan = without_own_graphs(plan, self.device)
-        self.name, self.is_compiled = str(model.config), "compile" in self.plan
-        model = model.eval().requires_grad_(False).to(self.device)
-        network = self.plan.apply(model, [_sample(model, self.device)], share=True)
-        assert isinstance(network, Applied)
-        self.network = network
+        plan = without_own_graphs(plan, self.device)
+        self.name, self.is_compiled = str(model.config), "compile" in plan
+        self.plan, self.network = under_plan(plan, model, self.device, _sample(model, self.device))
         self._dtype = next(model.parameters()).dtype
 
     def check(self, settings: Settings) -> None:

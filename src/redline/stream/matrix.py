@@ -2,13 +2,15 @@
 
 A frame counts once, with all of its sampling steps and both copies; what is set up before the first frame does not
 count, and neither do the first frames. Every arm feeds on its own output, and its pictures are held against those of
-the plain fp32 arm frame by frame, so that an error which grows is seen.
+the plain fp32 arm frame by frame, so that an error which grows is seen. The arms share a process: what one leaves
+behind is let go of before the next, and where the device itself is lost the row of that arm says so and is the last.
 """
 
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from redline.machine import Machine
 from redline.memory import is_out_of_memory
 from redline.models.lsd import SIZES, Lsd
 from redline.plan import Plan
+from redline.stream.device_peaks import DevicePeaks, is_lost
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
@@ -69,6 +72,9 @@ class Shape:
     def __post_init__(self) -> None:
         if self.size not in SIZES:
             raise RedlineError(f"there is no LSD of size {self.size!r}: choose from {', '.join(SIZES)}.")
+        for name in ("side", "steps", "frames"):
+            if type(getattr(self, name)) is not int:
+                raise RedlineError(f"{name} is a whole number, not {getattr(self, name)!r}.")
         if self.side < 1 or self.frames <= 2 * WARM_UP_FRAMES:
             least = 2 * WARM_UP_FRAMES + 1
             raise RedlineError(
@@ -90,12 +96,15 @@ class Shape:
 class Row:
     """Times in milliseconds: `model_ms` is the device's (on a CPU the host's) for one frame without its copies,
     `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
-    `psnr_db` is against the plain arm; the least of all frames, and the mean."""
+    `plan` is the arm's as it came out. `peak_bytes` is what a running stream takes of the device, weights included;
+    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `psnr_db` is against the plain
+    arm; the least of all frames, and the mean. After a row with `device_lost` nothing more can run."""
 
     shape: Shape
     arm: Arm
     device: str
     parameters: int = 0
+    plan: str = ""
     model_ms: float = 0.0
     frame_ms: float = 0.0
     frames_per_s: float = 0.0
@@ -103,10 +112,12 @@ class Row:
     p95_ms: float = 0.0
     p99_ms: float = 0.0
     peak_bytes: int = 0
+    setup_peak_bytes: int = 0
     least_psnr_db: float | None = None
     mean_psnr_db: float | None = None
     setup_s: float = 0.0
     failure: str = ""
+    device_lost: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -136,10 +147,11 @@ def measure(
     weights: Lsd | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """A row for each arm, the plain one first; one that cannot run says why."""
+    """A row for each arm, the plain one first; one that cannot run says why. Without the plain arm there is nothing to
+    hold the others against, so its failure is the last row."""
     model = weights if weights is not None else fresh_model(shape.size)
     machine, expected = Machine.detect(str(device)), []
-    for arm in arms if PLAIN in arms else (PLAIN, *arms):
+    for arm in (PLAIN, *(arm for arm in arms if arm != PLAIN)):
         say(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
         plan = Plan.parse(arm.plan)
         row = Row(shape, arm, str(device), sum(weight.numel() for weight in model.parameters()))
@@ -150,10 +162,10 @@ def measure(
         try:
             row, pictures = _run(row, plan, copy.deepcopy(model), device, expected)
         except (RedlineError, RuntimeError) as error:
-            text = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
-            yield replace(row, failure=text.rstrip("."))
-            if arm == PLAIN:
-                raise RedlineError(f"the plain model does not run: {text.rstrip('.')}.") from error
+            row = _failed(row, error)
+            yield row
+            if arm == PLAIN or row.device_lost:
+                return
             continue
         expected = pictures or expected
         if arm in arms:
@@ -169,15 +181,27 @@ def fresh_model(size: str) -> Lsd:
     return model
 
 
+class _Timing(Engine):
+    """Keeps how long the device was busy with each frame."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.each_s: list[float] = []
+
+    def finish(self) -> Tensor:
+        before_s = self.busy_s
+        pixels = super().finish()
+        self.each_s.append(self.busy_s - before_s)
+        return pixels
+
+
 def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[Tensor]) -> tuple[Row, list[Tensor]]:
-    shape, cuda = row.shape, device.type == "cuda"
-    if cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-    settings = Settings(1.0, shape.steps)
+    shape, settings = row.shape, Settings(1.0, row.shape.steps)
+    memory = DevicePeaks(device)
     # Without a recorder a frame is not recorded.
     recorder: dict[str, Any] = {} if row.arm.graph else {"recorder": lambda _device: None}
-    engine = Engine(LsdFrames(model, plan, device), settings, **recorder)
+    frames = LsdFrames(model, plan, device)
+    engine = _Timing(frames, settings, **recorder)
 
     def stream(sink: NullSink, latency: Latency) -> None:
         source = SyntheticClip(shape.side, shape.side, shape.frames)
@@ -185,22 +209,31 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
 
     pictures = _Pictures(expected)
     stream(pictures, Latency())
+    setup_s, setup_peak_bytes = engine.setup_s, memory.take()
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
-    busy_s = engine.busy_s
     stream(NullSink(), timed)
     report = timed.report()
     row = replace(
         row,
-        model_ms=1e3 * (engine.busy_s - busy_s) / shape.frames,
+        plan=str(frames.plan),
+        model_ms=1e3 * fmean(engine.each_s[WARM_UP_FRAMES - shape.frames :]),
         frame_ms=1e3 / report.frames_per_s,
         frames_per_s=report.frames_per_s,
         p50_ms=1e3 * report.latency.p50_s,
         p95_ms=1e3 * report.latency.p95_s,
         p99_ms=1e3 * report.latency.p99_s,
-        peak_bytes=torch.cuda.max_memory_allocated(device) if cuda else 0,
-        setup_s=engine.setup_s,
+        peak_bytes=memory.take(),
+        setup_peak_bytes=setup_peak_bytes,
+        setup_s=setup_s,
     )
     if pictures.psnrs_db:
-        mean = sum(pictures.psnrs_db) / len(pictures.psnrs_db)
-        row = replace(row, least_psnr_db=min(pictures.psnrs_db), mean_psnr_db=mean)
+        row = replace(row, least_psnr_db=min(pictures.psnrs_db), mean_psnr_db=fmean(pictures.psnrs_db))
     return row, pictures.kept
+
+
+def _failed(row: Row, error: Exception) -> Row:
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    text = "out of memory" if is_out_of_memory(error) else said[0].rstrip(".")
+    if is_lost(torch.device(row.device)):
+        return replace(row, failure=f"{text}; the device is lost, what is left needs a new start", device_lost=True)
+    return replace(row, failure=text)

@@ -66,8 +66,8 @@ class _Made(NamedTuple):
 
 
 class Pipeline:
-    """`settings` and `stop` may be used from any thread while it runs; `tell` is given sentences for the user, from
-    the thread in which they come up."""
+    """`settings`, `stop` and `fail` may be used from any thread while it runs; `tell` is given sentences for the user,
+    from the thread in which they come up."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Pipeline:
             self._output.close()
             self._wait_for_sink(writer)
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
         self._join(writer, reader)
         self.latency.write_line()
         if self._error is not None:
@@ -130,7 +130,7 @@ class Pipeline:
             self._whole = self._reader.read(self._offer, self._stop)
             self._input.close()
         except BaseException as error:
-            self._fail(error)
+            self.fail(error)
 
     def _offer(self, frame: Frame) -> bool:
         if self._input.put(_Arrived(frame, self._clock.now_s())):
@@ -145,7 +145,14 @@ class Pipeline:
         if isinstance(self._transform, Overlapping) and not self._source.is_live:
             most = self._transform.most_under_way
         under_way: deque[_Begun] = deque()
-        while (arrived := self._input.take()) is not None:
+        while True:
+            # A frame that is under way is not kept waiting for one that has not come yet.
+            arrived = self._input.take(0 if under_way else None)
+            if arrived is None and not under_way:
+                return
+            if arrived is None:
+                self._pass_on(under_way.popleft())
+                continue
             taken_s = self._clock.now_s()
             frame = replace(arrived.frame, settings=self.settings.now())
             if (frame.height, frame.width) != size:
@@ -159,17 +166,19 @@ class Pipeline:
             under_way.append(_Begun(frame, arrived.offered_s, taken_s))
             if len(under_way) >= most:
                 self._pass_on(under_way.popleft())
-        while under_way:
-            self._pass_on(under_way.popleft())
 
     def _pass_on(self, begun: _Begun) -> None:
         transform = self._transform
         made = transform.finish() if isinstance(transform, Overlapping) else transform(begun.frame)
         pixels = check_pixels(made, "the transform")
-        if self._made_size not in (None, pixels.shape[:2]) and not self._sink.takes_new_size:
-            text = f"the picture changes to {pixels.shape[1]}×{pixels.shape[0]}, and {self._sink.name!r} cannot."
-            raise RedlineError(text)
-        self._made_size = (pixels.shape[0], pixels.shape[1])
+        height, width = pixels.shape[:2]
+        before = self._made_size or (height, width)
+        if before != (height, width) and not self._sink.takes_new_size:
+            raise RedlineError(
+                f"the picture changes to {width}×{height}, and {self._sink.name!r} cannot change with it: give --size "
+                f"{before[1]}x{before[0]}."
+            )
+        self._made_size = (height, width)
         copies_s = transform.copies_s if isinstance(transform, TimesCopies) else (0.0, 0.0)
         frame = replace(begun.frame, pixels=pixels)
         passed = _Made(frame, begun.offered_s, begun.taken_s, self._clock.now_s(), copies_s)
@@ -195,7 +204,7 @@ class Pipeline:
                     self._sink.abandon()
                 self._sink_since_s = None
         except BaseException as error:
-            self._fail(error, in_sink=True)
+            self.fail(error, in_sink=True)
 
     def _record(self, made: _Made) -> None:
         frame, (copy_in_s, copy_out_s), shown_s = made.frame, made.copies_s, self._clock.now_s()
@@ -211,8 +220,9 @@ class Pipeline:
             )
         )
 
-    def _fail(self, error: BaseException, in_sink: bool = False) -> None:
-        """The first error is the one that is raised; the others are mostly its consequences."""
+    def fail(self, error: BaseException, in_sink: bool = False) -> None:
+        """Ends all threads, from any of them or from outside. The first error is the one that is raised; the others are
+        mostly its consequences."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -240,9 +250,9 @@ class Pipeline:
         try:
             self._wait_for_sink(writer)
         except RedlineError as error:
-            self._fail(error)
+            self.fail(error)
         if reader.ident is not None:
             reader.join(self._limits.source_s)
             if reader.is_alive():
                 text = f"the source {self._source.name!r} did not let go within {self._limits.source_s:g} s."
-                self._fail(RedlineError(text))
+                self.fail(RedlineError(text))

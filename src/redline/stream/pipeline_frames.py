@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import ModelError, RedlineError
-from redline.job import Applied
 from redline.plan import Plan, parse_rung
 from redline.quiet import quiet
 from redline.samplers import NoiseProcess, StepTable, ddim, distilled, spread
@@ -20,6 +19,7 @@ from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.lsd_frames import without_own_graphs
 from redline.stream.noisy_program import NoisyProgram
+from redline.stream.planned import under_plan
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
@@ -36,8 +36,8 @@ class PipelineFrames:
         self, parts: dict[str, Any], text: Tensor, scheduler: Any, plan: Plan, device: torch.device, name: str
     ) -> None:
         unet, vae = parts["unet"], parts["vae"]
-        self.device, self.name, self.plan = device, name, without_own_graphs(plan, device)
-        self.is_compiled = "compile" in self.plan
+        self.device, self.name, plan = device, name, without_own_graphs(plan, device)
+        self.is_compiled = "compile" in plan
         self.process, self.prediction = _process(scheduler, name)
         # A consistency model is sampled with fresh noise; every other scheduler follows the same path as DDIM.
         self._few = type(scheduler).__name__ == "LCMScheduler"
@@ -50,13 +50,13 @@ class PipelineFrames:
         self._text = text.to(device)
         self._shadows = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
         # fp16 ends below what these decoders reach in between.
-        safe = self.plan.with_rung(parse_rung("bf16")) if "fp16" in self.plan else self.plan
+        safe = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
         times = torch.tensor([STEPS // 2], device=device)
-        self.denoise = _under(self.plan, Denoiser(unet), device, (latents, times, self._text))
-        self.encode = _under(safe, Encoder(vae), device, (pixels,))
-        self.decode = _under(safe, Decoder(vae), device, (latents,))
+        self.plan, self.denoise = under_plan(plan, Denoiser(unet), device, (latents, times, self._text))
+        _, self.encode = under_plan(safe, Encoder(vae), device, (pixels,))
+        _, self.decode = under_plan(safe, Decoder(vae), device, (latents,))
         self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
 
     def check(self, settings: Settings) -> None:
@@ -166,9 +166,3 @@ def _process(scheduler: Any, name: str) -> tuple[NoiseProcess, str]:
     return NoiseProcess("of the scheduler", tuple(kept.sqrt().tolist()), tuple((1 - kept).sqrt().tolist())), (
         _PREDICTIONS[says]
     )
-
-
-def _under(plan: Plan, network: nn.Module, device: torch.device, sample: tuple[Tensor, ...]) -> Applied:
-    applied = plan.apply(network.eval().to(device), [sample], share=True)
-    assert isinstance(applied, Applied)
-    return applied

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+
+import torch
 
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
@@ -18,6 +20,7 @@ from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources import Source
 from redline.stream.sources.image_folder import ImageFolder
+from redline.stream.sources.live_input import LiveInput
 from redline.stream.sources.network import SCHEMES, open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.resized import Resized
@@ -32,35 +35,43 @@ SOURCES = (
 SINKS = f"a film ({', '.join(CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
 _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
 _BROWSER = "browser"
+# Where somebody looks while it runs: a film goes there at its own pace.
+_SHOWN = (_BROWSER, "mjpeg", "window", "virtual-camera")
 _BROWSER_PORT, _BROWSER_SIZE = 8181, (512, 512)
 _LOCAL = "127.0.0.1"
+_WAITS = "it begins when the page is opened; Ctrl-C ends the wait."
 
 
 @dataclass(frozen=True)
 class Wishes:
     """What goes for whichever place was named. `size` is (height, width); `live` has a file come at its own pace, as
-    from a camera; `key` is what viewers on other machines must know. The rest is for the sliders of a page."""
+    from a camera; `key` is what viewers on other machines must know. The rest is for a page: sliders and figures."""
 
     size: tuple[int, int] | None = None
     live: bool = False
     key: str | None = None
     most_steps: int = 8
     control_names: tuple[str, ...] = ()
+    device: torch.device = torch.device("cpu")
+    busy_share: Callable[[], float | None] = lambda: None
 
 
 @dataclass
 class Places:
-    """`addresses` are what a person opens to look; `close` ends what outlives source and sink."""
+    """`addresses` are what a person opens to look, and `notes` sentences to be told before it starts; `close` ends what
+    outlives source and sink."""
 
     source: Source
     sink: Sink
     addresses: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     close: Callable[[], None] = field(default=lambda: None)
 
 
 def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, latency: Latency) -> Places:
     """Both ends; where one of them is a browser, they share its page."""
     words = [text.partition(":")[0] for text in (source, sink)]
+    wishes = replace(wishes, live=wishes.live or words[1] in _SHOWN)
     if _BROWSER not in words:
         came = open_source(source, wishes)
         try:
@@ -68,7 +79,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
         except BaseException:
             came.close()
             raise
-        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else ())
+        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _lost_sound(came, goes))
     return _open_with_browser(source, sink, words, wishes, settings, latency)
 
 
@@ -89,7 +100,7 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     if text == "window":
         return WindowSink()
     if word == "mjpeg":
-        return MjpegSink(*_host_and_port(rest, PORT), wishes.key)
+        return MjpegSink(*_host_and_port(text, PORT), wishes.key)
     if word == "virtual-camera":
         return VirtualCameraSink(source.rate, rest or None)
     path = Path(text)
@@ -130,26 +141,37 @@ def _synthetic(text: str, rest: str) -> SyntheticClip:
 
 
 def _film(path: Path, source: Source) -> VideoFileSink:
-    film = _film_of(source)
-    if film is None:
+    film = _innermost(source)
+    if not isinstance(film, VideoFile):
         return VideoFileSink(path, source.rate, origin_s=None)
     if path.exists() and path.samefile(film.path):
         raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
     return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=film.path if film.has_sound else None)
 
 
-def _film_of(source: Source) -> VideoFile | None:
-    """The file, under whatever changes its pace or size."""
-    inner = source
-    while isinstance(inner, (Paced, Resized)):
-        inner = inner.inner
-    return inner if isinstance(inner, VideoFile) else None
+def _lost_sound(source: Source, sink: Sink) -> tuple[str, ...]:
+    inner = _innermost(source)
+    if not (isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound):
+        return ()
+    return (f"the sound of {inner.name} is not recorded: only that of a film on this disk is.",)
+
+
+def _innermost(source: Source) -> Source:
+    """Under whatever changes its pace or size."""
+    while isinstance(source, (Paced, Resized)):
+        source = source.inner
+    return source
+
+
+def _is_paced(source: Source) -> bool:
+    return isinstance(source.inner if isinstance(source, Resized) else source, Paced)
 
 
 def _host_and_port(text: str, usual: int) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
+    word, _, place = text.partition(":")
+    host, _, port = place.rpartition(":")
     if port and not port.isdecimal():
-        raise RedlineError(f"{text!r} is no port: write one, as in mjpeg:{usual}, or HOST:PORT.")
+        raise RedlineError(f"{place!r} is no port: write one, as in {word}:{usual}, or {word}:HOST:PORT.")
     return host.strip("[]") or _LOCAL, int(port or usual)
 
 
@@ -160,7 +182,7 @@ def _open_with_browser(
     from redline.stream.browser import serve
 
     as_source, as_sink = (word == _BROWSER for word in words)
-    host, port = _host_and_port((source if as_source else sink).partition(":")[2], _BROWSER_PORT)
+    host, port = _host_and_port(source if as_source else sink, _BROWSER_PORT)
     came = None if as_source else open_source(source, wishes)
     page = None
     try:
@@ -175,8 +197,12 @@ def _open_with_browser(
             size=wishes.size or _BROWSER_SIZE,
             most_steps=wishes.most_steps,
             control_names=wishes.control_names,
+            device=wishes.device,
+            busy_share=wishes.busy_share,
         )
-        shown = page.source if came is None else page.tap(came)
+        # A film does not play to an empty room; a camera does not wait.
+        waits = came is not None and _is_paced(came)
+        shown = page.source if came is None else page.tap(came, waits)
         assert shown is not None
         goes = page.sink if as_sink else open_sink(sink, shown, wishes)
         assert goes is not None
@@ -187,4 +213,5 @@ def _open_with_browser(
             came.close()
         raise
     addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
-    return Places(shown, goes, addresses, page.close)
+    notes = (_WAITS,) if waits else ()
+    return Places(shown, goes, addresses, notes, page.close)

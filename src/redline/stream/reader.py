@@ -15,12 +15,14 @@ from redline.stream.sources import Source, SourceFault
 
 @dataclass(frozen=True)
 class Backoff:
-    """Seconds to wait before each new try; `tries` in a row without a frame are enough, and None never gives up."""
+    """Seconds to wait before each new try, from the first again once frames have come for `settled_s`; `tries` in a row
+    that did not last so long are enough, and None never gives up."""
 
     first_s: float = 0.5
     factor: float = 2.0
     longest_s: float = 30.0
     tries: int | None = None
+    settled_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s:
@@ -43,10 +45,13 @@ class Reader:
         """Whether the source came to its end by itself."""
         attempt = 0
         while not stop.is_set():
+            settled_at_s = math.inf
             try:
                 with closing(self._source.frames()) as frames:
                     for frame in frames:
-                        attempt = 0
+                        now_s = self._clock.now_s()
+                        settled_at_s = min(settled_at_s, now_s + self._backoff.settled_s)
+                        attempt = 0 if now_s >= settled_at_s else attempt
                         if not offer(self._joined.place(frame)):
                             return False
                 return not stop.is_set()
@@ -67,7 +72,8 @@ class Reader:
 
 
 class _Joined:
-    """Frames before and after a fault as one clip: indices and times go on, though the source starts again at 0."""
+    """Frames before and after a fault as one clip: indices and times go on, though the source starts again at 0. A film
+    that goes on by itself, with the next index and time, has no gap."""
 
     def __init__(self) -> None:
         self._last: Frame | None = None
@@ -80,10 +86,11 @@ class _Joined:
     def place(self, frame: Frame) -> Frame:
         if self._is_broken and self._last is not None:
             last, self._is_broken = self._last, False
-            self._later_frames = last.index + 1 - frame.index
-            gone = Fraction(max(0.0, frame.captured_s - last.captured_s))
-            least = math.floor((last.time_s - frame.time_s) / frame.time_base) + 1
-            self._later_ticks = max(least, round((last.time_s + gone - frame.time_s) / frame.time_base))
+            if not (frame.index == last.index + 1 and frame.time_s > last.time_s):
+                self._later_frames = last.index + 1 - frame.index
+                gone = Fraction(max(0.0, frame.captured_s - last.captured_s))
+                least = math.floor((last.time_s - frame.time_s) / frame.time_base) + 1
+                self._later_ticks = max(least, round((last.time_s + gone - frame.time_s) / frame.time_base))
         if self._later_frames or self._later_ticks:
             frame = replace(frame, index=frame.index + self._later_frames, pts=frame.pts + self._later_ticks)
         self._last = frame

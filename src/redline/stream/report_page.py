@@ -23,12 +23,13 @@ _TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
 
 @dataclass(frozen=True)
 class About:
-    """What ran, as the page's head says it."""
+    """What ran, as the page's head says it; `device` is its name, and `device_type` is cuda or cpu."""
 
     source: str
     sink: str
     model: str
     device: str
+    device_type: str
     plan: str
     size: str
     settings: str
@@ -57,7 +58,7 @@ def render_page(about: About, report: Report, samples: Sequence[Sample]) -> str:
         about=about,
         headline=_headline(report, lasted_s),
         tiles=_tiles(report, samples),
-        charts=[chart for chart in _charts(samples, about.device) if chart.drawing],
+        charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
         rows=_rows(report),
         facts=_facts(about),
     )
@@ -87,9 +88,9 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> list[tuple[str, str, st
     ]
 
 
-def _charts(samples: Sequence[Sample], device: str) -> list[_Chart]:
+def _charts(samples: Sequence[Sample], device_type: str) -> list[_Chart]:
     causes = sorted({cause for sample in samples for cause in sample.drops})
-    kind = "the GPU" if device.startswith("cuda") else "the processor"
+    kind = "the GPU" if device_type == "cuda" else "the processor"
     return [
         _chart(
             "Latency",

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
-from redline.errors import RedlineError
 from redline.machine import Machine, resolve_device
 from redline.plan import Plan
 from redline.stream.engine import CUT_THRESHOLD, Engine
+from redline.stream.figure_file import FigureFile, check_place
 from redline.stream.latency import Latency
 from redline.stream.loading import Loaded, load_model
 from redline.stream.pipeline import Outcome, Pipeline
@@ -61,8 +60,9 @@ class Session:
 
     def __init__(self, request: Request, say: Callable[[str], None] = lambda sentence: None) -> None:
         self.request, self._say = request, say
-        for path in filter(None, (request.metrics, request.report)):
-            _check_place(path)
+        self._figures = None if request.metrics is None else FigureFile(request.metrics)
+        if request.report is not None:
+            check_place(request.report)
         self.device = torch.device(resolve_device(request.device))
         plan = choose_plan(Machine.detect(str(self.device)), request.precision, request.plan)
         self.loaded = load_model(request.model, plan, self.device, request.sampler, request.prompt)
@@ -72,28 +72,44 @@ class Session:
         self.latency = Latency()
         threshold = CUT_THRESHOLD if request.reset_at_cuts else None
         self.engine = Engine(frames, self.settings.now(), cut_threshold=threshold)
-        wishes = replace(request.wishes, most_steps=frames.most_steps, control_names=frames.control_names)
+        self._sample: Sample | None = None
+        wishes = replace(
+            request.wishes,
+            most_steps=frames.most_steps,
+            control_names=frames.control_names,
+            device=self.device,
+            busy_share=lambda: None if self._sample is None else self._sample.busy_share,
+        )
         self.places: Places = open_places(request.source, request.sink, wishes, self.settings, self.latency)
 
     def run(self, show: Callable[[Sample], None] = lambda sample: None) -> Result:
         """Until the source ends, the time is over, the window is closed, or Ctrl-C. What has come is kept."""
         places, request = self.places, self.request
+        for note in places.notes:
+            self._say(note)
         pipeline = Pipeline(
             places.source, self.engine, places.sink, settings=self.settings, latency=self.latency, tell=self._say
         )
         if isinstance(places.sink, WindowSink):
             places.sink.on_closed = pipeline.stop
+
+        def seen(sample: Sample) -> None:
+            self._sample = sample
+            show(sample)
+
         with ExitStack() as stack:
             stack.callback(places.close)
-            lines = None if request.metrics is None else stack.enter_context(_lines(request.metrics))
+            if self._figures is not None:
+                stack.callback(self._figures.close)
             watch = Watch(
                 self.latency,
                 self.engine,
                 self.device,
                 duration_s=request.duration_s,
                 stop=pipeline.stop,
-                show=show,
-                lines=lines,
+                fail=pipeline.fail,
+                show=seen,
+                write=(lambda line: None) if self._figures is None else self._figures.write,
             )
             stack.enter_context(_stopped_by_signals(watch.stop_wanted))
             with watch:
@@ -104,10 +120,12 @@ class Session:
             self._say(
                 f"{broken:,} frames had values that are not finite, and show the input there: try --precision fp32."
             )
-        about = self._about()
-        if request.report is not None:
-            write_page(request.report, about, outcome.report, watch.samples)
-        return Result(outcome, about, tuple(watch.samples), watch.stop_wanted.is_set())
+        return Result(outcome, self._about(), tuple(watch.samples), watch.stop_wanted.is_set())
+
+    def write_report(self, result: Result) -> None:
+        """The page that was asked for, if one was; apart from `run`, so that what is seen does not depend on it."""
+        if self.request.report is not None:
+            write_page(self.request.report, result.about, result.outcome.report, result.samples)
 
     def _about(self) -> About:
         source, settings = self.places.source, self._first_settings
@@ -119,6 +137,7 @@ class Session:
             sink=self.places.sink.name,
             model=self.loaded.frames.name,
             device=Machine.detect(str(self.device)).name if self.device.type == "cuda" else "cpu",
+            device_type=self.device.type,
             plan=str(self.loaded.plan),
             size=f"{source.width}×{source.height}",
             settings=f"{said}, control {control}" if control else said,
@@ -132,23 +151,6 @@ def _settings(request: Request, loaded: Loaded) -> Settings:
     unset = len(loaded.frames.control_names) - len(request.control)
     control = (*request.control, *[0.0] * max(0, unset))
     return Settings(strength, loaded.steps if request.steps is None else request.steps, request.seed, control)
-
-
-def _check_place(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        reason = "it is a folder" if path.is_dir() else "its folder is not there"
-        raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
-
-
-@contextmanager
-def _lines(path: Path) -> Iterator[TextIO]:
-    """Line by line, so that it can be followed: each is whole, and the file is what has been seen so far."""
-    try:
-        file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise RedlineError(f"cannot write {str(path)!r}: {error.strerror or error}.") from error
-    with file:
-        yield file
 
 
 @contextmanager

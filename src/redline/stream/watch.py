@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol, TextIO
+from typing import Protocol
 
 import torch
 
@@ -47,7 +47,8 @@ class Sample:
 
 
 class Watch:
-    """A thread of its own, from entering to leaving. `stop` is called once the stream has run for `duration_s`."""
+    """A thread of its own, from entering to leaving. `stop` is called once the stream has run for `duration_s`; `write`
+    is given a line of JSON a sample, and where it or `show` fails, `fail` is told, and `error` says so."""
 
     def __init__(
         self,
@@ -58,15 +59,17 @@ class Watch:
         every_s: float = 1.0,
         duration_s: float | None = None,
         stop: Callable[[], None] = lambda: None,
+        fail: Callable[[Exception], None] = lambda error: None,
         show: Callable[[Sample], None] = lambda sample: None,
-        lines: TextIO | None = None,
+        write: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.samples: list[Sample] = []
         self.error: Exception | None = None
         # Set from anywhere, a signal's handler too, to have the stream stopped at the next tick.
         self.stop_wanted = threading.Event()
         self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
-        self._every_s, self._duration_s, self._stop, self._show, self._lines = every_s, duration_s, stop, show, lines
+        self._every_s, self._duration_s = every_s, duration_s
+        self._stop, self._fail, self._show, self._write = stop, fail, show, write
         self._ended = threading.Event()
         self._began_s: float | None = None
         self._last = (0.0, 0, 0.0)
@@ -84,7 +87,10 @@ class Watch:
         # A rate over a few milliseconds says nothing.
         is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
         if self._began_s is not None and self.error is None and is_due:
-            self._look(now_s)
+            try:
+                self._look(now_s)
+            except Exception as error:
+                self.error = error
 
     def _run(self) -> None:
         next_s = 0.0
@@ -107,7 +113,7 @@ class Watch:
                     self._stop()
         except Exception as error:
             self.error = error
-            self._stop()
+            self._fail(error)
 
     def _look(self, now_s: float) -> None:
         assert self._began_s is not None
@@ -129,9 +135,7 @@ class Watch:
             memory_bytes=self._memory.read().current_bytes,
         )
         self._keep(sample)
-        if self._lines is not None:
-            self._lines.write(sample.as_json() + "\n")
-            self._lines.flush()
+        self._write(sample.as_json() + "\n")
         self._show(sample)
 
     def _keep(self, sample: Sample) -> None:

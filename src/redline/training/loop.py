@@ -79,7 +79,7 @@ def train(
         if checkpoints.files():
             raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
         torch.manual_seed(settings.seed)
-    ema = Ema(task.model, settings.ema_decay) if settings.ema_decay else None
+    ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
     state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
     before = checkpoints.load(state) if resume else Position()
     loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s)
@@ -170,7 +170,7 @@ class _Loop:
         arithmetic.publish()
         self.step += 1
         if self.state.ema:
-            self.state.ema.update(model, self.step)
+            self.state.ema.update(self.task.averaged, self.step)
         self._count(total, norm, bad)
 
     def _count(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:

@@ -6,6 +6,9 @@ data.
 
 Most of a photo is sky or out of focus, and teaches little. So crops are drawn by what the bicubic loses in them, to the
 power `focus`: 0 draws every place alike.
+
+What is never drawn is never learnt: the corner of a white page is an edge of nothing, and came out grey. So a share of
+the crops, `flat`, is of one colour, pure ones among them.
 """
 
 import math
@@ -32,6 +35,8 @@ class Draw:
     top: Tensor
     left: Tensor
     turn: Tensor
+    flat: Tensor
+    colour: Tensor
 
 
 class PhotoCrops:
@@ -65,7 +70,11 @@ class PhotoCrops:
         start = first + draw.top * width + draw.left
         start_large = (first * scale + draw.top * width * scale + draw.left) * scale
         small = _cut(self._small, start, width, draw.turn, crop)
-        return small, _cut(self._large, start_large, width * scale, draw.turn, crop * scale)
+        large = _cut(self._large, start_large, width * scale, draw.turn, crop * scale)
+        if not self.settings.flat:
+            return small, large
+        flat, colour = (_sent(table, small.device)[..., None, None] for table in (draw.flat[:, None], draw.colour))
+        return torch.where(flat, colour, small), torch.where(flat, colour, large)
 
     def draw(self, step: int) -> Draw:
         generator = torch.Generator().manual_seed(self.seed * 1_000_000_007 + step)
@@ -75,17 +84,16 @@ class PhotoCrops:
         moved = torch.randint(_apart(crop), (2, count), generator=generator)
         height, width = self._sizes[picture].unbind(1)
         turn = torch.randint(8, (count,), generator=generator)
-        return Draw(
-            picture, torch.minimum(top + moved[0], height - crop), torch.minimum(left + moved[1], width - crop), turn
-        )
+        flat = torch.rand(count, generator=generator) < self.settings.flat
+        # Half again as wide as what there is, so that a third of all channels are at an end.
+        colour = (1.5 * torch.rand((count, 3), generator=generator) - 0.25).clamp(0, 1)
+        top, left = torch.minimum(top + moved[0], height - crop), torch.minimum(left + moved[1], width - crop)
+        return Draw(picture, top, left, turn, flat, (255 * colour).round() / 255)
 
 
 def _cut(pixels: Tensor, start: Tensor, width: Tensor, turn: Tensor, side: int) -> Tensor:
     # One small table travels to the device; every index is made there.
-    table = torch.stack((start, width, turn))
-    if pixels.is_cuda:
-        table = table.pin_memory()  # from other memory a copy may wait for the device, and the host with it
-    table = table.to(pixels.device, non_blocking=True)
+    table = _sent(torch.stack((start, width, turn)), pixels.device)
     start, width, turn = table[:, :, None, None].unbind(0)
     along = torch.arange(side, device=pixels.device)
     down, across = along[None, :, None], along[None, None, :]
@@ -94,6 +102,12 @@ def _cut(pixels: Tensor, start: Tensor, width: Tensor, turn: Tensor, side: int) 
     offset = torch.where(turn & 4 == 0, down * width + across, across * width + down)
     # (B, side, side, 3) read as (B, 3, side, side) is channels_last already.
     return pixels[start + offset].permute(0, 3, 1, 2).float() / 255
+
+
+def _sent(table: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        table = table.pin_memory()  # from other memory a copy may wait for the device, and the host with it
+    return table.to(device, non_blocking=True)
 
 
 def _places(high: Tensor, low: Tensor, scale: int, settings: PhotoSettings) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,8 @@ class PhotoSettings:
     """Which photos, and how crops of them are drawn.
 
     `crop_px` is a side of the small picture. `shrink` reduces photos first, which takes the traces of JPEG out of them
-    and puts more detail into a crop; with several factors, crops come from each of them equally often.
+    and puts more detail into a crop; with several factors, crops come from each of them equally often. `flat` is the
+    share of crops that are of one colour.
     """
 
     photos: str = ""
@@ -32,6 +33,7 @@ class PhotoSettings:
     crop_px: int = 64
     batch: int = 32
     focus: float = 0.5
+    flat: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.photos:
@@ -40,6 +42,8 @@ class PhotoSettings:
             raise RedlineError(f"shrink holds different whole numbers from 1 up, not {self.shrink}.")
         if self.batch < 1 or self.crop_px < 1 or self.focus < 0:
             raise RedlineError("batch and crop_px must be above zero, and focus must not be negative.")
+        if not 0 <= self.flat < 1:
+            raise RedlineError(f"flat is a share of the crops, from 0 up to 1, not {self.flat}.")
 
 
 @dataclass

@@ -32,6 +32,11 @@ class Task(ABC):
     flops_per_item: float = 0.0
 
     @property
+    def averaged(self) -> nn.Module:
+        """What an average is kept of, where one is: all of `model`, or the part of it that is the result."""
+        return self.model
+
+    @property
     def arithmetic(self) -> Arithmetic:
         return Arithmetic()
 

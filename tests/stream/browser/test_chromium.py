@@ -61,7 +61,8 @@ async def check_layout(browser: Chromium) -> None:
 
 def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(control=(0.0,)))
-    stream = run_stream(size=(240, 320), settings=settings, control_names=("Warmth",), key="a key for this test")
+    shown = {"control_names": ("Warmth",), "busy_share": lambda: 0.374}
+    stream = run_stream(size=(240, 320), settings=settings, key="a key for this test", **shown)
 
     async def main() -> None:
         async with Chromium() as browser:
@@ -79,6 +80,8 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
             await browser.wait_for(
                 f"{number('tile-rate')} > 1 && {number('tile-p99')} > 0 && {number('tile-trip')} > 0"
             )
+            assert await browser.run("document.getElementById('tile-busy').textContent") == "37 %"
+            assert await browser.run("document.getElementById('busy-title').textContent") == "Processor at work"
             title = str(await browser.wait_for("document.getElementById('title').textContent"))
             assert title.startswith("Live at ") and title.endswith(" frames a second")
             assert await browser.run("document.querySelectorAll('#stages tr').length") == 7

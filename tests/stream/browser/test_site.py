@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 
 import redline.stream.browser as browser
 from redline.errors import RedlineError
 from redline.stream.browser import Page, serve
+from redline.stream.browser.figures import figures
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
 from redline.stream.browser.session import MOST_MESSAGES_A_SECOND
 from redline.stream.browser.site import MOST_PAGES
@@ -248,8 +250,12 @@ def test_figures_are_those_of_the_stream(open_site: Callable[..., Page]) -> None
         latency = Latency()
         latency.record(FrameTimes(0.001, 0.002, 0, 0.03, 0, 0.004, 1.0))
         latency.drop("compute busy", 3)
-        async with open_page(open_site(latency=latency).url) as client:
+        shares = iter([None, *[0.25] * 100])
+        async with open_page(open_site(latency=latency, busy_share=lambda: next(shares)).url) as client:
             said = await client.hear("figures")
+            while said["busy_share"] is None:
+                said = await client.hear("figures")
+            assert said["busy_share"] == 0.25 and client.said[0]["device"] == "cpu"
         assert said["report"]["stages"]["compute"]["p99_s"] == 0.03 and said["report"]["drops"] == {"compute busy": 3}
         assert said["report"]["latency"]["p50_s"] == pytest.approx(0.037) and said["report"]["frames"] == 1
         assert said["memory"]["process_bytes"] > 2**20 and said["pictures"] == {"input": None, "output": None}
@@ -272,3 +278,12 @@ def test_closing_tells_the_pages_and_may_be_done_twice(open_site: Callable[..., 
             await get(page.url)
 
     asyncio.run(main())
+
+
+def test_memory_is_that_of_the_device_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, held in (("memory_allocated", 100), ("memory_reserved", 200)):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None, held=held: held + torch.device(device).index)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    memory = figures(Latency(), {}, 0.0, torch.device("cuda:1"), None)["memory"]
+    assert (memory["gpu_bytes"], memory["gpu_held_bytes"]) == (101, 201)
+    assert "gpu_bytes" not in figures(Latency(), {}, 0.0, torch.device("cpu"), None)["memory"]

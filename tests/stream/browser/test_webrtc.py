@@ -13,11 +13,15 @@ from aiortc.mediastreams import AudioStreamTrack
 
 from redline.stream.browser import Page, site
 from redline.stream.browser.site import MOST_PEERS
+from redline.stream.latency import Latency
+from redline.stream.pipeline import Pipeline
+from redline.stream.places import Wishes, open_places
+from redline.stream.settings import LiveSettings
 from redline.stream.sinks.null import NullSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.browser.clients import ColourTrack, open_page, picture_of
-from stream.browser.conftest import Running
+from stream.browser.conftest import Inverted, Running
 from stream.doubles import Kept
 
 pytestmark = pytest.mark.timeout(60)
@@ -354,3 +358,31 @@ def test_closing_under_a_running_stream_harms_nobody(run_stream: Callable[..., R
     time.sleep(0.3)
     assert stream.is_alive and stream.pipeline.latency.report().frames > before
     assert not any(thread.name == "redline-browser" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_film_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched: bool) -> None:
+    latency, settings = Latency(), LiveSettings()
+    places = open_places("synthetic:32x32@50,0.4", "browser:0", Wishes(), settings, latency)
+    pipeline = Pipeline(places.source, Inverted(), places.sink, settings=settings, latency=latency)
+    stream = Running(None, pipeline, [])
+
+    async def look() -> None:
+        async with open_page(places.addresses[0]) as client:
+            tracks = await client.offer(["output", "input"])
+            await picture_of(tracks["output"])
+            while stream.is_alive:
+                await asyncio.sleep(0.02)
+
+    try:
+        time.sleep(0.3)
+        assert latency.report().frames == 0 and stream.is_alive, "nobody looks yet"
+        if is_watched:
+            asyncio.run(asyncio.wait_for(look(), 20))
+    finally:
+        stream.stop()
+        places.close()
+    assert stream.error is None and stream.outcome.whole == is_watched
+    report = stream.outcome.report
+    assert report.frames + sum(report.drops.values()) == (20 if is_watched else 0)
+    assert report.frames_per_s < 75

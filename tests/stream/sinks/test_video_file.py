@@ -94,15 +94,6 @@ def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
     assert written[0].time_s < 0.1 and source.origin_s > 0
 
 
-def test_sound_can_be_delayed(tmp_path: Path) -> None:
-    make_clip(tmp_path / "in.mp4", frames=10, sound="aac")
-    source = VideoFile(tmp_path / "in.mp4")
-    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, sound=source.path, sound_delay_s=Fraction(2, 25))
-    write(sink, list(source.frames()))
-    delays = {now - was for (was, _), (now, _) in zip(sound_of(source.path), sound_of(tmp_path / "o.mp4"), strict=True)}
-    assert delays == {Fraction(2, 25)}
-
-
 def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=50, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")

@@ -1,14 +1,16 @@
 """Cameras and network streams: opened with a limit, read as they come, connected again after a fault."""
 
 import io
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import pytest
@@ -17,6 +19,7 @@ from PIL import Image
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
+from redline.stream.reader import Backoff, Reader
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault
 from redline.stream.sources.live_input import Address, LiveInput
@@ -24,6 +27,8 @@ from redline.stream.sources.network import open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.webcam import open_webcam
+from stream.clocks import ManualClock
+from stream.doubles import Kept
 from upscale.video.clips import make_clip
 
 pytestmark = pytest.mark.timeout(60)
@@ -120,15 +125,23 @@ def test_what_is_no_address_is_told(text: str) -> None:
 
 
 @contextmanager
-def served(path: Path) -> Iterator[str]:
-    data = path.read_bytes()
+def served(path: Path, breaks: int = 0, ranges: bool = False) -> Iterator[str]:
+    """The first `breaks` answers that begin in the first half break off there."""
+    data, left = path.read_bytes(), [breaks]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
+            asked = re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) if ranges else None
+            start, end = int(asked[1]) if asked else 0, len(data)
+            self.send_response(206 if ranges else 200)
+            if ranges:
+                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Length", str(len(data) - start))
             self.end_headers()
-            self.wfile.write(data)
+            if left[0] and start < end // 2:
+                left[0], end = left[0] - 1, end // 2
+            with suppress(OSError):
+                self.wfile.write(data[start:end])
 
         def log_message(self, format: str, *args: object) -> None: ...
 
@@ -141,6 +154,66 @@ def served(path: Path) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+def test_a_film_that_breaks_off_goes_on_where_it_was(tmp_path: Path, name: str, ranges: bool) -> None:
+    fast = {"movflags": "+faststart"} if name == "a.mp4" else None
+    options = {"preset": "ultrafast", "g": "10", "crf": "5", "bf": "0"}
+    times = make_clip(tmp_path / name, frames=100, size=(96, 64), options=options, muxer=fast)
+    clock, sink, told = ManualClock(), Kept(), []
+    with served(tmp_path / name, breaks=1, ranges=ranges) as url:
+        source = open_network(url, clock)
+        # Every frame is to be shown: so as a file is read, though the source is a live one.
+        reader = Reader(source, clock, Backoff(), told.append)
+        assert reader.read(lambda frame: not sink.write(frame), threading.Event())
+    assert sink.indices == list(range(len(sink.frames))) and reader.faults >= 1 and "Trying again" in told[0]
+    seen = [round(float(frame.time_s), 3) for frame in sink.frames]
+    assert seen == sorted(set(seen)) and set(seen) <= {round(float(time), 3) for time in times}
+    # Without ranges FFmpeg finds the next key frame that it can get at.
+    assert len(seen) >= (99 if ranges or name == "a.mp4" else 75) and seen[-1] == pytest.approx(3.96)
+
+
+def test_a_film_that_cannot_be_sought_in_is_read_again_from_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_clip(tmp_path / "a.mkv", frames=9)
+    source = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'a'"))
+    frames = source.frames()
+    assert [next(frames).index for _ in range(4)] == [0, 1, 2, 3]
+    frames.close()
+    opened = []
+
+    def unseekable(address: Address) -> object:
+        opened.append(av.open(address.url))
+        return SimpleNamespace(
+            seek=lambda *_, **__: (_ for _ in ()).throw(av.error.PermissionError(1, "not permitted")),
+            **{name: getattr(opened[-1], name) for name in ("streams", "format", "demux", "close")},
+        )
+
+    monkeypatch.setattr("redline.stream.sources.live_input._opened", unseekable)
+    assert [(frame.index, float(frame.time_s)) for frame in source.frames()] == [
+        (index, pytest.approx(index / 25)) for index in range(4, 9)
+    ]
+    assert len(opened) == 2
+
+
+def test_motion_jpeg_has_the_times_at_which_it_came() -> None:
+    """It brings none, and FFmpeg would have every camera at 25 frames a second."""
+    sink, clock = MjpegSink(port=0), ManualClock()
+    with shown(sink) as url:
+        source = open_network(url, clock, read_s=2.0)
+        frames = source.frames()
+        seen = []
+        for gap_s in (0.2, 0.2, 1.0, 0.0, 0.2):
+            seen.append(next(frames))
+            clock.pass_s(gap_s)
+        frames.close()
+        source.close()
+    sink.close()
+    assert [float(frame.time_s) for frame in seen] == pytest.approx([0, 0.2, 0.4, 1.4, 1.4], abs=1e-3)
+    assert [frame.pts for frame in seen] == sorted({frame.pts for frame in seen}) and seen[0].duration == 0
 
 
 def test_a_film_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> None:

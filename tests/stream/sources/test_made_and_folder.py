@@ -34,6 +34,16 @@ def test_the_seed_decides_the_clip() -> None:
 def test_a_clip_without_size_is_refused() -> None:
     with pytest.raises(RedlineError, match=r"needs a size.*\.$"):
         SyntheticClip(0, 8)
+    for size in ((16_385, 8), (8, 20_000)):
+        with pytest.raises(RedlineError, match=rf"at most 16384 pixels a side, not {size[1]}×{size[0]}\.$"):
+            SyntheticClip(*size)
+
+
+def test_a_clip_takes_no_memory_before_its_first_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr("redline.stream.sources.synthetic._pattern", lambda *size: made.append(size))
+    SyntheticClip(16_000, 16_000, seed=3)
+    assert made == []
 
 
 def test_a_live_clip_is_paced_by_the_clock_without_drifting() -> None:

@@ -1,6 +1,7 @@
 """An LSD learns to restore clips through its three stages, resumes exactly, and is judged on photos it never saw."""
 
 import copy
+import gc
 import json
 import math
 import shutil
@@ -17,15 +18,16 @@ from redline.cli.train import CONFIGS
 from redline.errors import RedlineError
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
 from redline.training.clips.clips import Frame
+from redline.training.ema import Ema
 from redline.training.loop import Progress, train
 from redline.training.lsd import task as module
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, weights_by_input
-from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.result import rounded, write_lsd_result
 from redline.training.lsd.settings import LsdSettings, LsdTraining, StageSettings
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import judge, psnr_db, restorer
+from redline.training.optimizers import step_unless
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -93,6 +95,7 @@ def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, setti
             replace(settings.stages, **wrong)
     with pytest.raises(RedlineError, match="no LSD of size 'vast'"):
         _ = LsdSettings(size="vast").config
+    assert replace(settings.loop, optimizer="adamw8bit").optimizer == "adamw8bit"
     with pytest.raises(RedlineError, match="unknown precision 'fp8'"):
         replace(settings.loop, precision="fp8")
 
@@ -273,8 +276,8 @@ def test_the_result_is_the_averaged_student_judged_as_stored(tmp_path: Path, set
     outcome = train(task, half.loop, tmp_path / "out", CPU)
     result = write_lsd_result(task, outcome, tmp_path / "out")
     loaded = load_lsd(result.weights)
-    assert isinstance(outcome.model, Pupil)
-    for one, other in zip(loaded.parameters(), outcome.model.student.parameters(), strict=True):
+    assert isinstance(outcome.model, Lsd), "an average of the teacher would be memory for nothing"
+    for one, other in zip(loaded.parameters(), outcome.model.parameters(), strict=True):
         assert torch.equal(one, other.half().float())
     (again,) = task.judge(loaded, 8).values()
     assert again.frames == 8 and asdict(result.scores["test"]) == pytest.approx(asdict(again), abs=1e-4)
@@ -370,6 +373,40 @@ def test_compiled_training_learns_on_a_gpu(tmp_path: Path, settings: LsdTraining
     outcome = train(task, loop, tmp_path / "out", gpu)
     (learnt,) = task.judge(outcome.model, 16).values()
     assert learnt.psnr_db > learnt.input_psnr_db + 1 and outcome.position.skipped < 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("optimizer", "distillation_from"),
+    [("adamw", 1.0), pytest.param("adamw8bit", 0.0, marks=pytest.mark.slow)],
+    ids=["rollouts", "with a teacher"],
+)
+def test_medium_trains_within_8_gib(
+    tmp_path: Path, settings: LsdTraining, optimizer: str, distillation_from: float
+) -> None:
+    """Weights, their average, gradients and moments; with a teacher besides, moments are of 8 bits."""
+    if optimizer == "adamw8bit":
+        pytest.importorskip("torchao")
+    gpu = torch.device("cuda")
+    save_synthetic_photos(tmp_path / "photos", 2, 128, 128, seed=3)
+    save_synthetic_photos(tmp_path / "test", 2, 128, 128, seed=4)
+    data = replace(settings.data, frame_px=64, world_px=96, batch=1)
+    loop = replace(settings.loop, precision="bf16", checkpointing=True, optimizer=optimizer)
+    stages = replace(settings.stages, rollouts_from=0.0, distillation_from=distillation_from)
+    gc.collect()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    task = LsdTask(LsdTraining(LsdSettings(size="medium"), data, stages, loop), gpu)
+    average, stepping = Ema(task.averaged, 0.999), task.optimizer()
+    torch.cuda.reset_peak_memory_stats()
+    for step in range(3):
+        task.loss(step).backward()
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), 1.0)
+        step_unless(~norm.isfinite(), stepping)
+        stepping.zero_grad(set_to_none=True)
+        average.update(task.averaged, step + 1)
+    assert (task.pupil.teacher is None) == (distillation_from == 1)
+    assert torch.cuda.max_memory_allocated() - held < 8 * 2**30
 
 
 @pytest.mark.gpu

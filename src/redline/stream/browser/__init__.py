@@ -6,12 +6,14 @@ Importing this needs neither aiortc nor aiohttp; `serve` does, and says so.
 
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+
+import torch
 
 from redline.errors import RedlineError
 from redline.stream.browser.access import Access
@@ -31,15 +33,18 @@ _NEEDED = ("aiortc", "aiohttp")
 class Page:
     """A page that is being served. `source` and `sink` are there where they were asked for."""
 
-    def __init__(self, url: str, site: "Site", source: Source | None, sink: Sink | None, shown: "Outlet") -> None:
+    def __init__(
+        self, url: str, site: "Site", source: Source | None, sink: Sink | None, outlets: "dict[str, Outlet]"
+    ) -> None:
         self.url, self.source, self.sink = url, source, sink
-        self._site, self._shown = site, shown
+        self._site, self._outlets = site, outlets
 
-    def tap(self, source: Source) -> Source:
-        """The same source, whose frames are shown on the page as its input besides."""
+    def tap(self, source: Source, waits: bool = False) -> Source:
+        """The same source, whose frames are shown on the page as its input besides; where it `waits`, the first comes
+        when somebody looks."""
         from redline.stream.browser.source import Tapped
 
-        return Tapped(source, self._shown.put)
+        return Tapped(source, self._outlets["input"].put, self._outlets["output"].wanted if waits else None)
 
     def close(self) -> None:
         """Ends the page for all who look at it; to be called when the stream has ended."""
@@ -61,13 +66,16 @@ def serve(
     rate: Fraction = Fraction(30),
     most_steps: int = 8,
     control_names: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+    busy_share: Callable[[], float | None] = lambda: None,
     names: Sequence[str] = (),
     certificate: Path | None = None,
     clock: Clock | None = None,
 ) -> Page:
     """`size` is (height, width) of the frames that a browser as source gives, and `rate` what its camera is asked for.
 
-    Port 0 takes a free one. `names` are host names besides this machine's own under which the page may be opened;
+    The page shows the memory of `device`, and `busy_share`, how much of its time that works. Port 0 takes a free one.
+    `names` are host names besides this machine's own under which the page may be opened;
     `certificate` is a PEM file with a key and certificates, for https.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
@@ -75,6 +83,7 @@ def serve(
         raise RedlineError(f"a browser is served with {needs}, which is not installed: pip install 'redline[browser]'.")
     if not as_source and not as_sink:
         raise RedlineError("a browser is the source of a stream, its sink, or both.")
+    from redline.stream.browser.figures import figures
     from redline.stream.browser.outlet import Outlet
     from redline.stream.browser.sink import BrowserSink
     from redline.stream.browser.site import Site
@@ -96,17 +105,22 @@ def serve(
         "width": width,
         "rate": float(rate),
         "most_steps": most_steps,
+        "device": torch.device(device).type,
         "control_names": list(control_names) or [f"Control {number + 1}" for number in range(len(control))],
     }
     tls = _tls(certificate)
     listener = _listen(host, port)
-    site = Site(access, listener, tls, source, outlets, settings, latency, clock, about)
+
+    def measure() -> dict[str, Any]:
+        return figures(latency, outlets, clock.now_s(), torch.device(device), busy_share())
+
+    site = Site(access, listener, tls, source, outlets, settings, measure, about)
     try:
         site.start()
     except BaseException:
         listener.close()
         raise
-    return Page(_url(access, listener.getsockname()[1], tls is not None), site, source, sink, outlets["input"])
+    return Page(_url(access, listener.getsockname()[1], tls is not None), site, source, sink, outlets)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,5 +1,6 @@
 """What the charts of the page show, as it is measured here; the page adds what only the browser can measure."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,12 +12,16 @@ from redline.stream.browser.pictures import shown_size
 from redline.stream.latency import Latency
 
 
-def figures(latency: Latency, outlets: dict[str, Outlet], now_s: float) -> dict[str, Any]:
+def figures(
+    latency: Latency, outlets: Mapping[str, Outlet], now_s: float, device: torch.device, busy_share: float | None
+) -> dict[str, Any]:
+    """`busy_share` is of the time of `device`; None where no frame was made yet."""
     return {
         "type": "figures",
         "at_s": now_s,
         "report": asdict(latency.report()),
-        "memory": _memory(),
+        "busy_share": busy_share,
+        "memory": _memory(device),
         "pictures": {name: _picture(outlet) for name, outlet in outlets.items()},
     }
 
@@ -28,11 +33,12 @@ def view_figures(views: dict[str, View]) -> dict[str, Any]:
     }
 
 
-def _memory() -> dict[str, int]:
+def _memory(device: torch.device) -> dict[str, int]:
     memory = {"process_bytes": resident_bytes()}
     # Asking must not be what starts CUDA.
-    if torch.cuda.is_initialized():
-        memory |= {"gpu_bytes": torch.cuda.memory_allocated(), "gpu_held_bytes": torch.cuda.memory_reserved()}
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        used, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        memory |= {"gpu_bytes": used, "gpu_held_bytes": held}
     return memory
 
 

@@ -14,7 +14,8 @@ _WINDOW = 256
 
 
 class Outlet:
-    """Filled from any thread; putting takes no longer with viewers than without."""
+    """Filled from any thread; putting takes no longer with viewers than without. `wanted` is set once a viewer is
+    connected and asks for a picture."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -22,6 +23,7 @@ class Outlet:
         self._newest: Frame | None = None
         self._count = 0
         self._ended = False
+        self.wanted = threading.Event()
         self._views: set[View] = set()
 
     @property
@@ -76,6 +78,7 @@ class View:
     async def next(self, repeat_after_s: float) -> tuple[Frame, bool] | None:
         """The newest frame, and whether it is new: the last one comes again where no other does for so long, so that
         a lost packet does not spoil a picture that stands still. None at the end."""
+        self._outlet.wanted.set()
         while True:
             self._woken.clear()
             frame, count = self._outlet.newest

@@ -16,14 +16,11 @@ from aiohttp import web
 
 from redline.errors import RedlineError
 from redline.stream.browser.access import Access
-from redline.stream.browser.figures import figures
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.outlet import Outlet
 from redline.stream.browser.peer import Peer
 from redline.stream.browser.session import Session
 from redline.stream.browser.source import BrowserSource
-from redline.stream.clock import Clock
-from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 
 MOST_PAGES, MOST_PEERS = 8, 4
@@ -52,13 +49,11 @@ class Site:
         source: BrowserSource | None,
         outlets: Mapping[str, Outlet],
         settings: LiveSettings,
-        latency: Latency,
-        clock: Clock,
+        measure: Callable[[], dict[str, Any]],
         about: dict[str, Any],
     ) -> None:
         self._access, self._listener, self._tls, self._source = access, listener, tls, source
-        self._outlets, self._settings, self._latency, self._clock = dict(outlets), settings, latency, clock
-        self._about = about
+        self._outlets, self._settings, self._measure, self._about = dict(outlets), settings, measure, about
         self._cookie = f"redline_{listener.getsockname()[1]}"
         self._sessions: set[Session] = set()
         self._stop = asyncio.Event()
@@ -129,7 +124,7 @@ class Site:
             self._ready.set()
             told_end = False
             while not self._stop.is_set():
-                said = figures(self._latency, self._outlets, self._clock.now_s())
+                said = self._measure()
                 for session in self._sessions:
                     session.push(said)
                 if not told_end and "output" in self._outlets and self._outlets["output"].ended:

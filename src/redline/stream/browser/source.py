@@ -164,10 +164,11 @@ class BrowserSource:
 
 
 class Tapped:
-    """Another source, of which `seen` is given every frame besides: so that the page shows the input too."""
+    """Another source, of which `seen` is given every frame besides: so that the page shows the input too. Nothing is
+    read before `begin` is set."""
 
-    def __init__(self, source: Source, seen: Callable[[Frame], object]) -> None:
-        self.inner, self._seen = source, seen
+    def __init__(self, source: Source, seen: Callable[[Frame], object], begin: threading.Event | None = None) -> None:
+        self.inner, self._seen, self._begin = source, seen, begin
         self.name, self.is_live, self.rate = source.name, source.is_live, source.rate
 
     @property
@@ -179,6 +180,8 @@ class Tapped:
         return self.inner.width
 
     def frames(self) -> Generator[Frame, None, None]:
+        if self._begin is not None:
+            self._begin.wait()
         frames = self.inner.frames()
         try:
             for frame in frames:
@@ -189,3 +192,5 @@ class Tapped:
 
     def close(self) -> None:
         self.inner.close()
+        if self._begin is not None:
+            self._begin.set()

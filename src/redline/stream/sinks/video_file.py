@@ -30,8 +30,7 @@ _FINEST_CLOCK = (1 << 31) - 1
 class VideoFileSink:
     """`origin_s` is the time, on the source's clock, that becomes 0 in the film; None takes the first frame's.
 
-    `sound` is the film whose sound is copied, and `sound_delay_s` how much later it is heard, for a model whose output
-    shows what came in some frames ago.
+    `sound` is the film whose sound is copied. It needs no delay: pictures keep their times however long they took.
     """
 
     takes_new_size = False
@@ -43,7 +42,6 @@ class VideoFileSink:
         *,
         origin_s: Fraction | None = Fraction(0),
         sound: Path | None = None,
-        sound_delay_s: Fraction = Fraction(0),
         crf: int = 18,
         preset: str = "veryfast",
     ) -> None:
@@ -57,7 +55,7 @@ class VideoFileSink:
                 raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
             check_sound(sound, CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self._path, self._rate = path.name, path, Fraction(rate)
-        self._origin_s, self._sound, self._sound_delay_s = origin_s, sound, Fraction(sound_delay_s)
+        self._origin_s, self._sound = origin_s, sound
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
         self._film: _Film | None = None
 
@@ -108,7 +106,7 @@ class _Film:
             self._output = _open(self.partial, CONTAINERS[path.suffix.lower()], first.time_base)
             self._stream = self._add_stream(self._output, sink)
             if sink._sound is not None:
-                self._sound = SoundCopy(sink._sound, self._output, self._origin_s - sink._sound_delay_s)
+                self._sound = SoundCopy(sink._sound, self._output, self._origin_s)
             self._output.start_encoding()
         except BaseException:
             self.let_go()

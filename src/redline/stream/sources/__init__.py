@@ -12,6 +12,9 @@ from typing import Protocol
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 
+# A side of a picture at the most, where we make it: whatever is larger is a slip of the pen.
+LARGEST_PX = 16_384
+
 
 class SourceFault(RedlineError):
     """The source gives no frames at present, and may give some later."""
@@ -44,4 +47,4 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-__all__ = ["Source", "SourceFault"]
+__all__ = ["LARGEST_PX", "Source", "SourceFault"]

@@ -1,7 +1,8 @@
 """A camera or a network stream through FFmpeg: opened once, before anything starts, and again after each fault.
 
 Nothing here waits without an end: opening and every read have a time limit, after which the stream counts as lost. The
-first opening is kept for the first frames, since a camera cannot be opened twice and a server is slow to.
+first opening is kept for the first frames, since a camera cannot be opened twice and a server is slow to. A film that
+broke off goes on behind the last frame that came.
 """
 
 import threading
@@ -24,6 +25,11 @@ from redline.stream.sources import SourceFault
 from redline.stream.sources.video_file import to_pixels, upright
 
 _USUAL_RATE = Fraction(30)
+# FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
+_UNTIMED = 0x80
+_TICK = Fraction(1, 90_000)
+# By how much the end of a film may be missing: the clocks of its parts are rounded.
+_MISSING_S = 1
 # A stream that cannot be decoded for so many packets will not be later.
 _DAMAGED = 600
 
@@ -41,7 +47,7 @@ class Address:
 
 
 class LiveInput:
-    """`length_s` is how long it lasts, where that is known: then its end is no fault."""
+    """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault."""
 
     is_live = True
 
@@ -49,6 +55,8 @@ class LiveInput:
         self.name, self._address, self._clock = address.name, address, clock or SystemClock()
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: InputContainer | None = None
+        self._last: int | None = None
+        self._next_index = 0
         try:
             container = _opened(address)
         except SourceFault as fault:
@@ -58,6 +66,7 @@ class LiveInput:
             stream = _pictures(container, address)
             self.rate = said_rate(stream) or _USUAL_RATE
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
+            self.has_sound = bool(container.streams.audio)
             self._first = _first_frame(container, stream, address)
         except BaseException as error:
             container.close()
@@ -71,24 +80,35 @@ class LiveInput:
         with self._lock:
             container, self._waiting = self._waiting, None
         first = self._first if container is not None else None
-        with closing(container or _opened(self._address)) as container:
+        is_film = self.length_s is not None
+        if not is_film:
+            self._last, self._next_index = None, 0
+        with closing(container or self._opened_again()) as container:
             stream = _pictures(container, self._address)
-            time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
+            is_untimed = not is_film and bool(container.format.flags & _UNTIMED)
+            time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
             usual = max(1, round(1 / self.rate / time_base))
-            to_rgb, last, index = VideoReformatter(), None, 0
+            to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
             for found, captured_s in self._found(container, stream, first):
                 if self._closed.is_set():
                     return
-                if found.is_corrupt:
+                pts = None if is_untimed else found.pts
+                if found.is_corrupt or (pts is not None and shown is not None and pts <= shown):
                     continue
-                pts = found.pts
-                if pts is None or (last is not None and pts <= last):
-                    pts = 0 if last is None else last + usual
-                last = pts
-                yield Frame(to_pixels(found, to_rgb), index, pts, time_base, captured_s, found.duration or 0)
-                index += 1
-        if self.length_s is None and not self._closed.is_set():
-            raise SourceFault(f"{self.name} has ended.")
+                if self._last is None:
+                    pts = pts or 0
+                elif pts is None or pts <= self._last:
+                    passed = usual if is_film else round(Fraction(captured_s - before_s) / time_base)
+                    pts = self._last + max(1, passed)
+                lasts = 0 if is_untimed else found.duration or 0
+                frame = Frame(to_pixels(found, to_rgb), self._next_index, pts, time_base, captured_s, lasts)
+                self._last, self._next_index, before_s = pts, self._next_index + 1, captured_s
+                yield frame
+            if self._closed.is_set():
+                return
+            if not is_film:
+                raise SourceFault(f"{self.name} has ended.")
+            self._check_end(stream, time_base, shown)
 
     def close(self) -> None:
         self._closed.set()
@@ -96,6 +116,27 @@ class LiveInput:
             container, self._waiting = self._waiting, None
         if container is not None:
             container.close()
+
+    def _opened_again(self) -> InputContainer:
+        container = _opened(self._address)
+        if self._last is None:
+            return container
+        try:
+            container.seek(self._last, stream=_pictures(container, self._address))
+        except (av.FFmpegError, OSError):
+            # A server that only sends from the start: what was shown already is passed over.
+            container.close()
+            return _opened(self._address)
+        return container
+
+    def _check_end(self, stream: VideoStream, time_base: Fraction, shown: int | None) -> None:
+        """Some films end without an error where their server breaks off; one that gave nothing new has really ended."""
+        if not stream.duration or self._last is None or self._last == shown:
+            return
+        length_s = ((stream.start_time or 0) + stream.duration) * time_base
+        if length_s - self._last * time_base > _MISSING_S:
+            came_s = float(self._last * time_base)
+            raise SourceFault(f"{self.name} broke off at {came_s:.1f} s of {float(length_s):.1f} s.")
 
     def _found(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None

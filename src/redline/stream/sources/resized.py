@@ -11,17 +11,15 @@ from PIL import Image
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
-from redline.stream.sources import Source
-
-_LARGEST_PX = 16_384
+from redline.stream.sources import LARGEST_PX, Source
 
 
 class Resized:
     """Frames are scaled, not cut: whoever asks for another shape gets it."""
 
     def __init__(self, source: Source, height: int, width: int) -> None:
-        if not (1 <= height <= _LARGEST_PX and 1 <= width <= _LARGEST_PX):
-            raise RedlineError(f"a picture has 1 to {_LARGEST_PX} pixels a side, not {width}×{height}.")
+        if not (1 <= height <= LARGEST_PX and 1 <= width <= LARGEST_PX):
+            raise RedlineError(f"a picture has 1 to {LARGEST_PX} pixels a side, not {width}×{height}.")
         self.inner, self.height, self.width = source, height, width
 
     @property

@@ -7,6 +7,7 @@ motion, exactly.
 import threading
 from collections.abc import Generator
 from fractions import Fraction
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
+from redline.stream.sources import LARGEST_PX
 
 _WAVES = 6
 
@@ -34,12 +36,18 @@ class SyntheticClip:
         clock: Clock | None = None,
     ) -> None:
         if height < 1 or width < 1 or rate <= 0 or (count is not None and count < 1):
-            raise RedlineError(f"a test clip needs a size, a rate and a length, not {height}×{width}, {rate}, {count}.")
+            raise RedlineError(f"a test clip needs a size, a rate and a length, not {width}×{height}, {rate}, {count}.")
+        if height > LARGEST_PX or width > LARGEST_PX:
+            raise RedlineError(f"a test clip has at most {LARGEST_PX} pixels a side, not {width}×{height}.")
         self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
-        self.motion, self._count = motion, count
+        self.motion, self._count, self._seed = motion, count, seed
         self._clock = clock or SystemClock()
         self._closed = threading.Event()
-        self._first = _pattern(height, width, seed)
+
+    @cached_property
+    def _first(self) -> Tensor:
+        # Made when it is asked for: whether its size fits into memory is looked at before.
+        return _pattern(self.height, self.width, self._seed)
 
     def pixels(self, index: int) -> Tensor:
         down, right = self.motion

@@ -83,12 +83,14 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class LsdLoopSettings(LoopSettings):
-    """`compile` compiles the network; `checkpointing` computes activations twice instead of keeping them.
+    """`compile` compiles the network; `checkpointing` computes activations twice instead of keeping them. What a large
+    model needs besides are mostly moments, which `adamw8bit` keeps in a quarter of the memory.
 
     Judging takes `validation_clips` clips of each folder, `validation_frames` long; what is said of the result on its
     page was seen over `final_frames`.
     """
 
+    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "adam", "adamw8bit")
     precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
 
     compile: bool = False

@@ -76,6 +76,11 @@ class LsdTask(Task):
         self.stage = "diffusion"
 
     @property
+    def averaged(self) -> nn.Module:
+        """The student alone: the teacher is an average already, and a copy of it would be in nobody's use."""
+        return self.pupil.student
+
+    @property
     def arithmetic(self) -> Arithmetic:
         return self._arithmetic
 

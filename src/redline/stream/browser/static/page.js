@@ -70,6 +70,7 @@ function welcome(said) {
   complain("");
   for (const id of ["input", "output"]) $(id).style.setProperty("--ratio", said.width / said.height);
   const from = said.source ? "arrival" : "capture", to = said.sink ? "hand-over" : "the sink";
+  $("busy-title").textContent = said.device === "cuda" ? "GPU at work" : "Processor at work";
   $("tile-span").textContent = `from ${from} to ${to}`;
   $("footer").textContent = (said.source
     ? "Latency counts from a frame’s arrival here, decoded, and adds what it was later than the quickest one. What that one took, in camera, browser and network, is not in it."
@@ -259,6 +260,7 @@ function show(said) {
   $("tile-p99").textContent = report.frames ? label(ms(report.latency.p99_s)) : "–";
   $("tile-jitter").textContent = report.frames ? `jitter ${label(ms(report.jitter_s))}` : "jitter –";
   $("tile-drops").textContent = dropped.toLocaleString("en");
+  $("tile-busy").textContent = said.busy_share === null ? "–" : `${Math.round(100 * said.busy_share)} %`;
   $("tile-made").textContent = `${report.frames.toLocaleString("en")} frames were made`;
   $("stages-lead").textContent = report.window ? `In milliseconds, of the last ${report.window.toLocaleString("en")} frames.` : "No frame was made yet.";
   for (const [name, picture] of Object.entries(said.pictures)) describePicture(name, picture);

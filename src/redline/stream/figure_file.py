@@ -1,0 +1,40 @@
+"""The figures of a stream as a file of lines, which can be followed while it runs."""
+
+import os
+from io import FileIO
+from pathlib import Path
+
+from redline.errors import RedlineError
+
+
+class FigureFile:
+    """There from the first line on: a stream that cannot start leaves what was in its place."""
+
+    def __init__(self, path: Path) -> None:
+        check_place(path)
+        self._path = path
+        self._file: FileIO | None = None
+
+    def write(self, line: str) -> None:
+        """At once, and whole."""
+        left = line.encode()
+        try:
+            if self._file is None:
+                self._file = self._path.open("wb", buffering=0)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def check_place(path: Path) -> None:
+    """Refuses, before a stream has begun, a place in which nothing could be written at its end."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else "its folder is not there"
+        raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise RedlineError(f"cannot write {str(path)!r}: it may not be written to.")

@@ -1,0 +1,44 @@
+"""Peaks are those of a run alone; a device that answers is not lost."""
+
+import gc
+
+import pytest
+import torch
+
+from redline.stream.device_peaks import DevicePeaks, is_lost
+
+
+def test_peaks_are_since_the_last_and_beyond_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks, seen = iter([700, 300]), []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: seen.append("code"))
+    monkeypatch.setattr(gc, "collect", lambda: seen.append("cycles"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: seen.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    memory = DevicePeaks(torch.device("cuda"))
+    assert seen == ["code", "cycles", "cache", "reset"]
+    assert (memory.take(), memory.take()) == (600, 200)
+    assert seen[4:] == ["reset", "reset"]
+
+
+def test_a_cpu_has_none_and_is_never_lost() -> None:
+    assert DevicePeaks(torch.device("cpu")).take() == 0 and not is_lost(torch.device("cpu"))
+
+
+def test_what_fails_for_good_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fails)
+    assert is_lost(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    gpu = torch.device("cuda")
+    kept = torch.zeros(1 << 20, dtype=torch.uint8, device=gpu)
+    memory = DevicePeaks(gpu)
+    torch.zeros(1 << 24, dtype=torch.uint8, device=gpu)
+    assert memory.take() == 1 << 24 and memory.take() == 0
+    assert not is_lost(gpu) and kept.numel()

@@ -1,0 +1,46 @@
+"""A whole stream: what its page is told of the device is what the terminal is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.models.lsd import save_lsd
+from redline.plan import Plan
+from redline.stream import session as sessions
+from redline.stream.places import Wishes
+from redline.stream.session import Request, Session
+from redline.stream.watch import Sample
+from stream.small_models import small_lsd
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_the_page_is_told_the_device_and_how_much_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
+    given: list[Wishes] = []
+    open_places = sessions.open_places
+
+    def noted(source: str, sink: str, wishes: Wishes, *rest: Any) -> Any:
+        given.append(wishes)
+        return open_places(source, sink, wishes, *rest)
+
+    monkeypatch.setattr(sessions, "open_places", noted)
+    weights, live = tmp_path / "small.safetensors", Wishes(live=True)
+    session = Session(Request("synthetic:16x16,0.4", "null", weights, plan=Plan.parse("eager"), wishes=live))
+    (wishes,) = given
+    assert wishes.device == session.device and wishes.busy_share() is None
+    samples: list[Sample] = []
+    result = session.run(samples.append)
+    assert wishes.busy_share() == samples[-1].busy_share > 0
+    assert result.about.device_type == session.device.type
+
+
+def test_what_is_to_be_known_is_said_before_it_starts(tmp_path: Path) -> None:
+    save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
+    said: list[str] = []
+    request = Request("synthetic:16x16,0.2", "null", tmp_path / "small.safetensors", plan=Plan.parse("eager"))
+    session = Session(request, said.append)
+    session.places.notes = ("the sound is lost.",)
+    session.run()
+    assert said == ["the sound is lost."]
