@@ -12,7 +12,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile
 	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses 2 --dist load $(wildcard tests/ops/*/test_triton.py)
-	$(BIN)/pytest -m "not gpu and not slow and alone"
+	$(BIN)/pytest -m "not gpu and not slow and alone" $(shell grep -rl "mark.alone" tests)
 
 test-all: $(READY)
 	$(BIN)/pytest

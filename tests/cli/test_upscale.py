@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -74,7 +75,10 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
     [
         (["absent.png"], "there is no file 'absent.png'"),
         (["photo.png", "--tile", "huge"], "whole number of pixels or auto"),
-        (["photo.png", "--tile", "20"], "too small"),
+        (["photo.png", "--tile", "20"], "a tile of 20 is too small: take 80 or more."),
+        (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: take 80 or more."),
+        (["photo.png", "--tile", "96", "--memory", "100KiB"], "too little: a tile of 96 × 96 takes"),
+        (["photo.png", "--scale", "4"], "enlarges 2 times, not 4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
         (["photo.png", "--preset", "warp"], "unknown preset"),
         (["photo.png", "--plan", "absent.toml"], "cannot read the plan"),
@@ -95,6 +99,28 @@ def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence:
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_what_is_complete_is_skipped_for_a_single_file_too(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    save(tmp_path / "photo.png")
+    assert upscale("photo.png", "-o", "large.png", "--resume").code == 0
+    again = upscale("photo.png", "-o", "large.png", "--resume")
+    assert again.code == 0 and again.out == "" and "1 already complete" in again.err
+    # Without being asked to, a single picture is done again, and nothing is noted beside it.
+    save(tmp_path / "other" / "photo.png")
+    assert "large.png" in upscale("photo.png", "-o", "large.png").out
+    assert upscale("other/photo.png").code == 0
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["photo-x2.png", "photo.png"]
+
+
+def test_files_that_a_folder_leaves_out_or_cannot_name_are_told(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    save(tmp_path / "in" / "a.png")
+    save(tmp_path / "in" / "a.gif")
+    (tmp_path / "in" / "notes.txt").touch()
+    seen = upscale("in", "-o", "out")
+    assert seen.code == 1 and len(seen.out.splitlines()) == 1 and size(tmp_path / "out" / "a.png") == (60, 40)
+    assert "1 file was left out of 'in'" in seen.err and "would both become" in seen.err
+    assert "1 enlarged, 1 failed" in seen.err
+
+
 def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
     save(tmp_path / "photo.png")
     torch.save({"params": {"body.0.rdb1.conv1.weight": torch.zeros(1)}}, tmp_path / "other.pth")
@@ -105,8 +131,6 @@ def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) 
 
 
 def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
-    import av
-
     with av.open(str(tmp_path / "film.mkv"), "w") as film:
         stream = film.add_stream("ffv1", rate=5)
         stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
@@ -121,3 +145,18 @@ def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     with av.open(str(tmp_path / "film-x2.mkv")) as film:
         frames = list(film.decode(video=0))
         assert [(frame.width, frame.height) for frame in frames] == [(64, 48)] * 4
+    # It names no colour matrix, which is told as soon as it is known, and once.
+    assert seen.err.count("names no colour matrix") == 1 and "film.mkv: " in seen.err
+    again = upscale("film.mkv", "--resume")
+    assert again.code == 0 and again.out == "" and "1 already complete" in again.err
+    other = upscale("film.mkv", "--resume", "--crf", "30")
+    assert other.code == 0 and "film-x2.mkv" in other.out
+
+
+@pytest.mark.parametrize("tile", [0, -16, 32, 64])
+def test_no_network_is_exported_that_upscale_would_refuse(
+    tile: int, command: Callable[..., Seen], tmp_path: Path, weights: Path
+) -> None:
+    seen = command("export", "drct", "-w", weights, "--tile", tile, "-o", "small.onnx")
+    assert seen.code == 2 and f"tiles of {tile} are too small for `redline upscale`: take 80 or more." in seen.err
+    assert not list(tmp_path.iterdir())

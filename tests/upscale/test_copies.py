@@ -156,6 +156,19 @@ def test_everything_arrives_as_it_left(seed: int, streams: int) -> None:
     assert device.made <= len(copies._pools) * 2 * (held + 2 + streams)
 
 
+def test_a_buffer_that_nobody_took_is_busy_until_its_copy_is_over() -> None:
+    """As when a picture is given up with bands on their way."""
+    for seed in range(12):
+        device, tensor = Late(seed), torch.randint(1, 256, (5000,), dtype=torch.uint8)
+        copies = OverlappedCopies(device, 3)
+        copies.bring_in(tensor).done()
+        (pool,) = copies._pools.values()
+        (buffer,) = pool._free
+        while not buffer.last_use.is_over:
+            device.step()
+        assert torch.equal(buffer.twin[:5000], tensor)
+
+
 def read_results_at_once(copies: OverlappedCopies, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LateEvent, "synchronize", lambda event: None)
 
@@ -207,9 +220,9 @@ def late(seed: int) -> Iterator[list[Late]]:
     """Every enlarger's device is late."""
     devices: list[Late] = []
 
-    def copies_for(_device: torch.device, streams: int) -> PlainCopies:
+    def copies_for(_device: torch.device, streams: int, say: Callable[[str], None]) -> PlainCopies:
         devices.append(Late(seed, computes_late=False))
-        return OverlappedCopies(devices[-1], streams)
+        return OverlappedCopies(devices[-1], streams, say)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enlarging, "copies_for", copies_for)

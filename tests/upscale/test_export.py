@@ -82,7 +82,7 @@ def test_files_and_requests_that_cannot_be_used(network: Network, exported: Path
     with pytest.raises(ModelError, match="no such file"):
         load_onnx_network(tmp_path / "absent.onnx")
     with pytest.raises(MachineError, match="choose cpu, cuda, tensorrt"):
-        load_onnx_network(exported, "warp")
+        load_onnx_network(exported, provider="warp")
 
 
 def test_tiles_are_taken_from_all_pictures_of_any_size(tmp_path: Path) -> None:
@@ -114,6 +114,12 @@ def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported
     own.run([Task(tmp_path / "in.png", tmp_path / "torch.png")])
     with Image.open(tmp_path / "onnx.png") as one, Image.open(tmp_path / "torch.png") as other:
         assert np.abs(np.asarray(one).astype(int) - np.asarray(other)).max() <= 1
+    with pytest.raises(
+        RedlineError, match="takes tiles of 16, too small for an overlap of 48: export it with --tile 80"
+    ):
+        Upscaling(UpscaleSettings(exported))
+    with pytest.raises(RedlineError, match="enlarges 2 times, not 4"):
+        Upscaling(replace(settings, scale=4))
     for bad in ({"tile": 32}, {"precision": "fp32"}, {"plan": Path("plan.toml")}):
         with pytest.raises(RedlineError, match="has its"):
             UpscaleSettings(exported, **bad)

@@ -13,16 +13,20 @@ from redline.errors import ModelError
 from redline.plan import Plan
 from redline.upscale import pictures_run
 from redline.upscale.blend import Blender
-from redline.upscale.copies import OverlappedCopies, PlainCopies
+from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling
 from redline.upscale.network import Network
 from redline.upscale.picture_under_way import PictureUnderWay
 from redline.upscale.pictures import is_partial
 from redline.upscale.pictures_run import PictureRun
-from redline.upscale.settings import PictureSettings
+from redline.upscale.session import Upscaling
+from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.video import VideoSettings, upscale_video
+from redline.upscale.video import run as video_run
 from redline.upscale.whole_pictures import WholePictures
+from upscale.video.clips import make_clip, shown
 
 TILES = Tiling((TileShape(Cut(24, 4, 4, 4), Cut(40, 4, 4, 4)), TileShape(Cut(40, 4, 4, 4), Cut(24, 4, 4, 4))))
 
@@ -174,18 +178,37 @@ def test_out_of_memory_to_the_end_is_a_sentence(apart: bool, tmp_path: Path, mon
     assert not (tmp_path / "out.png").exists() and not any(is_partial(path) for path in tmp_path.iterdir())
 
 
+LATE_COPIES = "out of memory: what does not fit beside the work is copied in when it is worked on"
+
+
+class Full(OverlappedCopies):
+    """A device that has no room for what comes in; what goes out goes at once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(FullDevice(), 2, say)
+
+    def bring_out(self, tensor: Tensor) -> Arriving:
+        return PlainCopies().bring_out(tensor)
+
+
+class FullDevice:
+    computing = None
+
+    def stream(self) -> None:
+        return None
+
+    def buffer(self, size_bytes: int, pinned: bool) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+
 def test_a_band_that_cannot_be_brought_in_is_worked_on_from_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full(Apart):
-        def bring_in(self, tensor: Tensor) -> object:
-            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
-
     said: list[str] = []
     using = made(said)
-    using.copies = Full()
+    using.copies = Full(said.append)
     enlarged(tmp_path, using, (60, 300, 3), (50, 41, 4))
-    assert said == ["out of memory: rows of tiles are copied in one at a time where they do not fit"]
+    assert said == [LATE_COPIES]
 
 
 def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,8 +223,67 @@ def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Blender, "blend", planted)
     for _ in range(2):
         expected = frames.repeat_interleave(2, -1).repeat_interleave(2, -2)
-        torch.testing.assert_close(whole(frames), expected, atol=1e-6, rtol=0)
-    assert said == ["out of memory: pictures are put together in main memory from now on"]
+        torch.testing.assert_close(whole(frames, lambda large: large), expected, atol=1e-6, rtol=0)
+    assert said == [LEAVES]
+
+
+LEAVES = "out of memory: pictures are put together in main memory from now on"
+
+
+def upscaled_film(folder: Path, whole: WholePictures) -> np.ndarray:
+    settings, copies = VideoSettings(codec="ffv1"), whole._enlarger.copies
+    upscale_video(folder / "a.mkv", folder / "b.mkv", whole, 2, settings, lambda _: None, copies)
+    return np.stack([pixels for _, pixels in shown(folder / "b.mkv")])
+
+
+def test_the_planes_of_a_film_are_made_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that runs out in the conversion behind the network; and before it, where pictures come in."""
+    make_clip(tmp_path / "a.mkv", frames=3, codec="ffv1", options={"level": "3"})
+    expected, to_planes = upscaled_film(tmp_path, WholePictures(made([]))), video_run.to_planes
+    for copies, sentences in ((Apart(), [LEAVES]), (None, [LATE_COPIES, LEAVES])):
+        said: list[str] = []
+        using = made(said)
+        using.copies = copies or Full(said.append)
+        whole = WholePictures(using)
+
+        def planted(*arguments: object, whole: WholePictures = whole) -> list[Tensor]:
+            if whole._place.index is not None:
+                raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+            return to_planes(*arguments)
+
+        monkeypatch.setattr(video_run, "to_planes", planted)
+        assert np.array_equal(upscaled_film(tmp_path, whole), expected) and said == sentences
+
+
+def test_a_film_that_finds_no_memory_is_one_failure_among_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def planted(*_: object) -> list[Tensor]:
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    make_clip(tmp_path / "a.mkv", frames=2)
+    upscaling = Upscaling(UpscaleSettings(scale=2, device="cpu"))
+    task = Task(tmp_path / "a.mkv", tmp_path / "b.mkv")
+    monkeypatch.setattr(video_run, "to_planes", planted)
+    assert "out of memory even with one tile" in upscaling.enlarge_film(task, made([])).error
+    monkeypatch.setattr(video_run, "to_rgb", planted)
+    assert upscaling.enlarge_film(task, made([])).error.startswith("out of memory at ")
+
+
+def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
+    """The next batch is begun before the last one's answer is asked for, whatever row of tiles it belongs to."""
+    order: list[str] = []
+
+    class Noting(PlainCopies):
+        def bring_out(self, tensor: Tensor) -> Arriving:
+            return Arriving(tensor, lambda: order.append("asked"), lambda: None)
+
+    using = Enlarger(
+        Network(Twice(lambda _: bool(order.append("begun"))), 2, 4, "a network", "digest"), Plan(), "cpu", TILES, 4
+    )
+    using.copies, using._ahead = Noting(), 2
+    WholePictures(using)(torch.rand(1, 3, 60, 40), lambda large: large)
+    assert order == ["begun", *["begun", "asked"] * (order.count("begun") - 1), "asked"] and order.count("begun") > 2
 
 
 def test_devices_have_memory_of_their_own() -> None:

@@ -197,3 +197,26 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
     assert outcome.error and module.calls == 0
     (same,) = run([Task(tmp_path / "in.png", tmp_path / "in.png")], enlarger(module))
     assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
+
+
+def test_an_overflow_under_autocast_leaves_it_too(tmp_path: Path) -> None:
+    class Wide(Twice):
+        """Under autocast the convolution is computed in fp16, and overflows where a tile is bright."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.brighter = nn.Conv2d(3, 3, 1, bias=False)
+            self.brighter.weight.data = 6e4 * torch.eye(3)[:, :, None, None]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.brighter(2 * super().forward(x)).float() / 1.2e5
+
+    samples = save(tmp_path / "in.png", (100, 40, 3)) | 128
+    samples[:60] >>= 3
+    Image.fromarray(samples).save(tmp_path / "in.png")
+    said: list[str] = []
+    using = enlarger(Wide(), "autocast(dtype=fp16)", said=said)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
+    assert not outcome.error and said and all("was left for" in text for text in said)
+    assert said[0].startswith("autocast was left for")
+    assert np.abs(pixels(tmp_path / "out.png").astype(int) - doubled(samples)).max() <= 2

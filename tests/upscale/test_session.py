@@ -24,7 +24,7 @@ from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
 from redline.upscale.listener import Listener
 from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import UpscaleSettings, with_preset
+from redline.upscale.settings import Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import TileCost, choose_tiles
 
@@ -95,13 +95,18 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
     assert with_preset(UpscaleSettings(), "balanced") == UpscaleSettings()
     for bad in (
         {"precision": "fp64"},
-        {"tile": 3},
-        {"tile": (256, 3)},
+        {"tile": 0},
+        {"tile": (256, 0)},
         {"tile_batch": 0},
         {"plan": Path("p"), "precision": "bf16"},
     ):
         with pytest.raises(RedlineError):
             UpscaleSettings(**bad)
+    # An exported network has its own tile and precision; the rest of a preset still holds.
+    assert with_preset(UpscaleSettings(Path("a.onnx")), "memory") == UpscaleSettings(
+        Path("a.onnx"), tile_batch=1, streams=1
+    )
+    assert with_preset(UpscaleSettings(Path("a.onnx")), "quality").margin_px == 32
     with pytest.raises(RedlineError, match="speed, balanced"):
         with_preset(UpscaleSettings(), "warp")
 
@@ -199,7 +204,7 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
     assert not any(o.error for o in first.run(tasks, out))
     assert "1 tile of 96 × 32 or 32 × 96 at a time" in said[0]
     assert first.enlarger is not None and first.enlarger.tiling.sizes == ((96, 32), (32, 96))
-    assert Journal(out, first.made_as).tiles == ((96, 32), (32, 96))
+    assert Journal(out, first.made_as).tiles(tasks) == Tiles(((96, 32), (32, 96)), 1)
     before = tasks[3].target.read_bytes()
     for task in (tasks[1], tasks[3]):
         task.target.unlink()
@@ -220,8 +225,12 @@ def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypa
 
 
 def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None:
-    (tmp_path / NAME).write_text(json.dumps({"target": "a.png", "settings": "s", "tile": 96}) + "\n")
-    assert Journal(tmp_path, "s").tiles == ((96, 96),) and Journal(tmp_path, "t").tiles is None
+    task, other = (Task(tmp_path / name, tmp_path / "out" / name) for name in ("a.png", "b.png"))
+    (tmp_path / NAME).write_text(json.dumps({"target": str(task.target), "settings": "s", "tile": 96}) + "\n")
+    assert Journal(tmp_path, lambda _: "s").tiles([other, task]) == Tiles(((96, 96),))
+    assert Journal(tmp_path, lambda _: "t").tiles([task]) is None
+    # What another picture of the folder was cut by says nothing about this one.
+    assert Journal(tmp_path, lambda _: "s").tiles([other]) is None
 
 
 @pytest.mark.parametrize(
@@ -230,10 +239,49 @@ def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None
 def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> None:
     assert _tile(text) == tile
     if tile is not None:
-        tiling = Upscaling(UpscaleSettings(weights, tile=_tile(text))).choose_tiles(
-            (), UpscaleSettings(tile=tile).tile_sizes
-        )[0]
+        upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
+        tiling, _ = upscaling.choose_tiles((), upscaling._known_tiles((), None))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
+
+
+@pytest.mark.parametrize("tile", [1, 16, 20, 76, (76, 256), (256, 76)])
+def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, weights: Path) -> None:
+    """One sentence whatever it is too small for, and before anything is begun."""
+    with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: take 80 or more\.$"):
+        Upscaling(UpscaleSettings(weights, tile=tile))
+    assert Upscaling(UpscaleSettings(weights, tile=80)).choose_tiles(((90, 90),), Tiles(((80, 80),)))[1] == 2
+
+
+def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what does not fit into the memory that was asked for is refused, tile or batch."""
+    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
+    sizes, one = ((900, 100),), 10_000 + 1000 * 96**2
+
+    def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
+        upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
+        return upscaling.choose_tiles(sizes, upscaling._known_tiles((), None))[1]
+
+    assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
+    assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3
+    with pytest.raises(RedlineError, match="are too little: a tile of 96 × 96 takes"):
+        chosen(one - 1000)
+    with pytest.raises(RedlineError, match="are too little: 3 tiles of 96 × 96 take"):
+        chosen(2 * one, 3)
+    # What is free is no promise: when it runs out, less is taken.
+    monkeypatch.setattr(session, "memory_for_tiles", lambda _: 1000)
+    assert chosen(None) == 1
+    with pytest.raises(RedlineError, match="leave out --memory"):
+        UpscaleSettings(Path("a.onnx"), memory_bytes=2**30)
+
+
+def test_a_scale_that_the_weights_do_not_have_is_refused(weights: Path) -> None:
+    assert Upscaling(UpscaleSettings(weights)).network.scale == 2
+    assert Upscaling(UpscaleSettings(weights, scale=2)).network.scale == 2
+    with pytest.raises(RedlineError, match=r"enlarges 2 times, not 4: leave out --scale\.$"):
+        Upscaling(UpscaleSettings(weights, scale=4))
+    with pytest.raises(RedlineError, match="none for ×7"):
+        Upscaling(UpscaleSettings(scale=7))
+    assert Upscaling(UpscaleSettings()).network.scale == 4
 
 
 @pytest.mark.parametrize("text", ["x", "256x", "x256", "256x384x3", "-256", "256,384", "1.5x2"])
@@ -282,6 +330,7 @@ def test_a_kill_in_the_middle_leaves_nothing_half_and_a_resumed_run_finishes(wei
     settings = UpscaleSettings(weights, device="cpu", resume=True)
     outcomes = Upscaling(settings).run(tasks, tmp_path / "out")
     assert sum(o.skipped for o in outcomes) >= len(done) and not any(o.error for o in outcomes)
+    assert not any(is_partial(path) for path in (tmp_path / "out").iterdir())
     calm = find_tasks([tmp_path / "in"], tmp_path / "calm", 2)
     Upscaling(UpscaleSettings(weights, device="cpu", tile=96)).run(calm)
     for one, other in zip(tasks, calm, strict=True):

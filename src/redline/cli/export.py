@@ -10,8 +10,10 @@ from redline.cli.console import print_json, progress, results
 from redline.errors import RedlineError
 from redline.quantities import format_bytes
 from redline.upscale.export import export_onnx
+from redline.upscale.layout import smallest_tile
 from redline.upscale.network import load_network
 from redline.upscale.picture_tiles import tiles_of
+from redline.upscale.settings import UpscaleSettings
 from redline.workloads.drct import smooth_pictures
 
 _JUDGED_ON = 4
@@ -20,7 +22,9 @@ _JUDGED_ON = 4
 def export(
     model: Annotated[str, typer.Argument(help="What to export: drct.")],
     weights: Annotated[Path | None, typer.Option("--weights", "-w", help="A weight file; shipped by default.")] = None,
-    scale: Annotated[int, typer.Option("--scale", "-s", help="With the shipped weights.")] = 4,
+    scale: Annotated[
+        int | None, typer.Option("--scale", "-s", help="Of the shipped weights, 4 by default; others know theirs.")
+    ] = None,
     format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
     tile: Annotated[int, typer.Option(help="The side of the tiles that the file will take.")] = 128,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="drct-x4.onnx by default.")] = None,
@@ -43,6 +47,10 @@ def export(
     if samples < 1:
         raise RedlineError(f"it takes at least one tile to calibrate on, not {samples}.")
     network = load_network(weights, scale)
+    usual = UpscaleSettings()
+    least = smallest_tile(usual.margin_px, usual.ramp_px, network.window)
+    if tile < least:
+        raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: take {least} or more.")
     target = out or Path(f"drct-x{network.scale}{'-int8' if int8 else ''}.onnx")
     judged_on = (
         smooth_pictures(_JUDGED_ON, tile) if calibrate is None else tiles_of(calibrate, tile, _JUDGED_ON, seed=1)

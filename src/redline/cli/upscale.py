@@ -28,7 +28,9 @@ def upscale(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A file, or a folder; beside the source by default.")
     ] = None,
-    scale: Annotated[int, typer.Option("--scale", "-s", help="How many times larger, with the shipped weights.")] = 4,
+    scale: Annotated[
+        int | None, typer.Option("--scale", "-s", help="How many times larger; 4 by default, weights know theirs.")
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option("--weights", "-w", help="A .pth, .safetensors or exported .onnx file; decides the scale."),
@@ -108,9 +110,9 @@ def upscale(
     ):
         watch = _Watch(bar)
         upscaling = Upscaling(with_preset(settings, preset), watch.listener(), crew)
-        tasks = find_tasks(sources, out, upscaling.network.scale, format)
+        tasks = find_tasks(sources, out, upscaling.network.scale, format, watch.say)
         watch.begin(tasks)
-        journal = _journal_folder(sources, tasks, out)
+        journal = _journal_folder(sources, tasks, out, resume)
         outcomes = upscaling.run(tasks, journal)
     _print(outcomes, as_json)
     compared = compare is None or _compare(compare, tasks, outcomes)
@@ -145,10 +147,10 @@ def _whole(text: str, what: str) -> int | None:
     return int(text)
 
 
-def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None) -> Path | None:
-    """Many files are noted down as they are finished; a single one needs no note."""
+def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None, resume: bool) -> Path | None:
+    """Files are noted down as they are finished; a single picture is done again as quickly, and needs no note."""
     if len(tasks) < 2 and not any(source.is_dir() for source in sources):
-        return None
+        return tasks[0].target.parent if resume or tasks[0].is_film else None
     return out if out is not None else tasks[0].target.parent
 
 
@@ -160,15 +162,16 @@ class _Watch:
         self._files: TaskID | None = None
         self._total = self._done = 0
         self._under_way: dict[Task, float] = {}
+        self._noted: set[tuple[Task, str]] = set()
 
     def listener(self) -> Listener:
-        return Listener(self._say, self._finished, self._picture, self._film)
+        return Listener(self.say, self._finished, self._picture, self._film)
 
     def begin(self, tasks: list[Task]) -> None:
         self._total = len(tasks)
         self._files = self._bar.add_task("enlarging", total=len(tasks), said=f"0 of {len(tasks)}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         progress.print(f"[dim]{escape(text)}[/]", highlight=False)
 
     def _update(self, said: str) -> None:
@@ -180,19 +183,23 @@ class _Watch:
         self._done += 1
         self._under_way.pop(outcome.task, None)
         if outcome.error:
-            self._say(outcome.error)
-        for note in outcome.notes:
-            self._say(f"{outcome.task.source.name}: {note}")
+            self.say(outcome.error)
+        self._note(outcome.task, outcome.notes)
         self._update(f"{self._done} of {self._total}")
+
+    def _note(self, task: Task, notes: tuple[str, ...]) -> None:
+        """Each once: a film's are told as soon as they are known, and again with what became of it."""
+        for note in notes:
+            if (task, note) not in self._noted:
+                self._noted.add((task, note))
+                self.say(f"{task.source.name}: {note}")
 
     def _picture(self, task: Task, rows: int, total: int) -> None:
         self._under_way[task] = rows / total
         self._update(f"{self._done} of {self._total}, {task.source.name}")
 
     def _film(self, task: Task, film: VideoProgress) -> None:
-        if film.frames_done == film.frames_resumed:
-            for note in film.notes:
-                self._say(note)
+        self._note(task, film.notes)
         rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
         left = f", {format_seconds(film.left_s)} left" if film.left_s else ""
         self._under_way[task] = film.frames_done / film.frames_total if film.frames_total else 0.0
@@ -214,7 +221,7 @@ def _print(outcomes: list[Outcome], as_json: bool) -> None:
                 soft_wrap=True,
             )
     failed, skipped = (sum(bool(getattr(o, name)) for o in outcomes) for name in ("error", "skipped"))
-    if len(outcomes) > 1 or failed:
+    if len(outcomes) > 1 or failed or skipped:
         done = len(outcomes) - failed - skipped
         said = [
             f"{done} enlarged",

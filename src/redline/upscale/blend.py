@@ -4,8 +4,9 @@ B stands for any leading dimensions (frames, planes), C for channels. A tile's o
 neighbours fade into each other (`layout`); what the next row of tiles still adds to is carried over to it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -54,23 +55,37 @@ def enlarge_by_tiles(
     picture: Tensor, enlarge: Enlarge, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
     """A picture, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
+    return enlarge_each_by_tiles(picture, partial(map, enlarge), scale, shape, batch, wrap)
+
+
+def enlarge_each_by_tiles(
+    picture: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
+) -> Tensor:
+    """The same by what may have several batches under way, of different rows of tiles too."""
     rows, columns = frame(picture.shape[-2], shape.rows, wrap), frame(picture.shape[-1], shape.columns, wrap)
     blender = Blender(rows.side, columns.side, scale, picture.device)
-    finished = []
-    for row, top in enumerate(rows.side.starts):
-        band = picture[..., rows.positions[top : top + shape.rows.tile].to(picture.device), :]
-        finished.append(blender.blend(row, enlarged_tiles(band, columns, partial(map, enlarge), batch)))
-    whole = torch.cat(finished, dim=-2)
+    bands = (
+        picture[..., rows.positions[top : top + shape.rows.tile].to(picture.device), :] for top in rows.side.starts
+    )
+    tiles = iter(enlarged_tiles(bands, columns, enlarge_each, batch))
+    across = len(columns.side.starts)
+    whole = torch.cat([blender.blend(row, islice(tiles, across)) for row in range(len(rows.side.starts))], dim=-2)
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 
-def enlarged_tiles(band: Tensor, columns: Framed, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
-    """The enlarged tiles of a band (B, 3, tile height, W) from left to right, computed `batch` at a time."""
-    tile, starts, count = columns.side.cut.tile, columns.side.starts, band.shape[0]
-    padded = band[..., columns.positions.to(band.device)]
-    tiles = torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1)
+def enlarged_tiles(bands: Iterable[Tensor], columns: Framed, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
+    """The enlarged tiles of bands (B, 3, tile height, W), each from left to right, computed `batch` at a time."""
+    tile, starts, count = columns.side.cut.tile, columns.side.starts, 1
+
+    def batches() -> Iterator[Tensor]:
+        nonlocal count
+        for band in bands:
+            count = band.shape[0]
+            padded = band[..., columns.positions.to(band.device)]
+            yield from torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1).split(batch)
+
     waiting: list[Tensor] = []
-    for enlarged in enlarge_each(tiles.split(batch)):
+    for enlarged in enlarge_each(batches()):
         waiting += enlarged.unbind(0)
         while len(waiting) >= count:
             yield torch.stack(waiting[:count])

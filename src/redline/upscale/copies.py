@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from redline.memory import is_out_of_memory
+
 # Buffers come in powers of two from this size on, so that pictures of many sizes share them.
 _LEAST_BYTES = 4096
 
@@ -149,6 +151,7 @@ class OverlappedCopies(PlainCopies):
 
     device: Device
     streams: int
+    say: Callable[[str], None] = lambda _text: None
     _pools: dict[tuple[int, bool], _Pool] = field(default_factory=dict, init=False)
     _on_their_way: deque[Event] = field(default_factory=deque, init=False)
 
@@ -156,11 +159,20 @@ class OverlappedCopies(PlainCopies):
         self._copying = [self.device.stream() for _ in range(self.streams - 1)] or [self.device.computing]
         self._turn = count()
         self._lock = Lock()
+        self._copies_late = False
 
     def bring_in(self, tensor: Tensor) -> Arriving:
-        """Begins the copy; in any thread."""
+        """Begins the copy; in any thread. Where there is no room yet it stays here, to be copied when it is used."""
         pool, size = self._pool(tensor.nbytes, with_twin=True), tensor.nbytes
-        buffer = pool.take()
+        try:
+            buffer = pool.take()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not self._copies_late:
+                self.say("out of memory: what does not fit beside the work is copied in when it is worked on")
+            self._copies_late = True
+            return Arriving(tensor, _nothing, _nothing)
         assert buffer.twin is not None
         twin = buffer.twin[:size]
         buffer.host[:size].copy_(_bytes(tensor))
@@ -168,11 +180,12 @@ class OverlappedCopies(PlainCopies):
         self.device.copy(twin, buffer.host[:size], stream)
         copied = self._recorded(stream)
 
-        def used() -> None:
-            pool.give_back(buffer, self._recorded(self.device.computing))
-
         def arrived() -> None:
             self.device.wait(self.device.computing, copied)
+
+        def used() -> None:
+            arrived()  # also where nobody took it: the buffer is busy until the copy is over
+            pool.give_back(buffer, self._recorded(self.device.computing))
 
         return Arriving(twin.view(tensor.dtype).view(tensor.shape), arrived, used)
 
@@ -211,8 +224,8 @@ class OverlappedCopies(PlainCopies):
             return self._pools.setdefault((rounded, with_twin), _Pool(make, self.streams))
 
 
-def copies_for(device: torch.device, streams: int) -> PlainCopies:
-    return OverlappedCopies(CudaDevice(device), streams) if device.type == "cuda" else PlainCopies()
+def copies_for(device: torch.device, streams: int, say: Callable[[str], None]) -> PlainCopies:
+    return OverlappedCopies(CudaDevice(device), streams, say) if device.type == "cuda" else PlainCopies()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from redline.upscale.network import Network
 # Below this, what a lower precision changes could be seen.
 GATE = Gate("psnr", 40.0)
 # What takes the place of a precision that failed, in turn.
-_SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "bf16": ""}
+_SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Enlarger:
             tiling,
             batch,
         )
-        self.copies, self._ahead = copies_for(self.device, streams), streams
+        self.copies, self._ahead = copies_for(self.device, streams, say), streams
         self.say = say
         self._fast: Callable[[Tensor], Tensor] | None = None
         self._halvings = 0

@@ -4,24 +4,28 @@ A file that is there may be half a file, or another model's. It counts as done o
 that was read, the settings are the same, and the result has the bytes that were written.
 """
 
+import errno
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from redline.upscale.settings import TileSizes
+from redline.upscale.settings import Tiles
 from redline.upscale.tasks import Task
 
 NAME = ".redline-upscale.jsonl"
 
 
 class Journal:
-    """`settings` says everything that decides how a result looks."""
+    """`made_as` says everything that decides how a task's result looks."""
 
-    def __init__(self, folder: Path, settings: str) -> None:
+    def __init__(self, folder: Path, made_as: Callable[[Task], str]) -> None:
         self.path = folder / NAME
-        self._settings = settings
+        self._made_as = made_as
+        self._writing = Lock()
         self._lines: dict[str, dict[str, Any]] = {}
         if self.path.is_file():
             for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -32,44 +36,50 @@ class Journal:
                     continue  # a line that a killed run left half written
 
     def is_done(self, task: Task) -> bool:
-        entry = self._lines.get(str(task.target.resolve()))
-        if entry is None or entry != {**entry, **self._made_from(task)}:
+        entry, state = self._lines.get(str(task.target.resolve())), task.source_state()
+        if entry is None or state is None or entry != {**entry, **self._made_from(task, state)}:
             return False
         try:
             return task.target.stat().st_size == entry["bytes"] and _digest(task.target) == entry["sha256"]
         except OSError:
             return False
 
-    @property
-    def tiles(self) -> TileSizes | None:
-        """The tiles that were used before: others would give slightly different pixels."""
-        noted = next((e.get("tile") for e in self._lines.values() if e.get("settings") == self._settings), None)
-        if isinstance(noted, int):  # as earlier versions noted it
-            return ((noted, noted),)
-        return tuple((int(width), int(height)) for width, height in noted) if noted else None
+    def tiles(self, tasks: Iterable[Task]) -> Tiles | None:
+        """Those that were used before for one of these: others would give slightly different pixels."""
+        for task in tasks:
+            entry = self._lines.get(str(task.target.resolve()), {})
+            noted = entry.get("tile")
+            if noted and entry.get("settings") == self._made_as(task):
+                sizes = [(noted, noted)] if isinstance(noted, int) else noted  # as earlier versions noted it
+                return Tiles(tuple((int(width), int(height)) for width, height in sizes), entry.get("batch"))
+        return None
 
-    def record(self, task: Task, tiles: TileSizes) -> None:
-        size = task.target.stat().st_size
-        entry = {"target": str(task.target.resolve()), **self._made_from(task), "tile": tiles, "bytes": size}
-        line = json.dumps({**entry, "sha256": _digest(task.target)}, ensure_ascii=False) + "\n"
+    def record(self, task: Task, source_state: tuple[int, int] | None, tiles: Tiles) -> None:
+        """`source_state` as it was before the source was read."""
+        size, made_from = task.target.stat().st_size, self._made_from(task, source_state)
+        noted = {"tile": tiles.sizes, "batch": tiles.batch, "bytes": size, "sha256": _digest(task.target)}
+        line = json.dumps({"target": str(task.target.resolve()), **made_from, **noted}, ensure_ascii=False) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # One write at the end of the file, so that several workers may share it.
+        with self._writing:
+            self._append(line.encode())
+
+    def _append(self, data: bytes) -> None:
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(handle, line.encode())
+            written = os.write(handle, data)
+            if written < len(data):  # half a line would spoil the next one too
+                os.ftruncate(handle, os.fstat(handle).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(handle)
 
-    def _made_from(self, task: Task) -> dict[str, Any]:
-        try:
-            source = task.source.stat()
-        except OSError:
-            return {"source": "gone"}
+    def _made_from(self, task: Task, source_state: tuple[int, int] | None) -> dict[str, Any]:
+        size, changed = source_state or (None, None)
         return {
             "source": str(task.source.resolve()),
-            "source_bytes": source.st_size,
-            "source_mtime_ns": source.st_mtime_ns,
-            "settings": self._settings,
+            "source_bytes": size,
+            "source_mtime_ns": changed,
+            "settings": self._made_as(task),
         }
 
 

@@ -32,13 +32,11 @@ class Cut:
     def __post_init__(self) -> None:
         if self.tile % self.align:
             raise RedlineError(f"a tile of {self.tile} is no multiple of the model's window, {self.align}.")
-        if self.stride < self.align:
+        least = smallest_tile(self.margin, self.ramp, self.align)
+        if self.tile < least:
             raise RedlineError(
-                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: "
-                f"take tiles of {self.overlap + self.align} or more."
+                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: take {least} or more."
             )
-        if 3 * self.ramp > self.tile - 2 * self.margin:
-            raise RedlineError(f"a fading of {self.ramp} is too wide for tiles of {self.tile}.")
 
     @property
     def overlap(self) -> int:

@@ -9,7 +9,8 @@ from redline.upscale.video import VideoProgress
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a picture or film: `error` is a sentence when nothing did."""
+    """What became of a picture or film: `error` is a sentence when nothing did; `source_state` is of when it was
+    opened."""
 
     task: Task
     width: int = 0
@@ -18,6 +19,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     error: str = ""
     skipped: bool = False
+    source_state: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

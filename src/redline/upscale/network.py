@@ -29,9 +29,21 @@ class Network:
     tile: int | None = None
 
 
-def load_network(weights: str | Path | None = None, scale: int = 4) -> Network:
-    """The network of a weight file; without one, the small DRCT that is shipped for the scale."""
-    path = shipped_weights(scale) if weights is None else Path(weights)
+def load_network(weights: str | Path | None = None, scale: int | None = None) -> Network:
+    """The network of a weight file; without one, the small DRCT that is shipped for the scale, ×4 by default."""
+    path = shipped_weights(4 if scale is None else scale) if weights is None else Path(weights)
+    network = _read_network(path)
+    check_scale(network, scale, path)
+    return network
+
+
+def check_scale(network: Network, scale: int | None, path: Path) -> None:
+    """Weights enlarge as many times as they were trained to, whatever is asked for."""
+    if scale not in (None, network.scale):
+        raise ModelError(f"{str(path)!r} enlarges {network.scale} times, not {scale}: leave out --scale.")
+
+
+def _read_network(path: Path) -> Network:
     found = read_weights(path)
     digest = digest_of(found)
     try:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import MachineError, ModelError
-from redline.upscale.network import Network
+from redline.upscale.network import Network, check_scale
 
 PREFIX = "redline."
 _PROVIDERS = {
@@ -46,7 +46,9 @@ class Onnx(nn.Module):
         return torch.from_numpy(result).to(tiles.device)
 
 
-def load_onnx_network(path: Path, provider: str = "cpu", device: torch.device | str = "cpu") -> Network:
+def load_onnx_network(
+    path: Path, scale: int | None = None, provider: str = "cpu", device: torch.device | str = "cpu"
+) -> Network:
     if find_spec("onnxruntime") is None:
         raise MachineError("an ONNX file is run by ONNX Runtime, which is not installed: pip install onnxruntime.")
     if not path.is_file():
@@ -54,11 +56,13 @@ def load_onnx_network(path: Path, provider: str = "cpu", device: torch.device | 
     module = Onnx(path, providers_for(provider, torch.device(device)))
     facts: dict[str, Any] = module.facts
     try:
-        scale, window, tile = (int(facts[key]) for key in ("scale", "window", "tile"))
+        own_scale, window, tile = (int(facts[key]) for key in ("scale", "window", "tile"))
         name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
     except (KeyError, ValueError) as error:
         raise ModelError(f"{str(path)!r} was not written by `redline export`: it does not say its scale.") from error
-    return Network(module, scale, window, name, digest, tile)
+    network = Network(module, own_scale, window, name, digest, tile)
+    check_scale(network, scale, path)
+    return network
 
 
 def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:

@@ -20,7 +20,11 @@ class PictureUnderWay:
     """A picture on its way: opened by the reader, blended by the worker, written by the writer."""
 
     def __init__(self, task: Task, enlarger: Enlarger, settings: PictureSettings) -> None:
-        self.task, self.started = task, time.monotonic()
+        self.task = task
+        # Before it is opened, so that one that is replaced meanwhile does not pass for what was read.
+        self.source_state = task.source_state()
+        # When the first of it is worked on: others may stand before it in the queue.
+        self.started: float | None = None
         if task.target.exists() and task.target.samefile(task.source):
             raise RedlineError(f"{str(task.target)!r} is the picture itself: choose another target.")
         self.source: PictureSource = open_picture(task.source, settings.pixel_limit, random_access=settings.wrap)
@@ -64,4 +68,5 @@ class PictureUnderWay:
 
     def outcome(self, error: str = "") -> Outcome:
         notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
-        return Outcome(self.task, self.width, self.height, time.monotonic() - self.started, notes, error)
+        seconds = time.monotonic() - self.started if self.started is not None else 0.0
+        return Outcome(self.task, self.width, self.height, seconds, notes, error, source_state=self.source_state)

@@ -5,6 +5,7 @@ half-written file goes, and the next one is begun.
 """
 
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -63,7 +64,6 @@ class PictureRun:
         self._enlarger, self._settings, self._tell, self._advance = enlarger, settings, tell, advance
         # Rows of tiles with as many pixels as this did not fit on the device.
         self._too_large = sys.maxsize
-        self._copies_late = False
         self._outcomes: list[Outcome] = []
         self._open: set[PictureUnderWay] = set()
 
@@ -101,7 +101,7 @@ class PictureRun:
                 continue
             # From main memory, where a row of any width fits.
             colour, _ = self._planes(torch.from_numpy(samples))
-            next(iter(enlarged_tiles(colour[None], picture.columns, self._enlarger.checked_each, self._enlarger.batch)))
+            next(iter(self._tiles(colour[None], picture.columns)))
             return
 
     # Reading
@@ -123,20 +123,9 @@ class PictureRun:
                     except RedlineError as error:
                         yield _Band(picture, error=str(error))
                         break
-                    coming = self._bring_in(torch.from_numpy(samples))
+                    coming = self._enlarger.copies.bring_in(torch.from_numpy(samples))
                     flat = picture.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
                     yield _Band(picture, row, coming, row == picture.last - 1, has_flat_alpha=flat)
-
-    def _bring_in(self, samples: Tensor) -> Arriving:
-        try:
-            return self._enlarger.copies.bring_in(samples)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        if not self._copies_late:
-            self._enlarger.say("out of memory: rows of tiles are copied in one at a time where they do not fit")
-        self._copies_late = True
-        return PlainCopies().bring_in(samples)
 
     # Enlarging
 
@@ -147,6 +136,8 @@ class PictureRun:
         if picture.error:
             band.samples.done()
             return replace(band, samples=None)
+        if picture.started is None:
+            picture.started = time.monotonic()
         samples = band.samples.take()
         if picture.band_pixels >= self._too_large:
             picture.blend_in_main_memory()
@@ -204,7 +195,7 @@ class PictureRun:
         return (colour if alpha is None else premultiply(colour, alpha)), alpha
 
     def _tiles(self, planes: Tensor, columns: Framed) -> Iterable[Tensor]:
-        return enlarged_tiles(planes, columns, self._enlarger.checked_each, self._enlarger.batch)
+        return enlarged_tiles([planes], columns, self._enlarger.checked_each, self._enlarger.batch)
 
     def _alpha_tiles(self, alpha: Tensor, picture: PictureUnderWay, is_flat: bool) -> Iterable[Tensor]:
         """Alpha goes through the network too, as grey."""

@@ -9,6 +9,7 @@ import torch
 
 from redline.errors import RedlineError
 from redline.machine import Machine
+from redline.memory import is_out_of_memory
 from redline.plan import Plan
 from redline.rung import Stage
 from redline.upscale.enlarger import Enlarger
@@ -17,13 +18,13 @@ from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.pictures import open_picture
+from redline.upscale.pictures import open_picture, remove_abandoned
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
-from redline.upscale.settings import TileSizes, UpscaleSettings, describe
+from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
-from redline.upscale.tile_choice import choose_tiles, measure_cost, memory_for_tiles
-from redline.upscale.video import VideoProgress, probe, upscale_video
+from redline.upscale.tile_choice import choose_batch, choose_tiles, measure_cost, memory_for_tiles
+from redline.upscale.video import VideoProgress, probe, tiles_of_parts, upscale_video
 from redline.upscale.whole_pictures import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
@@ -31,7 +32,7 @@ from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_picture import is_large
 
 Sizes = tuple[tuple[int, int], ...]
-Finished = Callable[[Outcome, TileSizes], None]  # what became of a file, and the tiles of its run
+Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the tiles of its run
 
 # Enough for copies to hide behind the computing.
 _STREAMS = 2
@@ -50,39 +51,58 @@ class Upscaling:
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
         self.settings, self.listener, self.crew = settings, listener or Listener(), crew
         self.machine = Machine.detect(settings.device)
-        if settings.weights is not None and settings.weights.suffix.lower() == ".onnx":
+        if settings.weights is not None and settings.is_onnx:
             # An exported network runs in an engine of its own, which no rung reaches into.
-            self.network: Network = load_onnx_network(settings.weights, settings.provider, self.machine.device)
+            self.network: Network = load_onnx_network(
+                settings.weights, settings.scale, settings.provider, self.machine.device
+            )
             self.plan = Plan()
         else:
             self.network = load_network(settings.weights, settings.scale)
             self.plan = choose_plan(self.machine, settings.precision, settings.plan)
-        self.made_as = describe(settings, str(self.plan), self.network.digest)
+        self._check_tile()
+        self.made_by = describe_network(settings, str(self.plan), self.network.digest)
         self.enlarger: Enlarger | None = None
+
+    def made_as(self, task: Task) -> str:
+        return describe(self.settings, self.made_by, task.is_film)
 
     def run(self, tasks: Sequence[Task], journal_folder: Path | None = None) -> list[Outcome]:
         """Every task's outcome; a bad file is one of them, and only what concerns all of them raises."""
         journal = Journal(journal_folder, self.made_as) if journal_folder is not None else None
         outcomes: list[Outcome] = []
         waiting: list[Task] = []
+        for folder in {task.target.parent for task in tasks}:
+            remove_abandoned(folder)
         for task in tasks:
-            if self.settings.resume and journal is not None and journal.is_done(task):
+            if task.problem:
+                outcomes.append(Outcome(task, error=task.problem))
+            elif self.settings.resume and journal is not None and journal.is_done(task):
                 outcomes.append(Outcome(task, skipped=True))
-                self.listener.finished(outcomes[-1])
             else:
                 waiting.append(task)
+                continue
+            self.listener.finished(outcomes[-1])
         if not waiting:
             return outcomes
-        before = journal.tiles if self.settings.resume and journal is not None else None
+        cannot_note = False
 
-        def finished(outcome: Outcome, tiles: TileSizes) -> None:
+        def finished(outcome: Outcome, tiles: Tiles) -> None:
+            nonlocal cannot_note
+            if not outcome.error:
+                self._say_if_changed(outcome)
             if journal is not None and not outcome.error:
-                journal.record(outcome.task, tiles)
+                try:
+                    journal.record(outcome.task, outcome.source_state, tiles)
+                except OSError as error:
+                    if not cannot_note:
+                        reason = error.strerror or error
+                        self.listener.say(f"cannot note what is done: {reason}; --resume will do such files again")
+                    cannot_note = True
             self.listener.finished(outcome)
 
-        exported = self.network.tile
-        tiles = ((exported, exported),) if exported else self.settings.tile_sizes or before
-        sizes = () if tiles is not None else sizes_of(tasks, self.settings)
+        tiles = self._known_tiles(tasks, journal)
+        sizes = () if tiles is not None and tiles.batch else sizes_of(tasks, self.settings)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
@@ -92,6 +112,27 @@ class Upscaling:
         with crew:
             return outcomes + self._run_shared(crew, waiting, tiles, sizes, finished)
 
+    def _known_tiles(self, tasks: Sequence[Task], journal: Journal | None) -> Tiles | None:
+        """Those asked for, or those of the run that is resumed: others would give slightly different pixels."""
+        settings, exported = self.settings, self.network.tile
+        if exported:  # what it takes in memory is not measured
+            return Tiles(((exported, exported),), settings.tile_batch or 1)
+        before = None
+        if settings.resume:
+            parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_film)
+            before = next((Tiles(*found) for found in parts if found), None)
+            before = before or (journal.tiles(tasks) if journal is not None else None)
+        if settings.tile_sizes is None:
+            return replace(before, batch=settings.tile_batch or before.batch) if before else None
+        sizes = self.tiling(settings.tile_sizes).sizes
+        batch = before.batch if before and before.sizes == sizes else None
+        return Tiles(sizes, settings.tile_batch or batch)
+
+    def _say_if_changed(self, outcome: Outcome) -> None:
+        source, before = outcome.task.source, outcome.source_state
+        if before is not None and outcome.task.source_state() != before:
+            self.listener.say(f"{str(source)!r} changed while it was read; --resume will do it again")
+
     def _devices(self, tasks: Sequence[Task]) -> list[str]:
         """One for each worker that finds something to do: as many as there are files, more when one can be shared."""
         devices = worker_devices(self.settings.device, self.settings.workers)
@@ -99,9 +140,7 @@ class Upscaling:
             return devices[: len(tasks)]
         return devices
 
-    def _run_alone(
-        self, tasks: Sequence[Task], tiles: TileSizes | None, sizes: Sizes, finished: Finished
-    ) -> list[Outcome]:
+    def _run_alone(self, tasks: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
         if self.enlarger is None:
             tiling, batch = self.choose_tiles(sizes, tiles)
             self._say_what_runs(tiling, batch)
@@ -109,7 +148,7 @@ class Upscaling:
         enlarger = self.enlarger
 
         def tell(outcome: Outcome) -> None:
-            finished(outcome, enlarger.tiling.sizes)
+            finished(outcome, Tiles(enlarger.tiling.sizes, enlarger.batch))
 
         pictures = [task for task in tasks if not task.is_film]
         outcomes = PictureRun(enlarger, self.settings.pictures, tell, self.listener.picture_progress).run(pictures)
@@ -123,7 +162,7 @@ class Upscaling:
         self,
         crew: Crew,
         tasks: Sequence[Task],
-        tiles: TileSizes | None,
+        tiles: Tiles | None,
         sizes: Sizes,
         finished: Finished,
     ) -> list[Outcome]:
@@ -132,13 +171,16 @@ class Upscaling:
         agreed = shared.agree(str(self.plan), self.network.digest)
         tiling = self.tiling(agreed.tiles)
         self._say_what_runs(tiling, agreed.batch, f", {len(crew)} workers")
-        return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, tiling.sizes))
+        used = Tiles(tiling.sizes, agreed.batch)
+        return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, used))
 
     def enlarge_film(self, task: Task, enlarger: Enlarger) -> Outcome:
         def advance(progress: VideoProgress) -> None:
             self.listener.film_progress(task, progress)
 
-        settings = replace(self.settings.films, model=self.made_as, resume=self.settings.resume)
+        tiles = (enlarger.tiling.sizes, enlarger.batch)
+        settings = replace(self.settings.films, model=self.made_by, tiles=tiles, resume=self.settings.resume)
+        state = task.source_state()
         try:
             film = upscale_video(
                 task.source,
@@ -151,15 +193,23 @@ class Upscaling:
             )
         except (RedlineError, OSError) as error:
             return Outcome(task, error=str(error))
-        return Outcome(task, film.width, film.height, film.seconds, film.notes)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return Outcome(task, error=f"out of memory at {str(task.source)!r}: free some, or use --device cpu.")
+        return Outcome(task, film.width, film.height, film.seconds, film.notes, source_state=state)
 
-    def choose_tiles(self, sizes: Sizes, tiles: TileSizes | None = None, sharing: int = 1) -> tuple[Tiling, int]:
+    def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
         """The tiles and the batch for such pictures, where `sharing` workers use the memory; `tiles` if given."""
         settings, device = self.settings, torch.device(self.machine.device)
-        if tiles is not None:
-            return self.tiling(tiles), settings.tile_batch or 1
+        if tiles is not None and tiles.batch and settings.memory_bytes is None:
+            return self.tiling(tiles.sizes), tiles.batch
         budget = (settings.memory_bytes or memory_for_tiles(device)) // sharing
         cost = measure_cost(self.network, device)
+        if tiles is not None:
+            tiling = self.tiling(tiles.sizes)
+            # Only what was asked for by name is a limit to refuse by: when memory does run out, less is taken.
+            return tiling, choose_batch(cost, budget, tiling, sizes, tiles.batch, settings.memory_bytes is not None)
         like = self._cut(smallest_tile(settings.margin_px, settings.ramp_px, self.network.window))
         # A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for others.
         most_shapes = 1 if any(rung.stage == Stage.COMPILE for rung in self.plan.rungs) else 2
@@ -170,6 +220,19 @@ class Upscaling:
         window = self.network.window
         rounded = ((-(-length // window) * window for length in size) for size in sizes)
         return Tiling(tuple(TileShape(self._cut(height), self._cut(width)) for width, height in rounded))
+
+    def _check_tile(self) -> None:
+        """Before anything is begun; of a tile that the network fixes, another sentence."""
+        settings, exported = self.settings, self.network.tile
+        least = smallest_tile(settings.margin_px, settings.ramp_px, self.network.window)
+        if exported and exported < least:
+            raise RedlineError(
+                f"{self.network.name} takes tiles of {exported}, too small for an overlap of "
+                f"{2 * settings.margin_px + settings.ramp_px}: export it with --tile {least} or more."
+            )
+        for size in settings.tile_sizes or ():
+            if min(size) < least:
+                raise RedlineError(f"a tile of {min(size)} is too small: take {least} or more.")
 
     def _cut(self, tile: int) -> Cut:
         return Cut(tile, self.settings.margin_px, self.settings.ramp_px, self.network.window)

@@ -14,6 +14,14 @@ PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 
 
 @dataclass(frozen=True)
+class Tiles:
+    """Widths and heights of all tiles of a run, and how many at a time, where that is known."""
+
+    sizes: TileSizes
+    batch: int | None = None
+
+
+@dataclass(frozen=True)
 class PictureSettings:
     wrap: bool = False
     strip: bool = False
@@ -28,7 +36,8 @@ class UpscaleSettings:
     """`None` is for automatic: the tile and the batch from the memory, two streams, the plan from what is shipped."""
 
     weights: Path | None = None
-    scale: int = 4
+    # Weights decide it; of those that are shipped, ×4 by default.
+    scale: int | None = None
     device: str = "auto"
     precision: str = "auto"
     plan: Path | None = None
@@ -56,9 +65,11 @@ class UpscaleSettings:
             raise RedlineError(f"unknown precision {self.precision!r}: choose {', '.join(PRECISIONS)}.")
         if self.plan is not None and self.precision != "auto":
             raise RedlineError("a plan says its own precision: leave out --precision or --plan.")
-        limits = dict.fromkeys(("tile_batch", "streams", "memory_bytes", "workers"), 1)
-        limits |= {"tile": 16, "margin_px": 0, "ramp_px": 0}
-        if self.weights is not None and self.weights.suffix.lower() == ".onnx":
+        limits = dict.fromkeys(("tile", "tile_batch", "streams", "memory_bytes", "workers"), 1)
+        limits |= {"margin_px": 0, "ramp_px": 0}
+        if self.is_onnx:
+            if self.memory_bytes is not None:
+                raise RedlineError("what an ONNX file takes is not measured: give --tile-batch, or leave out --memory.")
             given = [n for n in ("tile", "plan") if getattr(self, n) is not None] + ["precision"] * (
                 self.precision != "auto"
             )
@@ -73,6 +84,10 @@ class UpscaleSettings:
                     raise RedlineError(
                         f"{name.removesuffix('_px').removesuffix('_bytes')} is at least {least}, not {value}."
                     )
+
+    @property
+    def is_onnx(self) -> bool:
+        return self.weights is not None and self.weights.suffix.lower() == ".onnx"
 
     @property
     def tile_sizes(self) -> "TileSizes | None":
@@ -95,13 +110,22 @@ def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
         raise RedlineError(f"unknown preset {preset!r}: choose {', '.join(PRESETS)}.")
     plain = UpscaleSettings()
     chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
-    if settings.plan is not None:
+    if settings.plan is not None or settings.is_onnx:
         chosen.pop("precision", None)
+    if settings.is_onnx:
+        chosen.pop("tile", None)
     return replace(settings, **chosen)
 
 
-def describe(settings: UpscaleSettings, plan: str, digest: str) -> str:
-    """Everything that decides how a result looks, as text: for resuming."""
-    overlap = f"margin={settings.margin_px} ramp={settings.ramp_px}"
+def describe_network(settings: UpscaleSettings, plan: str, digest: str) -> str:
+    """Everything that decides how enlarged pixels look, but for the tiles, as text: for resuming."""
+    return f"{digest} {plan} margin={settings.margin_px} ramp={settings.ramp_px}"
+
+
+def describe(settings: UpscaleSettings, network: str, is_film: bool) -> str:
+    """Everything that decides how a result looks."""
+    if is_film:
+        films = settings.films
+        return f"{network} codec={films.codec} crf={films.crf} preset={films.preset} keep_going={films.keep_going}"
     pictures = settings.pictures
-    return f"{digest} {plan} {overlap} wrap={pictures.wrap} strip={pictures.strip} {pictures.encoding}"
+    return f"{network} wrap={pictures.wrap} strip={pictures.strip} {pictures.encoding}"

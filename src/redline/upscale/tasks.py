@@ -1,107 +1,150 @@
 """What is to be done: which pictures and films the given paths mean, and where each result goes."""
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import FORMATS, format_for, is_partial
+from redline.upscale.pictures import FORMATS, format_for, is_partial, sniffed
+from redline.upscale.video import TARGETS, probe
 
-_FILMS = {
-    ".mp4",
-    ".m4v",
-    ".mov",
-    ".mkv",
-    ".webm",
-    ".avi",
-    ".mpg",
-    ".mpeg",
-    ".ts",
-    ".m2ts",
-    ".mts",
-    ".wmv",
-    ".flv",
-    ".3gp",
-    ".ogv",
-}
+# The endings by which films in a folder are known; a file that is named is looked into.
+_FILMS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv",
+          ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm", ".divx"}  # fmt: skip
 _PICTURES = {suffix for form in FORMATS.values() for suffix in form.suffixes} | {".gif"}
 # Where a result of the same kind cannot be written, it becomes the nearest kind that can.
-_INSTEAD = {".gif": ".png", ".avi": ".mkv", ".mpg": ".mkv", ".mpeg": ".mkv", ".ts": ".mkv", ".m2ts": ".mkv",
-            ".mts": ".mkv", ".wmv": ".mkv", ".flv": ".mkv", ".3gp": ".mp4", ".ogv": ".mkv"}  # fmt: skip
+_INSTEAD = {".gif": ".png", ".3gp": ".mp4", ".f4v": ".mp4"}
+_FILM_INSTEAD = ".mkv"
+# What FFmpeg calls its readers of single pictures, and of text.
+_STILLS = ("_pipe", "image2", "tty")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One picture or film to enlarge, and where it goes."""
+    """One picture or film to enlarge, and where it goes; `problem` is a sentence when it cannot go there."""
 
     source: Path
     target: Path
+    problem: str = field(default="", kw_only=True)
 
     @property
     def is_film(self) -> bool:
-        return self.source.suffix.lower() in _FILMS
+        known = self.source.suffix.lower()
+        return known in _FILMS or (known not in _PICTURES and self.target.suffix.lower() in TARGETS)
+
+    def source_state(self) -> tuple[int, int] | None:
+        """Bytes and time of the last change: when they differ, it is another source. None when it is not there."""
+        try:
+            status = self.source.stat()
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
 
 
-def find_tasks(sources: Sequence[Path], target: Path | None, scale: int, format: str | None = None) -> list[Task]:
+def find_tasks(
+    sources: Sequence[Path],
+    target: Path | None,
+    scale: int,
+    format: str | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> list[Task]:
     """A file becomes a file, a folder a folder of the same structure; without a target they lie beside the sources."""
     writable = [name for name, form in FORMATS.items() if form.writable]
     if format is not None and format not in writable:
         raise RedlineError(f"{format!r} is no format that can be written: choose {', '.join(writable)}.")
-    tasks: list[Task] = []
+    named: list[Task] = []
+    inside: list[Task] = []
     for source in sources:
         if source.is_dir():
             folder = target or source.resolve().parent / f"{source.resolve().name}-x{scale}"
-            inside = [
-                Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in _walk(source, folder)
-            ]
-            if not inside:
+            paths, others = _walk(source, folder)
+            if not paths:
                 raise RedlineError(f"there is no picture and no film in the folder {str(source)!r}.")
-            tasks += inside
+            if others:
+                are = "file was" if others == 1 else "files were"
+                say(f"{others} {are} left out of {str(source)!r}: by name neither a picture nor a film")
+            inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in paths]
         elif not source.exists():
             raise RedlineError(f"there is no file {str(source)!r}.")
-        elif target is None:
-            tasks.append(Task(source, source.parent / _renamed(Path(source.name), f"-x{scale}", format)))
-        elif len(sources) > 1 or _means_folder(target):
-            tasks.append(Task(source, target / _renamed(Path(source.name), "", format)))
+        elif target is not None and len(sources) == 1 and not _means_folder(target):
+            named.append(Task(source, target))
         else:
-            tasks.append(Task(source, target))
-    _refuse_twice(tasks)
-    for task in tasks:
+            folder, addition = (source.parent, f"-x{scale}") if target is None else (target, "")
+            named.append(Task(source, folder / _renamed(Path(source.name), addition, format, _is_unnamed_film(source))))
+    _refuse_twice(named)
+    for task in named:
         if not task.is_film:
             format_for(task.target)  # an ending that names no format is said before anything is done
-    return tasks
+    return _with_problems(named, inside)
 
 
-def _walk(folder: Path, leave_out: Path) -> Iterable[Path]:
-    """The folder's pictures and films in a steady order, without hidden ones and without what we put there."""
+def _walk(folder: Path, leave_out: Path) -> tuple[list[Path], int]:
+    """The folder's pictures and films in a steady order, without hidden ones and without what we put there; and how
+    many other files there are."""
+    found: list[Path] = []
+    others = 0
     for root, folders, files in os.walk(folder):
         here = Path(root)
         folders[:] = sorted(f for f in folders if not f.startswith(".") and (here / f).resolve() != leave_out.resolve())
         for name in sorted(files):
             path = here / name
-            known = path.suffix.lower() in _PICTURES | _FILMS
-            if known and not name.startswith(".") and not is_partial(path):
-                yield path
+            if name.startswith(".") or is_partial(path):
+                continue
+            if path.suffix.lower() in _PICTURES | _FILMS:
+                found.append(path)
+            else:
+                others += 1
+    return found, others
+
+
+def _is_unnamed_film(source: Path) -> bool:
+    """Whether a file that has neither a picture's name nor a film's is a film; refused when it is nothing at all."""
+    if source.suffix.lower() in _PICTURES | _FILMS:
+        return False
+    try:
+        if not probe(source).container.endswith(_STILLS):
+            return True
+    except RedlineError:
+        pass  # a picture, or nothing
+    sniffed(source)
+    return False
 
 
 def _means_folder(target: Path) -> bool:
     return target.is_dir() or not target.suffix
 
 
-def _renamed(path: Path, addition: str, format: str | None) -> Path:
-    suffix = path.suffix
-    if format is not None and suffix.lower() not in _FILMS:
-        suffix = FORMATS[format].suffixes[0]
-    return path.with_name(path.stem + addition + _INSTEAD.get(suffix.lower(), suffix))
+def _renamed(path: Path, addition: str, format: str | None, is_film: bool = False) -> Path:
+    suffix = path.suffix.lower()
+    if is_film or suffix in _FILMS:
+        kept = path.suffix if suffix in TARGETS else _INSTEAD.get(suffix, _FILM_INSTEAD)
+    elif format is not None:
+        kept = FORMATS[format].suffixes[0]
+    else:
+        kept = _INSTEAD.get(suffix, path.suffix)
+    return path.with_name(path.stem + addition + kept)
 
 
 def _refuse_twice(tasks: Sequence[Task]) -> None:
-    """`a.png` and `a.jpg` would both become `a.png`: nothing is overwritten by its neighbour."""
+    """`a.png` and `b/a.png` would both become `a.png`: nothing is overwritten by its neighbour."""
     seen: dict[Path, Path] = {}
     for task in tasks:
         if task.target in seen:
-            raise RedlineError(
-                f"{str(seen[task.target])!r} and {str(task.source)!r} would both become {str(task.target)!r}."
-            )
+            raise RedlineError(_both(seen[task.target], task))
         seen[task.target] = task.source
+
+
+def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
+    """All of them; in a folder the one of two that keeps its name is done, and the other one is a failure."""
+    first: dict[Path, Task] = {}
+    for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
+        first.setdefault(task.target, task)
+    return [
+        task if first[task.target] is task else replace(task, problem=_both(first[task.target].source, task))
+        for task in (*named, *inside)
+    ]
+
+
+def _both(first: Path, second: Task) -> str:
+    return f"{str(first)!r} and {str(second.source)!r} would both become {str(second.target)!r}."

@@ -97,13 +97,30 @@ def choose_tiles(
         whole = _computed_pixels(tiling, batch or 1, sizes)
         if _computed_pixels(both, batch or 1, sizes) <= (1 - _WORTH_A_SHAPE) * whole:
             tiling = both
-    if batch is None:
-        largest = tiling.largest.pixels
-        most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
-        batch = min(range(most, 0, -1), key=lambda batch: _computed_pixels(tiling, batch, sizes))
-        # One that is never full would only be filled up.
-        batch = min(batch, max(count_tiles(size[0], tiling.shape_for(size).columns) for size in sizes))
-    return tiling, batch
+    return tiling, batch or choose_batch(cost, budget_bytes, tiling, sizes)
+
+
+def choose_batch(
+    cost: TileCost,
+    budget_bytes: int,
+    tiling: Tiling,
+    sizes: Sequence[tuple[int, int]],
+    batch: int | None = None,
+    refuse: bool = False,
+) -> int:
+    """How many tiles at a time, `batch` if given; what does not fit in the budget may be refused."""
+    largest = tiling.largest.pixels
+    needed = cost.bytes(largest * (batch or 1))
+    if refuse and needed > budget_bytes:
+        tiles = f"{batch} tiles of {tiling.largest} take" if (batch or 1) > 1 else f"a tile of {tiling.largest} takes"
+        raise RedlineError(f"{format_bytes(budget_bytes)} are too little: {tiles} {format_bytes(needed)}.")
+    if batch:
+        return batch
+    room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
+    most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
+    batch = min(range(most, 0, -1), key=lambda batch: _computed_pixels(tiling, batch, sizes))
+    # One that is never full would only be filled up.
+    return min(batch, max(count_tiles(size[0], tiling.shape_for(size).columns) for size in sizes))
 
 
 def _best_shape(like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], batch: int) -> TileShape:

@@ -1,24 +1,30 @@
 """Pictures that fit in memory whole, as a film's do: enlarged by tiles, and put together where there is room."""
 
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from redline.memory import is_out_of_memory
-from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.blend import enlarge_each_by_tiles
 from redline.upscale.enlarger import Enlarger, OutOfMemory
+
+A = TypeVar("A")
 
 
 class WholePictures:
-    """Called with (B, 3, H, W) in [0, 1]; gives (B, 3, scale · H, scale · W), on the device or in main memory."""
+    """Called with (B, 3, H, W) in [0, 1] and with what is done with the enlarged ones, (B, 3, scale · H, scale · W), on
+    the device or in main memory: when memory runs out in that, it is done again too."""
 
     def __init__(self, enlarger: Enlarger) -> None:
         self._enlarger, self._place = enlarger, enlarger.device
         self._can_leave = enlarger.copies.has_own_memory
 
-    def __call__(self, pictures: Tensor) -> Tensor:
+    def __call__(self, pictures: Tensor, finish: Callable[[Tensor], A]) -> A:
         while True:
             try:
-                return self._enlarge(pictures.to(self._place))
+                return finish(self._enlarge(pictures.to(self._place)))
             except Exception as error:
                 if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
                     raise
@@ -29,10 +35,10 @@ class WholePictures:
         enlarger = self._enlarger
         shape = enlarger.tiling.shape_for((pictures.shape[-1], pictures.shape[-2]))
 
-        def enlarge(tiles: Tensor) -> Tensor:
-            return enlarger.checked(tiles).to(self._place)
+        def enlarge_each(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+            return (enlarged.to(self._place) for enlarged in enlarger.checked_each(batches))
 
-        return enlarge_by_tiles(pictures, enlarge, enlarger.network.scale, shape, enlarger.batch)
+        return enlarge_each_by_tiles(pictures, enlarge_each, enlarger.network.scale, shape, enlarger.batch)
 
     def _make_room(self, pictures: Tensor) -> None:
         if not self._can_leave:

@@ -153,14 +153,25 @@ def test_the_content_decides_and_a_note_says_so(tmp_path: Path, samples: Make, s
         assert [suffix in note and form in note.lower() for note in source.notes] == [True]
 
 
-def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
+def png_of_one_row(path: Path, width: int, height: int) -> Path:
+    """Its header promises the rest."""
+
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    path = tmp_path / "bomb.png"
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    ends = chunk(b"IDAT", zlib.compress(bytes(180_001))) + chunk(b"IEND", b"")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    ends = chunk(b"IDAT", zlib.compress(bytes(3 * width + 1))) + chunk(b"IEND", b"")
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + ends)
+    return path
+
+
+def test_a_picture_of_600_megapixels_is_no_bomb(tmp_path: Path) -> None:
+    with open_picture(png_of_one_row(tmp_path / "large.png", 30_000, 20_000)) as source:
+        assert (source.width, source.height) == (30_000, 20_000)
+
+
+def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
+    path = png_of_one_row(tmp_path / "bomb.png", 60_000, 60_000)
     with pytest.raises(PictureError, match=re.escape("3,600,000,000 pixels (60,000 × 60,000)") + ".*--max-pixels"):
         open_picture(path)
     with open_picture(path, pixel_limit=3_600_000_000) as source:

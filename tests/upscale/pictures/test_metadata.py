@@ -206,3 +206,19 @@ def test_uneven_resolution_turns_with_the_picture(tmp_path: Path, samples: Make)
     Image.fromarray(samples(30, 40, 3)).save(tmp_path / "a.jpg", exif=camera_tags(6), dpi=(200, 100))
     with open_picture(tmp_path / "a.jpg") as source:
         assert source.metadata.dpi == (100.0, 200.0)
+
+
+@pytest.mark.parametrize("said", [None, 72, 300])
+def test_a_png_says_no_more_of_its_resolution_than_its_source(tmp_path: Path, samples: Make, said: int | None) -> None:
+    options, made = {} if said is None else {"dpi": (said, said)}, samples(12, 17, 3)
+    Image.fromarray(made).save(tmp_path / "a.png", **options)
+    for name in ("a.png", "b.png"):  # what was written is read and written again
+        with open_picture(tmp_path / name) as source:
+            assert source.metadata.dpi == (None if said is None else pytest.approx((said, said), abs=0.02))
+            with create_picture(tmp_path / f"{name[0]}1.png", 17, 12, 3, 8, metadata=source.metadata) as sink:
+                sink.write_rows(source.rows(0, 12))
+        (tmp_path / f"{name[0]}1.png").replace(tmp_path / "b.png")
+        with Image.open(tmp_path / "b.png") as written:
+            written.load()  # which checks the sums of all chunks
+            assert written.info.get("dpi") == (None if said is None else pytest.approx((said, said), abs=0.02))
+            assert np.array_equal(np.asarray(written), made)

@@ -78,3 +78,20 @@ def test_a_damaged_block_breaks_nothing(tmp_path: Path, samples: Make) -> None:
             sink.write_rows(made)
         with open_picture(tmp_path / f"a.{suffix}") as source:
             assert source.rows(0, 12).shape == made.shape
+
+
+def test_what_tifffile_notes_of_the_small_picture_is_left_out(tmp_path: Path, samples: Make) -> None:
+    artist = [(315, "s", 0, "Somebody", True)]
+    tifffile.imwrite(tmp_path / "a.tif", samples(10, 12, 3), photometric="rgb", extratags=artist)
+    tifffile.imwrite(tmp_path / "b.tif", samples(10, 12, 3), photometric="rgb", description="a bird", metadata=None)
+    for name, described in (("a", None), ("b", "a bird")):
+        with (
+            open_picture(tmp_path / f"{name}.tif") as source,
+            create_picture(tmp_path / "large.tif", 24, 20, 3, 8, metadata=source.metadata) as sink,
+        ):
+            sink.write_rows(samples(20, 24, 3))
+        with tifffile.TiffFile(tmp_path / "large.tif") as file:
+            tags = file.pages.first.tags
+            assert (tags["ImageDescription"].value if "ImageDescription" in tags else None) == described
+            assert described or tags["Artist"].value == "Somebody"
+            assert file.series[0].shape == (20, 24, 3)

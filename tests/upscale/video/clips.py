@@ -133,6 +133,11 @@ def repeated(scale: int) -> Callable[[Tensor], Tensor]:
     return lambda batch: batch.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
 
 
+def finishing(enlarge: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Callable[[Tensor], Any]], Any]:
+    """As `upscale_video` calls it: with what is done with the enlarged pictures."""
+    return lambda pictures, finish: finish(enlarge(pictures))
+
+
 def upscale(
     source: Path,
     target: Path,
@@ -147,7 +152,7 @@ def upscale(
     chosen = VideoSettings(
         **{"preset": "ultrafast", **settings} if settings.get("codec", "h264") == "h264" else settings
     )
-    result = upscale_video(source, target, enlarge, scale, chosen, told.append)
+    result = upscale_video(source, target, finishing(enlarge), scale, chosen, told.append)
     assert told[-1].frames_done == result.frames
     return result
 

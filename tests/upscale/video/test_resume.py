@@ -105,12 +105,12 @@ def test_a_stopped_run_goes_on_and_gives_the_same_film(
 CHILD = """
 import sys
 from pathlib import Path
-from upscale.video.clips import doubled
+from upscale.video.clips import doubled, finishing
 from redline.upscale.video import VideoSettings, upscale_video
 
 source, target = map(Path, sys.argv[1:])
 settings = VideoSettings(segment_frames=6, batch=4, preset="veryfast", resume=True)
-upscale_video(source, target, doubled, 2, settings, lambda progress: input(f"{progress.frames_done}\\n"))
+upscale_video(source, target, finishing(doubled), 2, settings, lambda progress: input(f"{progress.frames_done}\\n"))
 """
 
 

@@ -4,8 +4,10 @@ The content of a file decides what it is, never its name.
 """
 
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from redline.upscale.pictures.errors import PictureError
 
@@ -86,15 +88,34 @@ def brands_of(head: bytes) -> set[bytes]:
 def count_png_frames(path: Path) -> int:
     """How many frames an animated PNG has; libvips sees the first alone."""
     with open(path, "rb") as file:
-        file.seek(8)
-        while len(header := file.read(8)) == 8:
-            length, kind = struct.unpack(">I4s", header)
-            if kind == b"acTL" and length == 8:
-                return struct.unpack(">I", file.read(4))[0]
-            if kind in (b"IDAT", b"IEND"):
-                return 1
-            file.seek(length + 4, 1)
-    return 1
+        return struct.unpack(">I", file.read(4))[0] if _find_in_png(file, b"acTL") == 8 else 1
+
+
+def has_png_resolution(path: Path) -> bool:
+    """Whether it says how large its pixels are, and not just of what shape."""
+    with open(path, "rb") as file:
+        return _find_in_png(file, b"pHYs") == 9 and file.read(9)[8] == 1
+
+
+def forget_png_resolution(path: Path) -> None:
+    """libvips gives every PNG a resolution; of one that has none, only that its pixels are square may be told."""
+    with open(path, "r+b") as file:
+        if _find_in_png(file, b"pHYs") == 9:
+            square = struct.pack(">IIB", 1, 1, 0)
+            file.write(square + struct.pack(">I", zlib.crc32(b"pHYs" + square)))
+
+
+def _find_in_png(file: BinaryIO, wanted: bytes) -> int | None:
+    """The length of what a chunk before the pixels holds, where the file is then read on."""
+    file.seek(8)
+    while len(header := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", header)
+        if kind == wanted:
+            return length
+        if kind in (b"IDAT", b"IEND"):
+            return None
+        file.seek(length + 4, 1)
+    return None
 
 
 def format_for(path: Path) -> Format:

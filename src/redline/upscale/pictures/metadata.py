@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.upscale.pictures.exif import resolution, upright
-from redline.upscale.pictures.formats import Format
+from redline.upscale.pictures.formats import Format, has_png_resolution
 from redline.upscale.pictures.iptc import unwrap, wrap
 from redline.upscale.pictures.tiff import read_from_tiff
 from redline.upscale.pictures.vips import VipsImage, field, load_vips
@@ -58,15 +58,18 @@ def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
     if "xmp" in blobs:
         blobs["xmp"] = _with_values(blobs["xmp"], {b"tiff:Orientation": 1})
     text = tuple((match[1], image.get(match[0])) for key in image.get_fields() if (match := _TEXT.fullmatch(key)))
-    return Metadata(**blobs, dpi=_dpi_of(image, form, blobs.get("exif")), text=text)
+    return Metadata(**blobs, dpi=_dpi_of(image, path, form, blobs.get("exif")), text=text)
 
 
-def _dpi_of(image: VipsImage, form: Format, exif: bytes | None) -> tuple[float, float] | None:
+def _dpi_of(image: VipsImage, path: Path, form: Format, exif: bytes | None) -> tuple[float, float] | None:
     said = (image.xres * _MM_PER_INCH, image.yres * _MM_PER_INCH)
     if form.name in _DPI_IN_EXIF and exif is not None:
         said = resolution(exif) or said
     across, down = (round(number, 2) for number in said)
-    says_nothing = across == down and min(abs(across - number) for number in _SAYS_NOTHING_DPI) < 0.05
+    if form.name == "png":
+        says_nothing = not has_png_resolution(path)
+    else:
+        says_nothing = across == down and min(abs(across - number) for number in _SAYS_NOTHING_DPI) < 0.05
     if says_nothing or min(across, down) <= 0:
         return None
     return (down, across) if field(image, "orientation", 1) > 4 else (across, down)

@@ -3,13 +3,12 @@
 Encoders ask for rows when they want them, so rows are collected first: in memory while the picture is small, and in a
 scratch file beside the target when it is not. libvips then encodes from there strip by strip.
 
-Both the scratch file and the half-written picture have hidden names that `is_partial` recognises, so that what a killed
-run leaves behind can be told from pictures.
+Both the scratch file and the half-written picture have hidden names (`partial`), so that what a killed run leaves
+behind can be told from pictures, and removed.
 """
 
 import contextlib
 import os
-import secrets
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -19,17 +18,21 @@ import numpy as np
 from redline.quantities import format_bytes
 from redline.upscale.pictures.encoding import Encoding, encode, round_to, samples_of
 from redline.upscale.pictures.errors import PictureError
-from redline.upscale.pictures.formats import Format, check_can_hold, format_for, format_named
+from redline.upscale.pictures.formats import (
+    Format,
+    check_can_hold,
+    forget_png_resolution,
+    format_for,
+    format_named,
+)
 from redline.upscale.pictures.metadata import Metadata, attach_metadata, fit_metadata
+from redline.upscale.pictures.partial import hidden_path
 from redline.upscale.pictures.tiff import add_to_tiff
 from redline.upscale.pictures.vips import VipsImage, explaining, load_vips
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
 
-_PARTIAL = ".redline-partial"
 _GAVE_UP = "its encoder gave up without a reason"
-# Characters of the target's name in the hidden one, which must not become longer than a name may be.
-_NAME_LENGTH = 40
 
 
 def create_picture(
@@ -55,12 +58,6 @@ def create_picture(
     metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
     shape = (height, width, channels)
     return PictureSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
-
-
-def is_partial(path: Path | str) -> bool:
-    """Whether a file is what a run that was killed left of a picture."""
-    name = Path(path).name
-    return name.startswith(".") and name.endswith(_PARTIAL)
 
 
 class PictureSink:
@@ -133,6 +130,8 @@ class PictureSink:
                 encode(image, self._partial, self._form, self._encoding, keep)
                 if self._form.name == "tiff" and (self._metadata.exif or self._metadata.iptc):
                     add_to_tiff(self._partial, self._metadata.exif, self._metadata.iptc, width, height)
+                if self._form.name == "png" and self._metadata.dpi is None:
+                    forget_png_resolution(self._partial)
                 _flush_to_disk(self._partial)
                 os.replace(self._partial, self.path)
             self._partial = None
@@ -191,7 +190,7 @@ class PictureSink:
 
 def _create_hidden(path: Path) -> Path:
     """A new, empty file beside the target, under a name that says whose it is."""
-    hidden = path.parent / f".{path.name[:_NAME_LENGTH]}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}"
+    hidden = hidden_path(path)
     os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return hidden
 

@@ -23,7 +23,7 @@ from redline.upscale.pictures.metadata import Metadata, read_metadata
 from redline.upscale.pictures.samples import bits_of, normalise
 from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
 
-PIXEL_LIMIT = 500_000_000
+PIXEL_LIMIT = 1_000_000_000
 
 # How many rows are asked of libvips at once: few calls, and little memory.
 _ROWS_AT_ONCE = 64
@@ -48,6 +48,11 @@ def open_picture(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access
         metadata = read_metadata(header, path, form)
         notes = _notes_on(header, path, form, head, metadata)
         return PictureSource(path, form, metadata, notes, random_access)
+
+
+def sniffed(path: Path) -> Format:
+    """The format of a picture by its content; raises `PictureError` when it is none."""
+    return sniff(path, _read_head(path))
 
 
 class PictureSource:

@@ -14,6 +14,9 @@ from redline.upscale.pictures.tags import ReadAt, Tag, number_of, read_entries, 
 # The tags of the main directory that tell of the picture rather than of its storage:
 # description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
 _DESCRIPTIVE = {0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x4746, 0x8298, *range(0x9C9B, 0x9CA0)}
+_DESCRIPTION = 0x010E
+# What tifffile notes there is true of the small picture alone.
+_OF_ANOTHER_SHAPE = b'{"shape":'
 _IPTC, _PIXELS_ACROSS, _PIXELS_DOWN = 0x83BB, 0xA002, 0xA003
 _LONG, _UNDEFINED = 4, 7
 
@@ -26,6 +29,8 @@ def read_from_tiff(path: Path) -> dict[str, bytes]:
         except (ValueError, OSError, OverflowError):
             return {}
     told = {number: tag for number, tag in main.items() if number in _DESCRIPTIVE}
+    if _DESCRIPTION in told and told[_DESCRIPTION].data.startswith(_OF_ANOTHER_SHAPE):
+        del told[_DESCRIPTION]
     found = {}
     if told or photo or gps:
         found["exif"] = write_block(layout, (told, photo, gps))

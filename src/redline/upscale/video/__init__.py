@@ -2,8 +2,9 @@
 
 from redline.upscale.video.encoders import available_codecs
 from redline.upscale.video.frames import Picture, open_frames
+from redline.upscale.video.parts import tiles_of_parts
 from redline.upscale.video.probe import Film, probe
-from redline.upscale.video.run import is_finished, upscale_video
+from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import TARGETS, VideoProgress, VideoResult, VideoSettings
 
 __all__ = [
@@ -14,8 +15,8 @@ __all__ = [
     "VideoResult",
     "VideoSettings",
     "available_codecs",
-    "is_finished",
     "open_frames",
     "probe",
+    "tiles_of_parts",
     "upscale_video",
 ]

@@ -23,6 +23,7 @@ from redline.upscale.video.settings import VideoSettings
 
 _SAMPLE_BYTES = 1 << 20
 _JOB = "job.json"
+_MODEL, _TILES = "the model", "the tiles"
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,25 @@ class PartsFolder:
         return part if follows and numbers == list(range(len(part.pts))) else None
 
 
+def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
+    """The tiles by which a run that did not finish has enlarged a film for this target with this model."""
+    try:
+        job = json.loads((PartsFolder(target).path / _JOB).read_text())
+        if job[_MODEL] != model:
+            return None
+        sizes, batch = job[_TILES]
+        return tuple((int(width), int(height)) for width, height in sizes), int(batch)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
 def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
     """All that the finished parts depend on, by the name under which a change is told."""
     status = film.path.stat()
     return {
         "the film": [status.st_size, status.st_mtime_ns, _sampled_hash(film.path, status.st_size)],
-        "the model": settings.model,
+        _MODEL: settings.model,
+        _TILES: json.loads(json.dumps(settings.tiles)),
         "the scale": scale,
         "the codec's settings": json.loads(json.dumps(asdict(encoder))),
         "the batch": settings.batch,

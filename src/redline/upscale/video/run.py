@@ -5,17 +5,15 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import av
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.films import main_stream, opened
 from redline.upscale.copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
-from redline.upscale.video.cut_off import missing_bytes
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
 from redline.upscale.video.parts import PartsFolder, describe_job
@@ -24,7 +22,11 @@ from redline.upscale.video.probe import Film, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import rehearse
-from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter
+from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter, Planes
+
+
+class Enlarge(Protocol):
+    def __call__(self, pictures: Tensor, finish: Callable[[Tensor], list[Planes]], /) -> list[Planes]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Batch:
 def upscale_video(
     source: Path,
     target: Path,
-    enlarge: Callable[[Tensor], Tensor],
+    enlarge: Enlarge,
     scale: int,
     settings: VideoSettings,
     progress: Callable[[VideoProgress], None],
@@ -49,8 +51,9 @@ def upscale_video(
     """Writes `target`, or nothing.
 
     `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] where `copies` bring them, N at most
-    `settings.batch`, and gives (N, 3, scale · H, scale · W) of any floating type there; the conversion to the film's
-    own numbers happens there too, so that only finished planes leave a GPU.
+    `settings.batch`. It gives what `finish`, its second argument, makes of (N, 3, scale · H, scale · W) of any floating
+    type, finite: the conversion to the film's own numbers where those are, so that only finished planes leave a GPU.
+    When memory runs out in it, `enlarge` may call it again.
     """
     started = time.perf_counter()
     film = probe(source)
@@ -100,27 +103,6 @@ def upscale_video(
     )
 
 
-def is_finished(source: Path, target: Path, scale: int) -> bool:
-    """Whether the target is a whole film with as many pictures as the source, `scale` times as large; not by which
-    model or codec it was made."""
-    if not target.exists() or PartsFolder(target).path.exists() or missing_bytes(target):
-        return False
-    try:
-        sizes = [_size_and_count(path) for path in (source, target)]
-    except (RedlineError, av.FFmpegError):
-        return False
-    (width, height, count), (large_width, large_height, large_count) = sizes
-    wider, higher = large_width - width * scale, large_height - height * scale
-    return wider in (0, 1) and higher in (0, 1) and count == large_count
-
-
-def _size_and_count(path: Path) -> tuple[int, int, int]:
-    with opened(path) as container:
-        stream = main_stream(container, path)
-        size = (stream.codec_context.width, stream.codec_context.height)
-        return *size, sum(1 for packet in container.demux(stream) if packet.size and not packet.is_discard)
-
-
 def _batches(
     film: Film, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
 ) -> Generator[Batch, None, None]:
@@ -145,21 +127,26 @@ def _batches(
 
 
 def _enlarged(
-    enlarge: Callable[[Tensor], Tensor], batch: Batch, film: Film, encoder: Encoder, scale: int, copies: PlainCopies
+    enlarge: Enlarge, batch: Batch, film: Film, encoder: Encoder, scale: int, copies: PlainCopies
 ) -> Enlarged:
-    large = enlarge(batch.pixels.take())
-    batch.pixels.done()
     wanted = (len(batch.pts), 3, film.height * scale, film.width * scale)
-    if tuple(large.shape) != wanted or not large.is_floating_point():
-        raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
-    if not large.isfinite().all():
-        raise RedlineError("the model gave pictures with NaN or infinity in them: try another precision.")
-    planes = []
-    for picture in large.float():
-        if any(encoder.padded):
-            picture = F.pad(picture[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
-        planes.append([copies.bring_out(plane) for plane in to_planes(picture, encoder.layout, encoder.colour)])
+
+    def finish(large: Tensor) -> list[Planes]:
+        if tuple(large.shape) != wanted or not large.is_floating_point():
+            raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
+        return [_on_their_way(picture.float(), encoder, copies) for picture in large]
+
+    planes = enlarge(batch.pixels.take(), finish)
+    batch.pixels.done()
     return Enlarged(planes, batch.pts, batch.durations, batch.end)
+
+
+def _on_their_way(picture: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
+    if any(encoder.padded):
+        picture = F.pad(picture[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
+    planes = to_planes(picture, encoder.layout, encoder.colour)
+    packed = copies.bring_out(torch.cat([plane.reshape(-1) for plane in planes]))
+    return Planes(packed, [tuple(plane.shape) for plane in planes])
 
 
 def _progress(film: Film, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:

@@ -11,10 +11,12 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """`model` names what enlarges, so that parts made by another model are not used; `waiting` batches may stand
-    between two stages, which bounds the memory whatever the film's length."""
+    """`model` names what enlarges, `tiles` the widths and heights of the pieces and how many at a time, so that parts
+    that were made by others are not used; `waiting` batches may stand between two stages, which bounds the memory
+    whatever the film's length."""
 
     model: str = ""
+    tiles: tuple[tuple[tuple[int, int], ...], int] | None = None
     codec: str = "auto"
     crf: float | None = None
     preset: str | None = None

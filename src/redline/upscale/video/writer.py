@@ -1,5 +1,6 @@
 """Encodes enlarged pictures into parts, each a film of its own that starts with a key frame."""
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -8,6 +9,7 @@ import av
 from av.container import OutputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
+from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.upscale.copies import Arriving
@@ -32,10 +34,25 @@ class PartEnd:
 
 
 @dataclass(frozen=True)
+class Planes:
+    """A picture's planes one after the other in one tensor, so that they leave a GPU as one copy."""
+
+    packed: Arriving
+    shapes: list[tuple[int, ...]]
+
+    def take(self) -> list[Tensor]:
+        planes = self.packed.take().split([math.prod(shape) for shape in self.shapes])
+        return [plane.view(shape) for plane, shape in zip(planes, self.shapes, strict=True)]
+
+    def done(self) -> None:
+        self.packed.done()
+
+
+@dataclass(frozen=True)
 class Enlarged:
     """Planes of enlarged pictures with their time stamps; `end` where they are the last of a part."""
 
-    planes: list[list[Arriving]]
+    planes: list[Planes]
     pts: list[int]
     durations: list[int]
     end: PartEnd | None
@@ -85,12 +102,10 @@ class _OpenPart:
         self._container: OutputContainer = open_output(path, "matroska")
         self._stream = self._add_stream(film)
 
-    def add(self, planes: list[Arriving], pts: int) -> None:
+    def add(self, planes: Planes, pts: int) -> None:
         encoder = self._encoder
-        here = [plane.take() for plane in planes]
-        frame = to_frame(here, encoder.layout, encoder.width, encoder.height, encoder.colour)
-        for plane in planes:
-            plane.done()
+        frame = to_frame(planes.take(), encoder.layout, encoder.width, encoder.height, encoder.colour)
+        planes.done()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from redline.upscale.settings import TileSizes, UpscaleSettings
+from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings
 from redline.upscale.tasks import Task
 
 
@@ -15,7 +15,7 @@ class Job:
 
     settings: UpscaleSettings
     samples: tuple[Task, ...]
-    tiles: TileSizes | None
+    tiles: Tiles | None
     sizes: tuple[tuple[int, int], ...]
 
 

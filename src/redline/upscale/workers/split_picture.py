@@ -7,7 +7,6 @@ finished rows go into a file of their own.
 
 import contextlib
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from redline.errors import RedlineError
 from redline.upscale.layout import Side, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame
-from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
+from redline.upscale.pictures import PictureError, PictureSource, create_picture, hidden_path, open_picture
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 
@@ -81,6 +80,7 @@ class Split:
     task: Task
     folder: Path
     parts: tuple[Part, ...]
+    source_state: tuple[int, int] | None = None
     started: float = field(default_factory=time.monotonic)
     unfinished: set[Part] = field(default_factory=set)
     rows_done: dict[Part, int] = field(default_factory=dict)
@@ -103,7 +103,8 @@ class Split:
                             sink.write_rows(rows)
                         part.rows.unlink()
             notes = (*source.notes, *self.notes, *sink.notes)
-            return Outcome(self.task, width, height, time.monotonic() - self.started, tuple(dict.fromkeys(notes)))
+            seconds, told = time.monotonic() - self.started, tuple(dict.fromkeys(notes))
+            return Outcome(self.task, width, height, seconds, told, source_state=self.source_state)
         except (RedlineError, OSError) as error:
             return Outcome(self.task, error=str(error))
         finally:
@@ -126,6 +127,7 @@ def is_large(task: Task, settings: UpscaleSettings) -> bool:
 
 def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, scale: int) -> Split | None:
     """The picture in at most so many parts; None when it is better left whole."""
+    state = task.source_state()
     try:
         with open_picture(task.source, settings.pictures.pixel_limit) as picture:
             width, height = picture.width, picture.height
@@ -140,13 +142,13 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
         # The parts lie beside what the picture is encoded from, until they are in it.
         if shutil.disk_usage(task.target.parent).free < 2 * raw_bytes:
             return None
-        name = f".{task.target.name[:40]}."
-        folder = Path(tempfile.mkdtemp(prefix=name, suffix=".redline-partial", dir=task.target.parent))
+        folder = hidden_path(task.target)
+        folder.mkdir(mode=0o700)
     except (RedlineError, OSError):
         return None  # whoever gets the whole picture will say what is wrong with it
     ranges = enumerate(even_ranges(rows, count))
     parts = tuple(Part(task.source, task.target, *bounds, folder / f"{index}.rows") for index, bounds in ranges)
-    return Split(task, folder, parts, unfinished=set(parts))
+    return Split(task, folder, parts, state, unfinished=set(parts))
 
 
 def first_needed(side: Side, first: int, scale: int) -> int:
