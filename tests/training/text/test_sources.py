@@ -81,8 +81,9 @@ def test_parquet_without_pyarrow_is_a_sentence(tmp_path: Path, monkeypatch: pyte
 
 
 def test_parquet(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     path = tmp_path / "a.parquet"
     parquet.write_table(arrow.table({"text": ["eins", None, "zwei"], "id": [1, 2, 3]}), path)
     assert list(Sources.find((str(path),)).documents()) == ["eins", "zwei"]
