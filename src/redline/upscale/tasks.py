@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import FORMATS, format_for, is_partial, sniffed
+from redline.upscale.pictures import FORMATS, PictureError, UnsupportedPicture, format_for, sniffed
 from redline.upscale.video import TARGETS, probe
 
 # The endings by which films in a folder are known; a file that is named is looked into.
@@ -89,7 +89,7 @@ def _walk(folder: Path, leave_out: Path) -> tuple[list[Path], int]:
         folders[:] = sorted(f for f in folders if not f.startswith(".") and (here / f).resolve() != leave_out.resolve())
         for name in sorted(files):
             path = here / name
-            if name.startswith(".") or is_partial(path):
+            if name.startswith("."):
                 continue
             if path.suffix.lower() in _PICTURES | _FILMS:
                 found.append(path)
@@ -103,12 +103,21 @@ def _is_unnamed_film(source: Path) -> bool:
     if source.suffix.lower() in _PICTURES | _FILMS:
         return False
     try:
-        if not probe(source).container.endswith(_STILLS):
+        sniffed(source)
+    except UnsupportedPicture:
+        raise  # FFmpeg would find moving pictures in some of them
+    except PictureError:
+        if source.is_file() and _is_film(source):
             return True
-    except RedlineError:
-        pass  # a picture, or nothing
-    sniffed(source)
+        raise
     return False
+
+
+def _is_film(source: Path) -> bool:
+    try:
+        return not probe(source).container.endswith(_STILLS)
+    except RedlineError:
+        return False
 
 
 def _means_folder(target: Path) -> bool:

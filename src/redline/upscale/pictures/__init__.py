@@ -2,7 +2,7 @@
 
 from redline.upscale.pictures.colour import from_planes, premultiply, to_planes, unpremultiply
 from redline.upscale.pictures.encoding import Encoding
-from redline.upscale.pictures.errors import PictureError
+from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
 from redline.upscale.pictures.formats import FORMATS, Format, check_can_hold, format_for, format_named
 from redline.upscale.pictures.metadata import Metadata
 from redline.upscale.pictures.partial import hidden_path, is_partial, remove_abandoned
@@ -19,6 +19,7 @@ __all__ = [
     "PictureError",
     "PictureSink",
     "PictureSource",
+    "UnsupportedPicture",
     "check_can_hold",
     "create_picture",
     "format_for",

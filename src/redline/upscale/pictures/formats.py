@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.pictures.errors import PictureError
+from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
 
 HEAD_BYTES = 256
 
@@ -50,10 +50,12 @@ def sniff(path: Path, head: bytes) -> Format:
     if not head:
         raise PictureError(f"cannot read {str(path)!r}: it is empty.")
     if path.suffix.lower() in _CAMERA_RAW:
-        raise PictureError(f"cannot read {str(path)!r}: it is a camera's raw file; develop it to TIFF or PNG first.")
+        raise UnsupportedPicture(
+            f"cannot read {str(path)!r}: it is a camera's raw file; develop it to TIFF or PNG first."
+        )
     name = _sniff_name(head)
     if name == "heic":
-        raise PictureError(f"cannot read {str(path)!r}: HEIC is not supported; convert it to JPEG or PNG first.")
+        raise UnsupportedPicture(f"cannot read {str(path)!r}: HEIC is not supported; convert it to JPEG or PNG first.")
     if name not in FORMATS:
         known = ", ".join(form.title for form in FORMATS.values())
         raise PictureError(f"cannot read {str(path)!r}: it is none of {known}.")
@@ -94,7 +96,7 @@ def count_png_frames(path: Path) -> int:
 def has_png_resolution(path: Path) -> bool:
     """Whether it says how large its pixels are, and not just of what shape."""
     with open(path, "rb") as file:
-        return _find_in_png(file, b"pHYs") == 9 and file.read(9)[8] == 1
+        return _find_in_png(file, b"pHYs") == 9 and file.read(9)[8:] == b"\x01"
 
 
 def forget_png_resolution(path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Hidden names for what is not whole yet, which say whose it is: so that what a killed run left can be removed.
+
+A name ends in the process and in a token that begins with a mark of the machine, because a process number says nothing
+about a process of another machine that writes to the same folder.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+_PARTIAL = ".redline-partial"
+# Characters of the target's name in the hidden one, which must not become longer than a name may be.
+_NAME_LENGTH = 40
+_OWNER = re.compile(r"\.(\d+)\.([0-9a-f]{4})[0-9a-f]{8}" + re.escape(_PARTIAL))
+
+
+def hidden_path(path: Path) -> Path:
+    """A new name beside the target."""
+    token = _machine() + secrets.token_hex(4)
+    return path.parent / f".{path.name[:_NAME_LENGTH]}.{os.getpid()}.{token}{_PARTIAL}"
+
+
+def is_partial(path: Path | str) -> bool:
+    """Whether a file or folder is what a run has not finished, or left when it was killed."""
+    name = Path(path).name
+    return name.startswith(".") and name.endswith(_PARTIAL)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes what processes of this machine that are gone left half written in the folder."""
+    try:
+        partial = [path for path in folder.iterdir() if is_partial(path)]
+    except OSError:
+        return  # there is no such folder yet, or whoever writes there will say what is wrong with it
+    for path in partial:
+        owner = _OWNER.search(path.name)
+        if owner is None or owner[2] != _machine() or _is_alive(int(owner[1])):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _machine() -> str:
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's
+    return True

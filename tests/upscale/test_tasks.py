@@ -1,0 +1,85 @@
+"""What paths mean beyond the plain cases: films under any name, files left out, and two that would become one."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.upscale import tasks
+from redline.upscale.tasks import Task, find_tasks
+from upscale.video.clips import make_clip
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(path, format="png" if not path.suffix else None)
+    return path
+
+
+def film(path: Path) -> Path:
+    """A film whose name says nothing."""
+    make_clip(path.with_suffix(".mkv"), frames=2)
+    return path.with_suffix(".mkv").rename(path)
+
+
+@pytest.mark.parametrize("name", ["clip.xyz", "clip", "clip.bin"])
+def test_a_named_file_is_looked_into(name: str, tmp_path: Path) -> None:
+    (task,) = find_tasks([film(tmp_path / name)], None, 4)
+    assert task.is_film and task.target == tmp_path / "clip-x4.mkv"
+    (task,) = find_tasks([tmp_path / name], tmp_path / "large.mp4", 4)
+    assert task.is_film and task.target == tmp_path / "large.mp4"
+
+
+def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "a.bmp")  # which FFmpeg would read
+    (tmp_path / "notes.txt").write_text("a text, of which FFmpeg would make moving letters\n" * 9)
+    (tmp_path / "empty.xyz").touch()
+    for name, sentence in (("a.bmp", "none of PNG"), ("notes.txt", "none of PNG"), ("empty.xyz", "it is empty")):
+        with pytest.raises(RedlineError, match=sentence):
+            find_tasks([tmp_path / name], None, 4)
+    # FFmpeg finds a film of one picture in these.
+    (tmp_path / "b.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    monkeypatch.setattr(tasks, "probe", None)
+    with pytest.raises(RedlineError, match="HEIC is not supported"):
+        find_tasks([tmp_path / "b.heic"], None, 4)
+    # A picture under another name needs a name for the result, and is no film.
+    with pytest.raises(RedlineError, match="a picture's name ends in one of"):
+        find_tasks([picture(tmp_path / "photo")], None, 4)
+    (task,) = find_tasks([tmp_path / "photo"], tmp_path / "large.png", 4)
+    assert not task.is_film
+    assert not Task(Path("b.png"), Path("b.mkv")).is_film
+
+
+def test_a_folder_says_how_many_files_were_left_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    for name in ("clip.vob", "deep/clip.MXF", "a.asf", "b.f4v", "c.3gp"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    found = find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
+    assert all(task.is_film for task in found) and said == []
+    assert {task.target.name for task in found} == {"clip.mkv", "a.mkv", "b.mp4", "c.mp4"}
+    for name in ("notes.txt", "deep/clip.xyz", ".hidden.txt"):
+        (tmp_path / "in" / name).touch()
+    assert len(find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)) == len(found)
+    assert said == [f"2 files were left out of {str(tmp_path / 'in')!r}: by name neither a picture nor a film"]
+
+
+def test_two_files_of_a_folder_that_would_become_one(tmp_path: Path) -> None:
+    """The one that keeps its name is done; the other one is a failure like any other."""
+    for name in ("a.gif", "a.png", "b.avi", "b.mkv", "c.jpg"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    found = find_tasks([tmp_path / "in"], tmp_path / "out", 4)
+    problems = {task.source.name: task.problem for task in found if task.problem}
+    assert sorted(problems) == ["a.gif", "b.avi"] and len(found) == 5
+    assert "a.png' and" in problems["a.gif"] and problems["a.gif"].endswith(
+        f"would both become {str(tmp_path / 'out' / 'a.png')!r}."
+    )
+    # With a format for all, the first of two has it.
+    webp = find_tasks([tmp_path / "in"], tmp_path / "out", 4, "webp")
+    assert [task.source.name for task in webp if task.problem and not task.is_film] == ["a.png"]
+    # Files that were named are as many orders: nothing is done.
+    with pytest.raises(RedlineError, match="would both become"):
+        find_tasks([tmp_path / "in" / "a.gif", tmp_path / "in" / "a.png"], tmp_path / "out", 4)
