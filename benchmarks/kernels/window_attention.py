@@ -35,6 +35,8 @@ class Layer:
 
 
 LAYERS = (Layer(180, 6, 0), Layer(212, 4, 8), Layer(244, 2, 0), Layer(276, 6, 8), Layer(308, 4, 0))
+# The same with heads filled up to multiples of 8, as they are in packed groups.
+FILLED = (Layer(192, 6, 0), Layer(224, 4, 8), Layer(256, 2, 0), Layer(288, 6, 8), Layer(320, 4, 0))
 
 
 def case(layer: Layer, backward: bool) -> Case:
@@ -77,6 +79,8 @@ def cases() -> Iterable[Case]:
     for layer in LAYERS:
         for backward in (False, True):
             yield case(layer, backward)
+    for layer in FILLED:
+        yield case(layer, backward=False)
 
 
 def sweep() -> Iterable[Case]:
@@ -84,7 +88,7 @@ def sweep() -> Iterable[Case]:
     from redline.ops.window_attention import triton
 
     shapes = [(64, 32, 4), (64, 64, 4), (64, 128, 4), (128, 32, 8), (128, 64, 8), (128, 128, 8)]
-    for layer in LAYERS:
+    for layer in (*FILLED, *LAYERS):
         for name, more, backward in (
             ("FORWARD_TILES", [(256, 32, 8), (256, 64, 8), (64, 256, 8)], False),
             ("BACKWARD_TILES", [(64, 16, 4), (64, 64, 8)], True),

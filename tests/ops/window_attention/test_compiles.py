@@ -26,7 +26,10 @@ def compile_kernels(
     qkv = torch.empty(1, window, window, 3 * size * heads, dtype=dtype, device="meta")
     table = torch.empty((2 * window - 1) ** 2, heads, dtype=dtype, device="meta")
     for kernel, tiles in KERNELS[:kernels]:
-        constants, _ = host._constants(qkv, table, window, window // 2, tiles)
+        block, rest = host._pieces(size) if kernel is host.forward_kernel else (0, 0)
+        constants, _ = host._constants(qkv, table, window, window // 2, tiles, block)
+        if kernel is host.forward_kernel:
+            constants["REST"] = rest
         options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
         del constants["scale"]
         types = dict.fromkeys(kernel.arg_names, NAMES[dtype]) | dict.fromkeys(ALWAYS_FP32, "*fp32")
@@ -36,12 +39,15 @@ def compile_kernels(
 
 def test_forward_compiles_for_an_h200(compiles: Compiles) -> None:
     compile_kernels(compiles, 90, torch.bfloat16, size=30, heads=6, kernels=1)
+    compile_kernels(compiles, 90, torch.bfloat16, size=80, heads=4, kernels=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 86, 89, 90])
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize(("size", "heads"), [(30, 6), (53, 4), (122, 2), (46, 6), (77, 4), (16, 1)])
+@pytest.mark.parametrize(
+    ("size", "heads"), [(30, 6), (53, 4), (122, 2), (46, 6), (77, 4), (16, 1), (48, 6), (80, 4), (96, 2)]
+)
 def test_compiles_for_every_size(
     compiles: Compiles, capability: int, dtype: torch.dtype, size: int, heads: int
 ) -> None:

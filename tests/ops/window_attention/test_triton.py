@@ -36,6 +36,16 @@ def test_agrees_for_odd_batches_and_shapes(
     agrees(triton.window_attention, (*picture, 5), 1, 4, shift, dtype, DEVICE)
 
 
+@pytest.mark.parametrize(
+    ("size", "pieces"), [(48, (32, 16)), (80, (64, 16)), (96, (64, 32)), (64, (64, 0)), (56, (64, 0))]
+)
+def test_heads_that_are_two_powers_of_two_are_read_in_two_pieces(
+    agrees: Agrees, size: int, pieces: tuple[int, int]
+) -> None:
+    assert triton._pieces(size) == pieces
+    agrees(triton.window_attention, (1, 4, 8, 2 * size), 2, 4, 2, torch.float16, DEVICE)
+
+
 def test_agrees_where_a_window_is_several_blocks(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
     small = triton.Tiles(queries=32, keys=32, warps=4, stages=1)
     monkeypatch.setattr(triton, "FORWARD_TILES", dict.fromkeys(triton.FORWARD_TILES, small))

@@ -24,6 +24,8 @@ INTERPRETED = kernel.INTERPRETED
 
 _WINDOWS = (4, 8, 16, 32)
 _LARGEST_HEAD = 128
+# Whether forward takes heads of 48 or 80 channels as 32 + 16 and 64 + 16, rather than as 64 and 128.
+IN_PIECES = True
 # Wider copies into shared memory would pass by the first-level cache, in which the bias of a head has room.
 _BIAS_READ_BYTES = 8
 # Programs that the sum of the bias' gradient is shared among: enough for any GPU, few enough to add up afterwards.
@@ -85,10 +87,13 @@ def why_not(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
 @torch.library.custom_op("redline::window_attention", mutates_args=())
 def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     qkv = qkv.contiguous()
-    constants, tiles = _constants(qkv, table, window, shift, FORWARD_TILES)
+    block, rest = _pieces(qkv.shape[-1] // 3 // table.shape[1])
+    constants, tiles = _constants(qkv, table, window, shift, FORWARD_TILES, block)
     out, lse = _forward_fake(qkv, table, window, shift)
     blocks = lse.numel() // tiles.queries
-    kernel.launch(forward_kernel, (blocks,), qkv, _spread(table, window), out, lse, *qkv.shape[1:3], **constants)
+    kernel.launch(
+        forward_kernel, (blocks,), qkv, _spread(table, window), out, lse, *qkv.shape[1:3], REST=rest, **constants
+    )
     return out, lse
 
 
@@ -162,13 +167,25 @@ def _differentiate(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
+def _pieces(size: int) -> tuple[int, int]:
+    """The block that a head is read as, or the two blocks that it is exactly."""
+    padded = kernel.padded(size)
+    rest = size - padded // 2
+    return (padded // 2, rest) if IN_PIECES and size < padded and rest in (16, 32, 64) else (padded, 0)
+
+
 def _constants(
-    qkv: Tensor, table: Tensor, window: int, shift: int, choices: dict[tuple[int, int], Tiles]
+    qkv: Tensor,
+    table: Tensor,
+    window: int,
+    shift: int,
+    choices: dict[tuple[int, int], Tiles],
+    block: int = 0,
 ) -> tuple[dict[str, object], Tiles]:
-    """What the kernels are compiled for, and the tiles among it."""
+    """What the kernels are compiled for, and the tiles among it; `block` is what a head is read as, if not whole."""
     heads, tokens = table.shape[1], window * window
     size = qkv.shape[-1] // 3 // heads
-    padded = max(16, 1 << (size - 1).bit_length())
+    padded = block or kernel.padded(size)
     chosen = choices[qkv.element_size(), padded]
     tiles = Tiles(min(chosen.queries, tokens), min(chosen.keys, tokens), chosen.warps, chosen.stages)
     constants: dict[str, object] = {

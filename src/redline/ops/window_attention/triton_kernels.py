@@ -8,7 +8,9 @@ the picture, reads their slices of qkv there, and writes its result there. Three
   order. `bias` holds the table's rows once for every x, (heads, 2·window − 1, window, window) by head, y + v, x and u:
   small enough for the first-level cache, and read in wide loads.
 - Few head sizes are multiples of what a GPU reads at once. A head's slice is therefore read from the last aligned
-  channel before it; where the neighbours' channels at its ends would count, they are set to zero.
+  channel before it; where the neighbours' channels at its ends would count, they are set to zero. Blocks are powers of
+  two, so that a head of 80 would be read as 128: where heads begin at aligned channels and are a power of two and a
+  smaller one, forward takes them in these two pieces (PADDED and REST).
 - `lse` is the logarithm of each query's sum of exponentials, to base 2, for which the GPU has an exponential; from it
   the backward pass makes the probabilities anew. A "pull" is the gradient of what it names.
 
@@ -59,6 +61,12 @@ def _read(base, tokens, head, STRIDE: tl.constexpr, SIZE: tl.constexpr, PADDED: 
 
 
 @triton.jit
+def _read_piece(base, tokens, head, STRIDE: tl.constexpr, SIZE: tl.constexpr, PIECE: tl.constexpr):
+    """The first channels of one head's slice of each token, where all of them are its own."""
+    return tl.load(base + tokens[:, None] * STRIDE + (head * SIZE + tl.arange(0, PIECE)[None, :]))
+
+
+@triton.jit
 def _own(head, SIZE: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
     """Which of the channels that `_read` gives are the head's own."""
     channel = tl.arange(0, PADDED)[None, :] - head * SIZE % ALIGN
@@ -100,8 +108,9 @@ def _bias(bias, place, same_region, SHIFT: tl.constexpr):
 @triton.jit
 def forward_kernel(
     qkv, bias, out, lse, height, width, scale,
-    HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    SHIFT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, RUN: tl.constexpr, PRECISION: tl.constexpr,
+    HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, REST: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr, SHIFT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, RUN: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head in one window, over all keys."""
     N: tl.constexpr = WINDOW * WINDOW
@@ -115,26 +124,51 @@ def forward_kernel(
     position = first + tl.arange(0, BLOCK_Q)
     tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
     region = _region(position, window_index, height, width, WINDOW, SHIFT)
-    query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     highest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     total = tl.full((BLOCK_Q,), 0.0, tl.float32)
     mixed = tl.full((BLOCK_Q, PADDED), 0.0, tl.float32)
+    if REST > 0:
+        rest = head * SIZE + PADDED + tl.arange(0, REST)[None, :]
+        query = _read_piece(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED)
+        query_rest = tl.load(qkv + tokens[:, None] * (3 * WIDTH) + rest)
+        mixed_rest = tl.full((BLOCK_Q, REST), 0.0, tl.float32)
+    else:
+        query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     for start in range(0, N, BLOCK_K):
         rank = start + tl.arange(0, BLOCK_K)
         column = _bias_column(rank, WINDOW, RUN)
         key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
-        key = _read(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
-        value = _read(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         added = _bias(bias, position[:, None] * WINDOW + column[None, :], region[:, None] == key_region[None, :], SHIFT)
-        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + added
+        if REST > 0:
+            key = _read_piece(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED)
+            value = _read_piece(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED)
+            key_rest = tl.load(qkv + WIDTH + key_tokens[:, None] * (3 * WIDTH) + rest)
+            value_rest = tl.load(qkv + 2 * WIDTH + key_tokens[:, None] * (3 * WIDTH) + rest)
+            score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+            score = tl.dot(query_rest, tl.trans(key_rest), score, input_precision=PRECISION) * scale + added
+        else:
+            key = _read(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
+            value = _read(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
+            score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + added
         new_highest = tl.maximum(highest, tl.max(score, 1))
         weight = tl.exp2(score * _LOG2_E - (new_highest * _LOG2_E)[:, None])
         fade = tl.exp2((highest - new_highest) * _LOG2_E)
         total = total * fade + tl.sum(weight, 1)
         mixed = tl.dot(weight.to(value.dtype), value, mixed * fade[:, None], input_precision=PRECISION)
+        if REST > 0:
+            mixed_rest = tl.dot(
+                weight.to(value.dtype), value_rest, mixed_rest * fade[:, None], input_precision=PRECISION
+            )
         highest = new_highest
-    _write(out, tokens, head, mixed * (1.0 / total)[:, None], WIDTH, SIZE, PADDED, ALIGN)
+    share = (1.0 / total)[:, None]
+    if REST > 0:
+        place = out + tokens[:, None] * WIDTH
+        channel = head * SIZE + tl.arange(0, PADDED)[None, :]
+        tl.store(place + channel, (mixed * share).to(out.dtype.element_ty))
+        tl.store(place + rest, (mixed_rest * share).to(out.dtype.element_ty))
+    else:
+        _write(out, tokens, head, mixed * share, WIDTH, SIZE, PADDED, ALIGN)
     tl.store(lse + (window_index * HEADS + head).to(tl.int64) * N + position, highest * _LOG2_E + tl.log2(total))
 
 
