@@ -37,9 +37,9 @@ def reset_peak_resident() -> bool:
 def return_freed_memory() -> None:
     """Has the allocator give back what was freed, as it would in time anyway, so that it does not count as held.
 
-    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a while later.
+    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a tenth of a second later.
     """
-    time.sleep(0.05)
+    time.sleep(0.2)
     torch.empty(2**28, dtype=torch.uint8)
 
 

@@ -13,8 +13,8 @@ from redline.nn.checkpointing import DEAR, recomputed
 OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
 # Cheap next to a product: computed again.
 CHEAP = {"rms_norm", "add_rms_norm", "layer_norm_dropout_relu", "swiglu", "packed_swiglu", "rope", "cross_entropy"}
-# Never inside what is computed again: decoding has no gradient, and this one is a part of a backward pass.
-ELSEWHERE = {"decode_attention", "linear_cross_entropy_scaled", "window_attention_table_gradient"}
+# Never inside what is computed again: the first two have no gradient, and the others are parts of a backward pass.
+ELSEWHERE = {"decode_attention", "fused_linear", "linear_cross_entropy_scaled", "window_attention_table_gradient"}
 
 
 @pytest.fixture(scope="module")

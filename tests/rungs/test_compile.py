@@ -215,6 +215,15 @@ def test_plan_round_trip() -> None:
     assert Plan.parse(str(plan)) == plan
 
 
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("error:TensorFloat32")
+def test_on_cuda_nobody_is_told_to_turn_tf32_on() -> None:
+    from torch._inductor import compile_fx
+
+    compile_fx._warn_tf32_disabled.cache_clear()
+    Plan.parse("compile").apply(Net().eval().cuda(), samples=inputs(0).cuda())(inputs(1).cuda())
+
+
 # The compiler warns of settings that it would like better; they are none of this test's business.
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")

@@ -103,9 +103,12 @@ class Compile(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        with quiet():
-            importlib.import_module("torch._inductor.compile_fx")  # its imports warn about themselves
         cuda = job.device.type == "cuda"
+        with quiet():
+            compiler = importlib.import_module("torch._inductor.compile_fx")  # its imports warn about themselves
+            if cuda:
+                # Its advice comes once in a process: what fp32 products are rounded to is a rung of its own.
+                getattr(compiler, "_warn_tf32_disabled", bool)()
         if type(job.model).__module__.startswith("torch."):
             # Dynamo does not look into torch's own modules when they are the root: it would compile nothing.
             job = replace(job, model=Boundary(job.model))
