@@ -26,10 +26,11 @@ def test_the_pieces_are_the_text(text: str) -> None:
 def test_a_text_that_goes_on_from_a_prompt() -> None:
     tokenizer = byte_tokenizer()
     tokens = tokenizer.encode("the land is the sea and 🙂", add_special_tokens=False).ids
-    for split in range(1, len(tokens) - 4):
+    for split in range(1, len(tokens)):
         stream = TextStream(tokenizer, tokens[:split])
         rest = "".join(stream.push(token) for token in tokens[split:]) + stream.finish()
-        assert tokenizer.decode(tokens[:split]) + rest == "the land is the sea and 🙂"
+        # A prompt that ends in half a character shows it broken, and what follows makes it whole.
+        assert tokenizer.decode(tokens[:split]).rstrip("\ufffd") + rest == "the land is the sea and 🙂"
 
 
 def test_spaces_that_belong_to_words_are_kept() -> None:
@@ -53,10 +54,22 @@ def test_bytes_that_are_no_text_come_out_as_such_and_do_not_stop_the_rest() -> N
     assert [stream.push(token) for token in half] == ["", ""] and stream.finish() == "\ufffd"
 
 
-def test_random_tokens_give_what_decoding_them_at_once_gives() -> None:
+def test_a_character_behind_any_number_of_broken_ones_is_whole() -> None:
     tokenizer = byte_tokenizer()
-    for _ in range(20):
-        tokens = [random.randrange(2, tokenizer.get_vocab_size()) for _ in range(60)]
+    half = tokenizer.encode("🙂", add_special_tokens=False).ids[:1]
+    whole = tokenizer.encode("ݚ漢🙂", add_special_tokens=False).ids
+    for count in range(150):
+        stream = TextStream(tokenizer)
+        text = "".join(stream.push(token) for token in half * count + whole) + stream.finish()
+        assert text == "\ufffd" * count + "ݚ漢🙂"
+
+
+@pytest.mark.parametrize("first", [2, 130])
+def test_random_tokens_give_what_decoding_them_at_once_gives(first: int) -> None:
+    """From anywhere, and from bytes that are mostly parts of characters."""
+    tokenizer = byte_tokenizer()
+    for _ in range(50):
+        tokens = [random.randrange(first, tokenizer.get_vocab_size()) for _ in range(200)]
         stream = TextStream(tokenizer)
         text = "".join(stream.push(token) for token in tokens) + stream.finish()
         whole = tokenizer.decode(tokens)
