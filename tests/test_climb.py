@@ -28,8 +28,8 @@ from redline.workers import WorkerPool
 
 TINY = str(Path(__file__).with_name("tiny_workloads.py"))
 PLANTED = str(Path(__file__).with_name("planted_rungs.py"))
-# What a rung is kept for that only saves memory; on a busy machine a process of less memory may look a little faster.
-SMALLER = re.compile(r"as fast, and smaller|1\.0\d× .* faster")
+# What a rung is kept for that only saves memory.
+SMALLER = "as fast, and smaller"
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +61,11 @@ def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]
 def test_every_planted_rung_gets_its_verdict(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0])
     assert seen["planted_fast"][0] == "kept"
-    # On a busy machine even a difference of less than 3% may be told apart from none, and "slower" is said.
+    # Planted time has noise of 0.1%, of which even a tenth may be told apart from none.
     assert seen["planted_useless"][0] == "dropped"
-    assert re.search(r"(noise|slower): (0\.9[89]|1\.0[012])×", seen["planted_useless"][1]), seen["planted_useless"]
+    assert re.search(r"(noise|slower): 1\.00×", seen["planted_useless"][1]), seen["planted_useless"]
     assert seen["planted_slow"][0] == "dropped" and "slower" in seen["planted_slow"][1]
-    assert seen["planted_small"][0] == "kept" and SMALLER.search(seen["planted_small"][1])
+    assert seen["planted_small"][0] == "kept" and seen["planted_small"][1].startswith(SMALLER)
     assert seen["planted_wrong"][0] == "refused" and "outside the gate" in seen["planted_wrong"][1]
     assert seen["planted_nan"][0] == "refused" and "nan" in seen["planted_nan"][1]
     assert seen["planted_empty"][0] == "refused" and "no proof" in seen["planted_empty"][1]
@@ -149,7 +149,7 @@ def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
 def test_ablation_drops_what_a_later_rung_made_useless(climbed: tuple[Climbed, Path]) -> None:
     seen = verdicts(climbed[0], "ablation")
     assert seen["planted_fast"][0] == "dropped" and seen["planted_fixed"][0] == "kept"
-    assert seen["planted_small"][0] == "kept" and SMALLER.search(seen["planted_small"][1])
+    assert seen["planted_small"][0] == "kept" and SMALLER in seen["planted_small"][1]
     assert str(climbed[0].plan) == "planted_small + planted_fixed"
 
 
@@ -160,7 +160,7 @@ def test_the_final_race_and_the_second_baseline_are_in_every_table(climbed: tupl
     final = [m for m in rows if m.role == "final" and m.verdict == "kept"]
     assert len(final) == 1 and final[0].plan == "planted_small + planted_fixed" and final[0].passed
     speedup = final[0].speedup()
-    assert speedup is not None and 3.4 < speedup.middle < 4.1
+    assert speedup is not None and 3.99 < speedup.middle < 4.01
 
 
 def test_every_measurement_is_on_disk(climbed: tuple[Climbed, Path]) -> None:

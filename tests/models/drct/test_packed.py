@@ -79,5 +79,6 @@ def test_on_a_gpu_it_is_the_kernels(plan: str, precision: str) -> None:
     rungs = f"{plan} + {precision}" if precision else plan
     fast = Plan.parse(rungs).apply(model, samples=picture.cuda(), gates=(Gate("psnr", 40.0),))
     error = (fast(picture.cuda()).cpu().double() - expected).norm() / expected.norm()
-    assert error < {"fp16": 2e-3, "bf16": 1e-2, "": 1e-5}[precision], error
+    # Tensor cores make fp32 products of three parts: a layer is off by up to 128 roundings, and ten follow each other.
+    assert error < {"fp16": 2e-3, "bf16": 1e-2, "": 1e-4}[precision], error
     assert FusedOps().proof(fast.job) == "1 Drct by triton"
