@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from redline import setups
 from redline.machine import Machine
 from redline.plan import Plan
@@ -46,7 +47,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Arm]],
 
 
 def test_they_run_at_the_same_time_and_are_waited_for(opening: Any) -> None:
-    meet = threading.Barrier(3, timeout=10)  # breaks unless all three are there together
+    meet = threading.Barrier(3, timeout=PATIENCE_S)  # breaks unless all three are there together
 
     def opener(plan: str) -> Arm:
         meet.wait()

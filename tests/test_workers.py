@@ -73,6 +73,7 @@ def test_a_workload_that_cannot_be_judged_is_refused(function: str, sentence: st
         reference(pool, function)
 
 
+@pytest.mark.alone
 def test_forked_workers_start_fast(pool: WorkerPool) -> None:
     start = time.perf_counter()
     for _ in range(3):

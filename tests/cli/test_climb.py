@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from redline.cli.climb import split_rungs
 from redline.measurement import load_measurements
 from redline.plan import Plan
@@ -141,7 +142,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path)
                 climb.send_signal(signal.SIGINT)
                 break
         rest = climb.stderr.read()
-        assert climb.wait(30) == 130
+        assert climb.wait(PATIENCE_S) == 130
     assert "redline: interrupted." in rest and "Traceback" not in rest
     assert list(scratch.glob("redline-*")) == []
     assert [row.role for row in load_measurements(tmp_path / "out" / "measurements.jsonl")] == ["baseline"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from redline.generation import InferenceEngine
 
 from ..generation.tiny_language_model import write_model
@@ -98,7 +99,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
         first = process.stdout.read(1)
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130 and b"Traceback" not in err and b"interrupted" in err

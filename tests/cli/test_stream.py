@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import fitting
@@ -26,7 +27,7 @@ from upscale.video.clips import make_clip
 
 from .conftest import Seen
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +272,7 @@ def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 0, err.decode()

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from patience import PATIENCE_S
+
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -13,5 +15,5 @@ def no_thread_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "compile" in request.node.name:
         return  # torch's compiler keeps a pool of threads
     for thread in set(threading.enumerate()) - before:
-        thread.join(2)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), f"{thread} is left behind"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from patience import PATIENCE_S
 from redline.stream.frames import Frame
 from redline.stream.pipeline import Pipeline
 from stream.doubles import Kept, ScriptedSource
@@ -47,7 +48,7 @@ def test_files_overlap_and_live_frames_do_not(live: bool) -> None:
     if live:
         shown = threading.Semaphore(0)
         sink._extra = lambda frame: shown.release()
-        source.wait_for = lambda: shown.acquire(timeout=5)
+        source.wait_for = lambda: shown.acquire(timeout=PATIENCE_S)
     outcome = Pipeline(source, transform, sink).run()
     assert sink.indices == list(range(9)) and transform.sizes == [(4, 6), (3, 3)]
     assert transform.deepest == (1 if live else 2)
@@ -60,6 +61,6 @@ def test_a_frame_does_not_wait_for_the_next_one() -> None:
     sink, source = Kept(), ScriptedSource([(4, 6)] * 4, live=False)
     shown, in_time = threading.Semaphore(0), []
     sink._extra = lambda frame: shown.release()
-    source.wait_for = lambda: in_time.append(shown.acquire(timeout=1))
+    source.wait_for = lambda: in_time.append(shown.acquire(timeout=PATIENCE_S))
     Pipeline(source, Deep(), sink).run()
     assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.pipeline import COMPUTE_BUSY, SINK_BUSY, Pipeline
@@ -25,7 +26,7 @@ from stream.clocks import ManualClock
 from stream.doubles import Kept, Noted, ScriptedSource
 from upscale.video.clips import make_clip
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 def nap(seed: int):
@@ -69,7 +70,7 @@ def test_a_slow_model_takes_the_newest_frame() -> None:
     source, sink = ScriptedSource([(3, 4)] * 30, live=True), Kept()
     all_given = threading.Event()
     source.at_end = all_given.set
-    transform = Noted(lambda frame: all_given.wait(5))
+    transform = Noted(lambda frame: all_given.wait(PATIENCE_S))
     drops = Pipeline(source, transform, sink).run().report.drops
     assert sink.indices[-1] == 29 and len(transform.seen) <= 2
     assert drops[COMPUTE_BUSY] == 30 - len(transform.seen)
@@ -78,10 +79,10 @@ def test_a_slow_model_takes_the_newest_frame() -> None:
 def test_a_slow_sink_is_given_the_newest_frame() -> None:
     source = ScriptedSource([(3, 4)] * 30, live=True)
     taken, all_made = threading.Semaphore(0), threading.Event()
-    source.wait_for = lambda: taken.acquire(timeout=5)
+    source.wait_for = lambda: taken.acquire(timeout=PATIENCE_S)
     transform = Noted(lambda frame: taken.release())
     source.at_end = all_made.set
-    sink = Kept(lambda frame: all_made.wait(5))
+    sink = Kept(lambda frame: all_made.wait(PATIENCE_S))
     drops = Pipeline(source, transform, sink).run().report.drops
     assert len(transform.seen) == 30 and sink.indices[-1] == 29 and len(sink.frames) <= 3
     assert drops == {SINK_BUSY: 30 - len(sink.frames)}
@@ -92,7 +93,7 @@ def test_a_live_source_that_is_kept_up_with_loses_nothing() -> None:
     source = ScriptedSource([(3, 4)] * 20, live=True)
     shown = threading.Semaphore(0)
     sink._extra = lambda frame: shown.release()
-    source.wait_for = lambda: shown.acquire(timeout=5)
+    source.wait_for = lambda: shown.acquire(timeout=PATIENCE_S)
     outcome = Pipeline(source, Noted(), sink).run()
     assert sink.indices == list(range(20)) and outcome.report.drops == {}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from patience import HANGS_S
 from redline.models.lsd import save_lsd
 from redline.plan import Plan
 from redline.stream import session as sessions
@@ -13,7 +14,7 @@ from redline.stream.session import Request, Session
 from redline.stream.watch import Sample
 from stream.small_models import small_lsd
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 def test_the_page_is_told_the_device_and_how_much_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

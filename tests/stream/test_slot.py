@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from patience import PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.slot import Channel, FrameQueue, FrameSlot
 
@@ -26,7 +27,7 @@ def in_threads(*works: Callable[[], None]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), "a thread hangs"
 
 
@@ -91,7 +92,7 @@ def test_a_full_queue_waits_for_room() -> None:
     giver = threading.Thread(target=lambda: put.append(queue.put(3)), daemon=True)
     giver.start()
     assert queue.take() == 1
-    giver.join(5)
+    giver.join(PATIENCE_S)
     assert put == [True] and [queue.take(), queue.take()] == [2, 3] and queue.dropped == 0
 
 

@@ -9,58 +9,82 @@ from pathlib import Path
 import pytest
 import torch
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.figure_file import FigureFile
 from redline.stream.latency import STAGES, FrameTimes, Latency
 from redline.stream.report_page import About, render_page
 from redline.stream.watch import Sample, Watch
+from stream.clocks import ManualClock
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 class Worker:
     busy_s = 0.0
 
 
-def feed(latency: Latency, worker: Worker, stop: threading.Event) -> threading.Thread:
-    def run() -> None:
-        while not stop.wait(0.01):
-            worker.busy_s += 0.005
-            latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, time.monotonic()))
+class Fed(ManualClock):
+    """From the third tick on, five frames come in each."""
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
+    def __init__(self, latency: Latency, worker: Worker, stop: threading.Event) -> None:
+        super().__init__()
+        self._latency, self._worker, self._stop = latency, worker, stop
+        self.sleeps_s: list[float] = []
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        if self._stop.is_set():
+            return stop.wait()
+        super().wait(self.sleeps_s.pop(0) if self.sleeps_s else seconds, stop)
+        if len(self.waits) > 2:
+            self._worker.busy_s += 0.02
+            for _ in range(5):
+                self._latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, self.now_s()))
+        return False
 
 
 def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
     latency, worker, stop, lines, shown = Latency(), Worker(), threading.Event(), io.StringIO(), []
+    clock = Fed(latency, worker, stop)
     latency.drop("compute busy", 3)
     watch = Watch(
         latency,
         worker,
         torch.device("cpu"),
-        every_s=0.1,
-        duration_s=0.5,
+        every_s=0.095,
+        duration_s=0.48,
         stop=stop.set,
         show=shown.append,
         write=lines.write,
+        clock=clock,
     )
     with watch:
-        time.sleep(0.1)
-        assert not watch.samples, "the clock starts with the first frame"
-        thread = feed(latency, worker, stop)
-        assert stop.wait(5)
-        thread.join()
-    assert 4 <= len(watch.samples) <= 7 and shown == watch.samples
+        assert stop.wait(PATIENCE_S)
+    # The clock starts with the first frame, in the third tick.
+    assert clock.now_s() == pytest.approx(100 + 3 * 0.05 + 0.5)
+    assert [sample.time_s for sample in watch.samples] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert shown == watch.samples
     written = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert [line["frames"] for line in written] == [sample.frames for sample in watch.samples]
     middle = watch.samples[2]
-    assert 20 < middle.frames_per_s < 110 and 0 < middle.busy_share <= 1 and middle.memory_bytes > 1e6
+    assert middle.frames_per_s == pytest.approx(100) and middle.busy_share == pytest.approx(0.4)
+    assert middle.memory_bytes > 1e6
     assert middle.p50_s == pytest.approx(0.021) and middle.drops == {"compute busy": 3}
     assert middle.stages_p50_s == pytest.approx(
         dict(zip(STAGES, (0.001, 0.002, 0.003, 0.004, 0.005, 0.006), strict=True))
     )
+
+
+def test_what_a_machine_slept_through_is_not_made_up_for() -> None:
+    latency, worker, stop = Latency(), Worker(), threading.Event()
+    clock = Fed(latency, worker, stop)
+    clock.sleeps_s = [0.05] * 4 + [1.03] + [0.05] * 3
+    with Watch(
+        latency, worker, torch.device("cpu"), every_s=0.095, duration_s=1.2, stop=stop.set, clock=clock
+    ) as watch:
+        assert stop.wait(PATIENCE_S)
+    times = [sample.time_s for sample in watch.samples]
+    assert times == pytest.approx([1.08, 1.18, 1.23])
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -85,7 +109,7 @@ def test_a_wanted_stop_and_a_failing_file_end_the_stream(fails: bool) -> None:
     with watch:
         if not fails:
             watch.stop_wanted.set()
-        assert stop.wait(5)
+        assert stop.wait(PATIENCE_S)
     assert told == ([watch.error] if fails else [])
     assert str(watch.error) == ("the disk is full." if fails else "None")
 

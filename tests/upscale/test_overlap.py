@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
+from patience import PATIENCE_S
 from redline.upscale.overlap import overlap
 
 STAGES = ("read", "work", "write")
@@ -88,11 +89,11 @@ def test_all_stages_fail_at_once_and_one_is_raised() -> None:
 
     def read() -> Generator[int, None, None]:
         yield 0
-        barrier.wait(5)
+        barrier.wait(PATIENCE_S)
         raise ValueError("read")
 
     def work(item: int) -> int:
-        barrier.wait(5)
+        barrier.wait(PATIENCE_S)
         raise ValueError("work")
 
     with pytest.raises(ValueError, match="read|work"):

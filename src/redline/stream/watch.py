@@ -5,7 +5,6 @@ What is seen is kept in bounded memory: after an hour every other sample is let 
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 import torch
 
 from redline.memory import MemoryMonitor
+from redline.stream.clock import Clock, SystemClock
 from redline.stream.latency import STAGES, Latency
 
 _TICK_S = 0.05
@@ -62,6 +62,7 @@ class Watch:
         fail: Callable[[Exception], None] = lambda error: None,
         show: Callable[[Sample], None] = lambda sample: None,
         write: Callable[[str], None] = lambda line: None,
+        clock: Clock | None = None,
     ) -> None:
         self.samples: list[Sample] = []
         self.error: Exception | None = None
@@ -70,7 +71,7 @@ class Watch:
         self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
         self._every_s, self._duration_s = every_s, duration_s
         self._stop, self._fail, self._show, self._write = stop, fail, show, write
-        self._ended = threading.Event()
+        self._clock, self._ended = clock or SystemClock(), threading.Event()
         self._began_s: float | None = None
         self._last = (0.0, 0, 0.0)
         self._skip = self._turn = 0
@@ -83,7 +84,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         # A rate over a few milliseconds says nothing.
         is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
         if self._began_s is not None and self.error is None and is_due:
@@ -95,8 +96,8 @@ class Watch:
     def _run(self) -> None:
         next_s = 0.0
         try:
-            while not self._ended.wait(_TICK_S):
-                now_s = time.monotonic()
+            while not self._clock.wait(_TICK_S, self._ended):
+                now_s = self._clock.now_s()
                 if self.stop_wanted.is_set():
                     self._stop()
                 if self._began_s is None:
@@ -106,7 +107,8 @@ class Watch:
                     self._began_s, next_s = now_s, now_s + self._every_s
                     self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
                 if now_s >= next_s:
-                    next_s += self._every_s
+                    # What was slept through is not made up for: rates over single ticks say nothing.
+                    next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
                     self._look(now_s)
                 if self._duration_s is not None and now_s - self._began_s >= self._duration_s:
                     self._duration_s = None

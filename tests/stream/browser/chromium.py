@@ -10,8 +10,9 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from patience import PATIENCE_S
+
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-_START_S = 40
 
 
 class Chromium:
@@ -54,14 +55,14 @@ class Chromium:
     async def open(self, url: str) -> None:
         self._loaded = asyncio.Event()
         await self.do("Page.navigate", url=url)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await self._loaded.wait()
 
     async def do(self, method: str, **parameters: object) -> dict:
         self._number += 1
         answer = self._answers[self._number] = asyncio.get_running_loop().create_future()
         await self._socket.send_str(json.dumps({"id": self._number, "method": method, "params": parameters}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             return await answer
 
     async def run(self, script: str) -> object:
@@ -70,7 +71,7 @@ class Chromium:
             raise RuntimeError(said["exceptionDetails"])
         return said["result"].get("value")
 
-    async def wait_for(self, script: str, timeout_s: float = 20) -> object:
+    async def wait_for(self, script: str, timeout_s: float = PATIENCE_S) -> object:
         """Until the expression is true, as JavaScript understands it."""
         async with asyncio.timeout(timeout_s):
             while not (value := await self.run(script)):
@@ -93,7 +94,7 @@ class Chromium:
 
     async def _port(self) -> int:
         file = Path(self._profile.name) / "DevToolsActivePort"
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not (file.exists() and file.read_text().strip()):
                 await asyncio.sleep(0.05)
         return int(file.read_text().split()[0])

@@ -11,6 +11,7 @@ from aiortc import RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSession
 from aiortc.mediastreams import MediaStreamTrack
 from av import VideoFrame
 
+from patience import PATIENCE_S
 from redline.stream.browser import peer as peers
 
 
@@ -41,7 +42,7 @@ class FakePage:
     async def say(self, **said) -> None:
         await self.socket.send_str(json.dumps(said))
 
-    async def hear(self, kind: str, timeout_s: float = 8) -> dict:
+    async def hear(self, kind: str, timeout_s: float = PATIENCE_S) -> dict:
         """The next message of this kind; others are kept in `said`."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -97,6 +98,6 @@ def vp8_only() -> list:
     return [codec for codec in RTCRtpSender.getCapabilities("video").codecs if codec.name in ("VP8", "rtx")]
 
 
-async def picture_of(track: MediaStreamTrack, timeout_s: float = 8) -> np.ndarray:
+async def picture_of(track: MediaStreamTrack, timeout_s: float = PATIENCE_S) -> np.ndarray:
     async with asyncio.timeout(timeout_s):
         return (await track.recv()).to_ndarray(format="rgb24")

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 from torch import Tensor
 
+from patience import PATIENCE_S
 from redline.stream.browser import Page, serve
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
@@ -55,7 +56,7 @@ class Running:
 
     def stop(self) -> None:
         self.pipeline.stop()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
 
 @pytest.fixture

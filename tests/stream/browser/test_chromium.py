@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from patience import HANGS_S, PATIENCE_S
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
@@ -13,7 +14,7 @@ from stream.browser.chromium import PROGRAM, Chromium
 from stream.browser.conftest import Running
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(2 * HANGS_S),
     pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed"),
 ]
 # Camera → VP8 → inverted → VP8 → page: what two codecs at live bit rates do to flat colours.
@@ -72,7 +73,7 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
             await browser.run("document.getElementById('start').focus()")
             for kind in ("keyDown", "keyUp"):
                 await browser.do("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
-            await browser.wait_for(f"{number('shown')} > 10", 40)
+            await browser.wait_for(f"{number('shown')} > 10")
             sent, shown = await colours(browser, "input"), await colours(browser, "output")
             assert np.abs(sent + shown - 255).max() < NEAR
             assert np.abs(sent - shown).max() > 60, "what is shown is not what was sent"
@@ -90,19 +91,19 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
 
             for id_, to in (("set-strength", 0.9), ("set-steps", 3), ("set-seed", 1234), ("set-control-0", -0.25)):
                 await browser.run(f"({SLIDE})('{id_}', {to})")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while settings.now() != Settings(0.9, 3, 1234, (-0.25,)):
                     await asyncio.sleep(0.05)
             await check_layout(browser)
 
             await browser.run("document.getElementById('start').click()")
             await browser.wait_for("document.getElementById('start').textContent === 'Start'")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not stream.told:
                     await asyncio.sleep(0.05)
             frames = stream.pipeline.latency.report().frames
             await browser.run("document.getElementById('start').click()")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while stream.pipeline.latency.report().frames < frames + 5:
                     await asyncio.sleep(0.05)
             assert browser.console == []
@@ -118,7 +119,7 @@ def test_a_page_without_a_camera_shows_input_and_output_and_the_end(run_stream: 
         async with Chromium() as browser:
             await browser.open(stream.page.url)
             both = [f"document.querySelector('#{id_} video').videoWidth === 162" for id_ in ("input", "output")]
-            await browser.wait_for(" && ".join(both), 30)
+            await browser.wait_for(" && ".join(both))
             await browser.wait_for(f"{number('shown')} > 5")
             sent, shown = await colours(browser, "input"), await colours(browser, "output")
             assert np.abs(sent + shown - 255).max() < NEAR

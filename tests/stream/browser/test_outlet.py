@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from patience import PATIENCE_S
 from redline.stream.browser.outlet import Outlet
 from redline.stream.browser.sink import BrowserSink
 from redline.stream.frames import Frame
@@ -53,12 +54,12 @@ def test_a_frame_from_another_thread_wakes_all_viewers() -> None:
         views = [outlet.view() for _ in range(3)]
         timer = threading.Timer(0.1, lambda: outlet.put(frame(3)))
         timer.start()
-        async with asyncio.timeout(2):
-            seen = await asyncio.gather(*(view.next(10) for view in views))
+        async with asyncio.timeout(PATIENCE_S):
+            seen = await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views))
         assert [one[0].index for one in seen] == [3, 3, 3]
         threading.Timer(0.05, outlet.end).start()
-        async with asyncio.timeout(2):
-            assert await asyncio.gather(*(view.next(10) for view in views)) == [None] * 3
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views)) == [None] * 3
 
     asyncio.run(main())
 
@@ -75,7 +76,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
     began = time.monotonic()
     for number in range(1000):
         sink.write(frame(number))
-    assert time.monotonic() - began < 1 and not outlet._views
+    assert time.monotonic() - began < 10 and not outlet._views
     sink.close()
     assert outlet.ended
 

@@ -14,6 +14,7 @@ import torch
 from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 
 import redline.stream.browser as browser
+from patience import HANGS_S
 from redline.errors import RedlineError
 from redline.stream.browser import Page, serve
 from redline.stream.browser.figures import figures
@@ -24,7 +25,7 @@ from redline.stream.latency import FrameTimes, Latency
 from redline.stream.settings import LiveSettings, Settings
 from stream.browser.clients import open_page
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(HANGS_S)
 KEY = "correct+horse/battery staple"
 NEEDED = {"settings": LiveSettings(), "latency": Latency(), "as_source": True, "as_sink": True}
 

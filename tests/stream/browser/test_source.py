@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from av import VideoFrame
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Tapped
 from redline.stream.latency import Latency
@@ -15,7 +16,7 @@ from redline.stream.sources import SourceFault
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.clocks import ManualClock
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 def picture(value: int, pts: int = 0, size: tuple[int, int] = (24, 32)) -> VideoFrame:
@@ -122,7 +123,7 @@ def test_reading_does_not_spin_while_it_waits() -> None:
     time.sleep(0.3)
     assert time.process_time() - began < 0.1
     source.close()
-    reader.join(5)
+    reader.join(PATIENCE_S)
 
 
 def test_what_is_known_of_the_way_here_counts_as_latency() -> None:

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(HANGS_S)
 FRAMES = list(SyntheticClip(24, 40, count=5).frames())
 
 
 def connected(sink: MjpegSink, path: str = "/stream.mjpeg", **headers: str) -> http.client.HTTPResponse:
     parts = urlsplit(sink.url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=5)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
     connection.request("GET", path, headers=headers)
     return connection.getresponse()
 
@@ -95,10 +96,11 @@ def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
             began = time.monotonic()
             sink.write(large)
             slowest = max(slowest, time.monotonic() - began)
-        assert slowest < 1
+        # Who waited for it would do so until it is given up, 10 s later.
+        assert slowest < 5
         began = time.monotonic()
         sink.close()
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 8
 
 
 def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
