@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.models.memory import TitanConfig, TitanModel
 from redline.recall import Recall, accuracy
@@ -18,6 +19,15 @@ WINDOW = replace(SMALL, attention_every=1)
 STEPS = 200
 # Questions to stop a training by, which are not those that it is judged by.
 _PRACTICE, _EXAM = 77, 99
+
+
+class StraightProducts(TorchDispatchMode):
+    """OpenBLAS on Arm is many times slower at small products whose right side is transposed. A copy changes no bit."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bmm.default and args[1].stride(-1) != 1:
+            args = (args[0], args[1].contiguous())
+        return func(*args, **(kwargs or {}))
 
 
 def learned(

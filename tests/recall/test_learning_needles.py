@@ -9,15 +9,16 @@ import torch
 from redline.models.memory import TitanModel
 from redline.recall import Needle
 
-from .learning import WINDOW, learned, practised, recalled, with_slots
+from .learning import WINDOW, StraightProducts, learned, practised, recalled, with_slots
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small products are no faster on two threads, and other tests run beside."""
+def small_products() -> Iterator[None]:
+    """They are no faster on two threads, and other tests run beside."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with StraightProducts():
+        yield
     torch.set_num_threads(before)
 
 
