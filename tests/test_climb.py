@@ -50,7 +50,7 @@ def climbed(tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool) ->
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
+    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=12, sampling_s=2)
     yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
 
 
@@ -83,7 +83,7 @@ def test_set_ups_side_by_side_change_no_verdict(
     heard: list[str] = []
     monkeypatch.setattr(SetUps, "at_once", lambda self, peak_bytes: 4)
     names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, timeout_s=12, sampling_s=1)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, timeout_s=90, sampling_s=1)
     found = climb(settings, lambda text, row: heard.append(text))
     assert "setting up 4 plans side by side" in heard
     alone, side_by_side = verdicts(climbed[0]), verdicts(found)
@@ -97,7 +97,7 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
 ) -> None:
     monkeypatch.setattr("redline.candidates.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
-    result = climb(Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=30, sampling_s=1))
+    result = climb(Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=90, sampling_s=1))
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
     assert told == [
         ("trial", "planted_later", "dropped"),
