@@ -14,7 +14,7 @@ _MOST_ROWS = 16
 class Linear(nn.Linear, Choosing):
     """`nn.Linear` in names and arithmetic, so that what quantizes linear layers finds it.
 
-    `auto` takes the kernel for few rows where it was measured to be faster, `triton` wherever it can run.
+    `auto` takes the kernel for few rows where `small_matmul/tiles.py` says that it is faster, `triton` wherever it can.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -22,6 +22,9 @@ class RMSNorm(Dispatched):
         """The norm of the sum, and the sum; without a residual the sum is x itself."""
         if residual is None:
             return self(x), x
+        if torch.is_autocast_enabled(x.device.type):
+            # Branches come in half precision; what they are added to stays as exact as it was.
+            x = x.to(residual.dtype)
         return add_rms_norm(x, residual, self.weight, self.eps, self.implementation)
 
     def extra_repr(self) -> str:

@@ -74,3 +74,12 @@ def test_a_target_that_is_no_class_gives_nan(wrong: int) -> None:
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
     assert loss.isnan().tolist() == gradient.isnan().all(1).tolist() == [False, True, False]
     assert reference.cross_entropy(logits, target).isnan()
+
+
+def test_an_ignored_row_has_no_say_whatever_it_holds() -> None:
+    logits = torch.randn(3, 7)
+    logits[1] = torch.nan
+    logits.requires_grad_()
+    loss = reference.cross_entropy(logits, torch.tensor([2, -100, 5]), z_loss=0.1, label_smoothing=0.1)
+    loss.backward()
+    assert loss.isfinite() and logits.grad.isfinite().all() and not logits.grad[1].any()

@@ -161,6 +161,12 @@ def test_the_last_backward_copies_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     assert weight.grad is not None and weight.grad.abs().sum() > 0
 
 
+def test_gradients_that_are_asked_for_have_no_history() -> None:
+    x, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((5, 8), (11, 8)))
+    loss = triton.linear_cross_entropy(x, weight, torch.randint(11, (5,), device=DEVICE))
+    assert not any(one.requires_grad for one in torch.autograd.grad(loss, (x, weight)))
+
+
 def test_ignored_rows_alone_give_zero() -> None:
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), torch.full_like(target, -100))

@@ -32,8 +32,9 @@ class LayerCache:
     window: int | None
 
     def write(self, rows_B1: Tensor, places_BS: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> None:
-        self.keys_BCGD[rows_B1, places_BS] = k_BSGD
-        self.values_BCGD[rows_B1, places_BS] = v_BSGD
+        # Under autocast they come in another precision than the cache was made in.
+        self.keys_BCGD[rows_B1, places_BS] = k_BSGD.to(self.keys_BCGD.dtype)
+        self.values_BCGD[rows_B1, places_BS] = v_BSGD.to(self.values_BCGD.dtype)
 
 
 @dataclass

@@ -21,6 +21,8 @@ def cross_entropy(
     exact = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     classes = exact.shape[1]
     known = (target_N >= 0) & (target_N < classes)
+    # What is ignored has no say, whatever it is: not even a NaN reaches a gradient.
+    exact = torch.where((target_N == ignore_index)[:, None], 0.0, exact)
     lse = exact.logsumexp(1)
     picked = exact.gather(1, torch.where(known, target_N, 0).long()[:, None])[:, 0]
     loss_N = lse - (1 - label_smoothing) * picked

@@ -130,7 +130,8 @@ def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
     launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
-    return gradient
+    # As it was kept it would carry the history of what it was kept for.
+    return gradient.detach()
 
 
 _reduced.register_autograd(_scale_gradients, setup_context=_keep_gradients)
