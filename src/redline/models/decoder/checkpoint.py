@@ -6,7 +6,10 @@ of the files is used, and none is missing.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +20,17 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.files import write_bytes, write_text
+from redline.files import CannotWrite, write_bytes, write_text
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
+# Where a model is written until all of it is there.
+_BESIDE = ".saving"
+_SHARDS = "model-?????-of-?????.safetensors"
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 # Old files hold these, which follow from the config.
 _COMPUTED = "rotary_emb.inv_freq"
 
@@ -76,23 +83,20 @@ def load_decoder(folder: str | Path, dtype: torch.dtype | None = None, device: t
     """The model of a folder, ready for inference; in the dtype of its files unless another is asked for."""
     folder = Path(folder)
     config = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
-    files = find_files(folder)
+    weights = Weights.of(folder)
+    weights.check_layers(config.layers)
     wanted = {piece.name: piece for piece in pieces(config)}
-    tied_too = {"lm_head.weight": wanted["model.embed_tokens.weight"]} if config.tied_embeddings else {}
-    stored = _check(folder, files, wanted, tied_too)
+    tied_too = {"lm_head.weight": wanted["model.embed_tokens.weight"].shape} if config.tied_embeddings else {}
+    weights.check({name: piece.shape for name, piece in wanted.items()}, tied_too)
     with torch.device("meta"):
-        model = Decoder(config).to(dtype or stored)
+        model = Decoder(config).to(dtype or weights.dtype)
     model.to_empty(device=device)
     model.tie()
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    for path in files:
+    weights.fill({name: piece.of(parameters) for name, piece in wanted.items()})
+    for path in weights.files if tied_too else ():
         with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no dict)
-                if name in wanted:
-                    _fill(wanted[name].of(parameters), file.get_tensor(name), name, path)
-    for path in files if tied_too else ():
-        with safe_open(path, "pt") as file:
-            if "lm_head.weight" in file.keys():  # noqa: SIM118
+            if "lm_head.weight" in file.keys():  # noqa: SIM118 (it is no dict)
                 _check_tied(file.get_tensor("lm_head.weight"), parameters["embedding.weight"], path)
     return model.eval()
 
@@ -138,46 +142,85 @@ def _opened(path: Path) -> Any:
         raise ModelError(f"{str(path)!r} is damaged, or no safetensors file ({error}).") from error
 
 
-def _check(folder: Path, files: list[Path], wanted: dict[str, Piece], also: dict[str, Piece]) -> torch.dtype:
-    """Refuses what does not fit exactly; gives the dtype that most of the files is in."""
-    found: dict[str, tuple[int, ...]] = {}
-    stored: dict[str, int] = {}
-    for path in files:
-        with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118
-                part = file.get_slice(name)
-                found[name] = tuple(part.get_shape())
-                size = 1
-                for side in found[name]:
-                    size *= side
-                stored[part.get_dtype()] = stored.get(part.get_dtype(), 0) + size
-    known = wanted | also
-    missing = [name for name in wanted if name not in found]
-    foreign = [name for name in found if name not in known and not name.endswith(_COMPUTED)]
-    other = [name for name, piece in known.items() if name in found and found[name] != piece.shape]
-    said = []
-    if missing:
-        said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
-    if foreign:
-        said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
-    if other:
-        name = other[0]
-        said.append(f"{len(other)} have another shape ({name} is {found[name]}, not {known[name].shape})")
-    if said:
-        raise ModelError(f"the weights in {str(folder)!r} do not fit its config.json: {', '.join(said)}.")
-    dtypes = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-    most = max(stored, key=lambda name: stored[name])
-    if set(stored) - set(dtypes):
-        odd = sorted(set(stored) - set(dtypes))[0]
-        raise ModelError(f"the weights in {str(folder)!r} are stored as {odd}: quantized files are not supported.")
-    return dtypes[most]
+@dataclass(frozen=True)
+class Weights:
+    """The weight files of a folder by their headers, so that what does not fit is refused before anything is built."""
+
+    folder: Path
+    files: list[Path]
+    shapes: dict[str, tuple[int, ...]]
+    # How many numbers are stored in each of the format's dtypes.
+    numbers: dict[str, int]
+
+    @classmethod
+    def of(cls, folder: Path) -> "Weights":
+        files = find_files(folder)
+        shapes: dict[str, tuple[int, ...]] = {}
+        numbers: dict[str, int] = {}
+        for path in files:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    shapes[name] = tuple(part.get_shape())
+                    numbers[part.get_dtype()] = numbers.get(part.get_dtype(), 0) + math.prod(shapes[name])
+        return cls(folder, files, shapes, numbers)
+
+    def check_layers(self, layers: int) -> None:
+        """Before the names of all layers are made: a config.json may say any number."""
+        if layers > len(self.shapes):
+            self._refuse(f"{layers} layers cannot be made of {len(self.shapes)} weights")
+
+    def check(self, wanted: Mapping[str, tuple[int, ...]], also: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        """Refuses what does not fit exactly; `also` may be there or not."""
+        known, found = {**wanted, **(also or {})}, self.shapes
+        missing = [name for name in wanted if name not in found]
+        foreign = [name for name in found if name not in known and not name.endswith(_COMPUTED)]
+        other = [name for name, shape in known.items() if name in found and found[name] != shape]
+        said = []
+        if missing:
+            said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
+        if foreign:
+            said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
+        if other:
+            name = other[0]
+            said.append(f"{len(other)} have another shape ({name} is {found[name]}, not {known[name]})")
+        if said:
+            self._refuse(", ".join(said))
+        odd = sorted(set(self.numbers) - set(_DTYPES))
+        if odd:
+            place = str(self.folder)
+            raise ModelError(f"the weights in {place!r} are stored as {odd[0]}: quantized files are not supported.")
+
+    def _refuse(self, why: str) -> None:
+        raise ModelError(f"the weights in {str(self.folder)!r} do not fit its config.json: {why}.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one that most of the files is in."""
+        return _DTYPES[max(self.numbers, key=lambda name: self.numbers[name])]
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        """Reads every target from its file."""
+        for path in self.files:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name in targets:
+                        _fill(targets[name], file.get_tensor(name), name, path)
 
 
 def _fill(target: Tensor, tensor: Tensor, name: str, path: Path) -> None:
-    if not torch.isfinite(tensor).all():
-        raise ModelError(f"{str(path)!r} is damaged: {name!r} holds values that are not finite.")
     with torch.no_grad():
         target.copy_(tensor)
+    check_finite(target, tensor, name, path)
+
+
+def check_finite(converted: Tensor, stored: Tensor, name: str, path: Path) -> None:
+    if torch.isfinite(converted).all():
+        return
+    if torch.isfinite(stored).all():
+        dtype = str(converted.dtype).removeprefix("torch.")
+        raise ModelError(f"{name!r} in {str(path)!r} holds values that are too large for {dtype}.")
+    raise ModelError(f"{str(path)!r} is damaged: {name!r} holds values that are not finite.")
 
 
 def _check_tied(head: Tensor, embedding: Tensor, path: Path) -> None:
@@ -188,7 +231,7 @@ def _check_tied(head: Tensor, embedding: Tensor, path: Path) -> None:
 def save_decoder(
     model: Decoder, folder: str | Path, *, stop_tokens: tuple[int, ...] = (), shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Writes the layout that transformers reads; `config.json` comes last, so that half a folder is no model."""
+    """Writes the layout that transformers reads, in place of a model that is there."""
     folder = Path(folder)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
     document = write_config(model.config, dtype, stop_tokens)
@@ -203,16 +246,51 @@ def save_decoder(
         shards[-1][piece.name] = piece
         sizes[-1] += size
     names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        tensors = {key: piece.of(parameters).detach().cpu().contiguous() for key, piece in shard.items()}
-        write_bytes(folder / name, to_safetensors(tensors, metadata={"format": "pt"}))
-    if len(shards) > 1:
-        weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
-        write_text(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
-    else:
-        (folder / INDEX).unlink(missing_ok=True)  # of an earlier model in several files
-    write_text(folder / "config.json", json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for name, shard in zip(names, shards, strict=True):
+            tensors = {key: piece.of(parameters).detach().cpu().contiguous() for key, piece in shard.items()}
+            yield name, to_safetensors(tensors, metadata={"format": "pt"})
+        if len(shards) > 1:
+            weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+            index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+            yield INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+
+    write_model(folder, files(), document)
+
+
+def write_model(folder: Path, files: Iterable[tuple[str, bytes]], config: Mapping[str, Any]) -> None:
+    """Weight files, their index if they have one, and `config.json`, in place of those of an earlier model.
+
+    The old model stays until all of the new one is written beside it; while the files change places there is no
+    `config.json`, so that a mixture is no model.
+    """
+    beside = folder / _BESIDE
+    shutil.rmtree(beside, ignore_errors=True)  # of a save that was killed
+    try:
+        names = []
+        for name, data in files:
+            write_bytes(beside / name, data)
+            names.append(name)
+        write_text(beside / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+        _put_in_place(beside, folder, names)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _put_in_place(beside: Path, folder: Path, names: list[str]) -> None:
+    path = folder / "config.json"
+    try:
+        path.unlink(missing_ok=True)
+        for path in (folder / name for name in names):
+            os.replace(beside / path.name, path)
+        for path in (folder / SINGLE, folder / INDEX, *folder.glob(_SHARDS)):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+        path = folder / "config.json"
+        os.replace(beside / path.name, path)
+    except OSError as error:
+        raise CannotWrite(path, error) from error
 
 
 def _shard_name(index: int, count: int) -> str:

@@ -3,6 +3,7 @@
 Every key is read, known to change nothing, or refused by name: a setting that is ignored gives wrong text in silence.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,17 +43,23 @@ _WITHOUT_EFFECT = frozenset(
         "label2id",
         "problem_type",
         "chunk_size_feed_forward",
+        "attention_dropout",  # of training
+        "is_llama_config",
+        "max_sequence_length",  # of the data; the model's is max_position_embeddings
+        "unsloth_fixed",
+        "unsloth_version",
     ]
 )
 # What is understood only as it usually stands.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (False, None),
-    "attention_dropout": (0, None),
     "pretraining_tp": (1, None),
     "quantization_config": (None,),
     "add_cross_attention": (False,),
     "tie_encoder_decoder": (False,),
+    "rope_interleaved": (False,),
+    "use_mrope": (False,),
 }
 _READ = frozenset(
     [
@@ -76,13 +83,15 @@ _READ = frozenset(
         "layer_types",
     ]
 )
+# What is more is a slip, and would fill the memory before a weight is missed.
+_MOST_LAYERS = 10_000
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def read_config(document: Mapping[str, Any], origin: str) -> DecoderConfig:
     """Defaults are those of transformers for the family, where a key may be left out."""
     family = document.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(
             f"{origin!r} is of the architecture {family!r}, which is not known: known are {', '.join(FAMILIES)}."
         )
@@ -96,17 +105,19 @@ def read_config(document: Mapping[str, Any], origin: str) -> DecoderConfig:
         return _config(str(family), document, origin)
     except KeyError as error:
         raise ModelError(f"{origin!r} has no {error.args[0]!r}.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{origin!r} has a setting of the wrong kind: {error}.") from error
 
 
 def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderConfig:
     heads, layers = _whole(document, "num_attention_heads"), _whole(document, "num_hidden_layers")
+    if heads < 1 or not 1 <= layers <= _MOST_LAYERS:
+        raise ValueError(f"{heads} heads in {layers} layers are no model")
     width = _whole(document, "hidden_size")
     bias = document.get("attention_bias", False) and family in ("llama", "qwen3")
     if document.get("attention_bias") and not bias:
         raise ModelError(f"{origin!r} sets 'attention_bias', which {family} does not have.")
-    head_dim = document.get("head_dim") or (128 if family == "qwen3" else width // heads)
+    head_dim = _whole(document, "head_dim", 128 if family == "qwen3" else width // heads)
     if family == "qwen2" and head_dim != width // heads:
         raise ModelError(f"{origin!r} sets 'head_dim' to {head_dim}, which qwen2 does not have.")
     base, scaling = _rope(document, origin)
@@ -116,12 +127,12 @@ def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderCon
         layers=layers,
         heads=heads,
         mlp_width=_whole(document, "intermediate_size"),
-        key_value_heads=document.get("num_key_value_heads") or (8 if family == "mistral" else heads),
+        key_value_heads=_whole(document, "num_key_value_heads", 8 if family == "mistral" else heads),
         head_dim=head_dim,
         context=_whole(document, "max_position_embeddings"),
         rope_base=base,
         rope_scaling=scaling,
-        norm_eps=float(document.get("rms_norm_eps", 1e-6)),
+        norm_eps=_finite("rms_norm_eps", document.get("rms_norm_eps", 1e-6)),
         qkv_bias=family == "qwen2" or bool(bias),
         out_bias=bool(bias),
         query_key_norm=family == "qwen3",
@@ -130,18 +141,25 @@ def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderCon
     )
 
 
-def _whole(document: Mapping[str, Any], key: str) -> int:
-    value = document[key]
+def _whole(document: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A default stands for a key that is missing, null or zero."""
+    value = document[key] if default is None else document.get(key) or default
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{key!r} is {value!r}, not a whole number")
     return value
+
+
+def _finite(key: str, value: Any) -> float:
+    if not math.isfinite(number := float(value)):
+        raise ValueError(f"{key!r} is {value!r}, not a finite number")
+    return number
 
 
 def _rope(document: Mapping[str, Any], origin: str) -> tuple[float, Scaling | None]:
     """The base and the scaling, from the keys of transformers 5 (`rope_parameters`) or those before."""
     new, old = document.get("rope_parameters"), document.get("rope_scaling")
     settings = dict(new or old or {})
-    base = float(settings.pop("rope_theta", None) or document.get("rope_theta") or 10_000.0)
+    base = _finite("rope_theta", settings.pop("rope_theta", None) or document.get("rope_theta") or 10_000.0)
     kind = settings.pop("rope_type", None) or settings.get("type") or "default"
     settings.pop("type", None)
     if new and old and {"rope_theta": base, "rope_type": kind} | settings != _scaling_document(base, old):
@@ -155,9 +173,9 @@ def _rope(document: Mapping[str, Any], origin: str) -> tuple[float, Scaling | No
     if kind == "default":
         return base, None
     if kind == "linear":
-        return base, LinearScaling(float(settings["factor"]))
-    factor, low, high, original = (settings[key] for key in _LLAMA3)
-    return base, Llama3Scaling(float(factor), float(low), float(high), int(original))
+        return base, LinearScaling(_finite("factor", settings["factor"]))
+    factor, low, high, original = (_finite(key, settings[key]) for key in _LLAMA3)
+    return base, Llama3Scaling(factor, low, high, int(original))
 
 
 def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,6 +187,8 @@ def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str) -> tuple[int | None, ...]:
     types = document.get("layer_types")
+    if document.get("sliding_window") is not None:
+        _whole(document, "sliding_window")
     window = document.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
     if family in ("qwen2", "qwen3"):
         if not document.get("use_sliding_window", False):

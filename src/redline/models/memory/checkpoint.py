@@ -1,31 +1,26 @@
 """A memory model on disk: `config.json` and `model.safetensors` in one folder, every name and shape checked."""
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 
 from redline.errors import ModelError
-from redline.files import write_bytes, write_text
+from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
 
 MODEL_TYPE = "redline_memory"
-WEIGHTS = "model.safetensors"
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:
     """`about` goes into config.json beside the model's own settings: the token that ends a text, for one."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    # Tied weights are one tensor under two names: kept once.
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items() if not _is_tied(name, model)}
-    write_bytes(folder / WEIGHTS, to_safetensors(tensors))
+    # Tied weights are one parameter under two names: kept once.
+    tensors = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
     config = {"model_type": MODEL_TYPE, **(about or {}), "memory": model.config.to_dict()}
-    write_text(folder / "config.json", json.dumps(config, indent=2) + "\n")
+    write_model(Path(folder), [(SINGLE, to_safetensors(tensors))], config)
 
 
 def load_memory_model(
@@ -34,43 +29,71 @@ def load_memory_model(
     """The model of a folder, ready for inference; in the dtype of its file unless another is asked for."""
     folder = Path(folder)
     config = read_memory_config(folder)
-    try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{str(folder / WEIGHTS)!r} cannot be read: {str(error).rstrip('.')}.") from error
+    weights = Weights.of(folder)
+    weights.check_layers(config.layers)
+    weights.check(dict(shapes(config)))
     with torch.device("meta"):
-        model = TitanModel(config)
-    expected = {name: tensor for name, tensor in model.state_dict().items() if not _is_tied(name, model)}
-    for name in sorted(expected.keys() ^ tensors.keys()):
-        where = "misses" if name in expected else "has, and its config.json does not,"
-        raise ModelError(f"{str(folder / WEIGHTS)!r} {where} {name!r}.")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            shapes = f"{tuple(tensors[name].shape)}, and its config.json says {tuple(tensor.shape)}"
-            raise ModelError(f"{str(folder / WEIGHTS)!r} has {name!r} of shape {shapes}.")
-    if config.tied_embeddings:
-        tensors["head.weight"] = tensors["embedding.weight"]
-    model.load_state_dict(tensors, assign=True)
-    if config.tied_embeddings:
-        model.head.weight = model.embedding.weight
-    return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+        model = TitanModel(config).to(dtype or weights.dtype)
+    model.to_empty(device=device)
+    model.tie()
+    weights.fill(dict(model.named_parameters()))
+    return model.eval().requires_grad_(False)
 
 
 def read_memory_config(folder: Path) -> TitanConfig:
     path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} cannot be read: {str(error).rstrip('.')}.") from error
-    if (
-        not isinstance(found, dict)
-        or found.get("model_type") != MODEL_TYPE
-        or not isinstance(found.get("memory"), dict)
-    ):
+    found = read_json(path)
+    if found.get("model_type") != MODEL_TYPE or not isinstance(found.get("memory"), dict):
         raise ModelError(f"{str(path)!r} is not the config of a memory model.")
     return TitanConfig.from_dict(found["memory"])
 
 
-def _is_tied(name: str, model: TitanModel) -> bool:
-    return name == "head.weight" and model.config.tied_embeddings
+def shapes(config: TitanConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every weight of such a model, without building it: a config.json may say any size."""
+    width, hidden = config.width, config.feed_forward_width
+    yield "embedding.weight", (config.vocabulary, width)
+    for layer in range(config.layers):
+        block = f"blocks.{layer}"
+        yield f"{block}.mixer_norm.weight", (width,)
+        mixer = _attention(config) if config.is_attention(layer) else _neural_memory(config)
+        for name, shape in mixer.items():
+            yield f"{block}.mixer.{name}", shape
+        yield f"{block}.feed_forward_norm.weight", (width,)
+        yield f"{block}.feed_forward.gate_up.weight", (2 * hidden, width)
+        yield f"{block}.feed_forward.down.weight", (width, hidden)
+    yield "norm.weight", (width,)
+    if not config.tied_embeddings:
+        yield "head.weight", (config.vocabulary, width)
+
+
+def _attention(config: TitanConfig) -> dict[str, tuple[int, ...]]:
+    width, channels = config.width, 2 * config.shared_heads * config.head_dim
+    found = {
+        "convolution": (config.convolution, channels),
+        "query.weight": (width, width),
+        "key_value.weight": (channels, width),
+        "out.weight": (width, width),
+    }
+    return {**found, "score.weight": (1, channels), "score.bias": (1,)} if config.memory_slots else found
+
+
+def _neural_memory(config: TitanConfig) -> dict[str, tuple[int, ...]]:
+    width, heads, values = config.width, config.neural_heads, config.neural_heads * config.value_dim
+    channels = 2 * heads * config.key_dim + values
+    updates: dict[str, dict[str, tuple[int, ...]]] = {
+        "gated_delta": {
+            "log_rate": (heads,),
+            "decay_bias": (heads,),
+            "decay.weight": (heads, width),
+            "strength.weight": (heads, width),
+        },
+        "titans": {"forgetting_bias": (heads,), "gates.weight": (3 * heads, width)},
+    }
+    return {
+        "convolution": (config.convolution, channels),
+        "query_key_value.weight": (channels, width),
+        **{f"update.{name}": shape for name, shape in updates[config.memory_update].items()},
+        "gate.weight": (values, width),
+        "norm.weight": (config.value_dim,),
+        "out.weight": (width, values),
+    }

@@ -9,6 +9,8 @@ from redline.errors import ModelError
 UPDATES = ("gated_delta", "titans")
 # What older config.json files call a setting.
 _FORMER = {"kv_heads": "key_value_heads", "hidden": "mlp_width", "tied": "tied_embeddings"}
+# Of tokens that attention sees at once, and of slots: what is more is a slip, and would fill the memory of any machine.
+_MOST = 2**20
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -53,6 +55,10 @@ class TitanConfig:
         for name in ("attention_every", "window_segments", "memory_slots", *given):
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} cannot be {getattr(self, name)}.")
+        if self.span > _MOST:
+            raise ModelError(f"segment and window_segments let attention see {self.span} tokens: {_MOST} are the most.")
+        if self.memory_slots > _MOST:
+            raise ModelError(f"memory_slots can be {_MOST} at the most, not {self.memory_slots}.")
         for name in ("rope_base", "norm_eps"):
             if getattr(self, name) <= 0:
                 raise ModelError(f"{name} must be above zero, not {getattr(self, name)}.")

@@ -22,6 +22,7 @@ from redline.models.memory.slot_attention import SlotAttention, WindowState
 from redline.models.memory.state import LayerState, MemoryState
 from redline.nn.checkpointing import GRANULARITIES, recomputed
 from redline.nn.head import Head
+from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
 from redline.nn.swiglu import SwiGLU
 
@@ -90,16 +91,20 @@ class TitanModel(nn.Module):
                 # What adds to the stream starts smaller, so that the stream does not grow with the depth.
                 branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
                 nn.init.normal_(parameter, std=spread / (2 * config.layers) ** 0.5 if branch else spread)
-        if config.tied_embeddings:
+        self.tie()
+
+    def tie(self) -> None:
+        """One weight for embedding and head where the config says so; moving off the meta device parts them."""
+        if self.config.tied_embeddings:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None, keep_all: bool = False) -> Tensor:
-        """Logits (B, S, V) for the token after each.
+    def forward(self, tokens_BS: Tensor, documents: Tensor | Packing | None = None, keep_all: bool = False) -> Tensor:
+        """Logits (B, S, V) for the token after each; `documents` numbers each token's document.
 
         `keep_all` reads every token that left the window, as if the bank had room for all: for training, and for many
         documents in a row. Otherwise the bank has its slots, as in `advance`.
         """
-        return self.head(self._hidden(tokens_BS, documents_BS, keep_all)[0])
+        return self.head(self._hidden(tokens_BS, documents, keep_all)[0])
 
     def advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Logits for the next tokens of texts that were begun, and what is remembered after them."""
@@ -138,6 +143,7 @@ class TitanModel(nn.Module):
 
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: MemoryCache) -> Tensor:
         """Takes in the first `counts_B` tokens of each row, and gives the logits (B, V) after each row's last one."""
+        self._check(tokens_BS)
         counts = counts_B.tolist()
         if set(counts) == {tokens_BS.shape[1]}:
             logits, state = self._last(tokens_BS, cache.state)
@@ -175,13 +181,13 @@ class TitanModel(nn.Module):
         self,
         tokens_BS: Tensor,
         targets_BS: Tensor,
-        documents_BS: Tensor | None = None,
+        documents: Tensor | Packing | None = None,
         z_loss: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy over targets that are not −100, plus `score_weight` times the share of tokens wanted kept."""
-        hidden, scores = self._hidden(tokens_BS, documents_BS, keep_all=True)
+        """Cross-entropy over targets that are not −100, in training plus `score_weight` times the share wanted kept."""
+        hidden, scores = self._hidden(tokens_BS, documents, keep_all=True)
         loss = self.head.loss(hidden, targets_BS, z_loss=z_loss)
-        if self.score_weight and scores:
+        if self.training and self.score_weight and scores:
             loss = loss + self.score_weight * torch.stack([wanted(score) for score in scores]).mean()
         return loss
 
@@ -214,6 +220,8 @@ class TitanModel(nn.Module):
                 raise ModelError(f"a bank of {layer.bank.slots} slots cannot be reduced to {fewer}.")
             return replace(layer, bank=layer.bank.reduced_to(fewer))
 
+        if not any(isinstance(layer, WindowState) and layer.bank is not None for layer in state.layers):
+            raise ModelError("the memory has no bank of slots that could be reduced.")
         return replace(state, layers=tuple(reduced(layer) for layer in state.layers))
 
     def gradient_checkpointing_enable(self, granularity: str = "block") -> None:
@@ -235,16 +243,20 @@ class TitanModel(nn.Module):
             assert isinstance(block, Block)
             yield block
 
-    def _hidden(self, tokens_BS: Tensor, documents_BS: Tensor | None, keep_all: bool) -> tuple[Tensor, list[Tensor]]:
+    def _hidden(
+        self, tokens_BS: Tensor, documents: Tensor | Packing | None, keep_all: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        self._check(tokens_BS)
         if self.config.memory_slots and not keep_all:
-            if documents_BS is not None:
+            if documents is not None:
                 raise ModelError("a bank of slots reads one document at a time: keep_all=True reads many in a row.")
             return self._advance(tokens_BS, self.new_state(len(tokens_BS)))[0], []
-        passage = Passage.whole(tokens_BS, documents_BS, self.config)
+        passage = Passage.whole(tokens_BS, documents, self.config)
         hidden, _, scores = self._run(tokens_BS, passage, None)
         return hidden, scores
 
     def _advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        self._check(tokens_BS)
         batch, count = tokens_BS.shape
         if batch != len(state.position_B):
             raise ModelError(f"a memory of {len(state.position_B)} sequences cannot go on with {batch}.")
@@ -259,9 +271,20 @@ class TitanModel(nn.Module):
         hidden, layers, _ = self._run(tokens_BS, passage, state.layers)
         return hidden, MemoryState(state.position_B + count, layers)
 
+    def _check(self, tokens_BS: Tensor) -> None:
+        if tokens_BS.ndim != 2 or tokens_BS.is_floating_point():
+            raise ModelError(
+                f"a memory model takes whole numbers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
+                f"{tuple(tokens_BS.shape)}."
+            )
+        if not tokens_BS.shape[1]:
+            raise ModelError("0 tokens, but the model takes 1 or more.")
+
     def _run(
         self, tokens_BS: Tensor, passage: Passage, states: tuple[LayerState, ...] | None
     ) -> tuple[Tensor, tuple[LayerState, ...], list[Tensor]]:
+        if torch.is_autocast_enabled(tokens_BS.device.type):
+            raise ModelError("a memory is kept in the precision of its model: take bf16 or fp16 instead of autocast.")
         branch, residual, after, scores = self.embedding(tokens_BS), None, [], []
         for index, block in enumerate(self.blocks):
             given = (branch, residual, passage, None if states is None else states[index])

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from redline.errors import ModelError
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.rotation import Rotation
+from redline.nn.packing import Packing
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,16 @@ class Passage:
     borders: tuple[int, ...] = ()
 
     @classmethod
-    def whole(cls, tokens_BS: Tensor, documents_BS: Tensor | None, config: TitanConfig) -> "Passage":
+    def whole(cls, tokens_BS: Tensor, documents: Tensor | Packing | None, config: TitanConfig) -> "Passage":
         """Texts from their beginning; positions count anew in every document."""
-        places = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
-        if documents_BS is not None:
-            new = torch.ones_like(documents_BS, dtype=torch.bool)
-            new[:, 1:] = documents_BS[:, 1:] != documents_BS[:, :-1]
-            places = places - torch.where(new, places, 0).cummax(1).values
+        documents_BS, places = None, torch.arange(tokens_BS.shape[1], device=tokens_BS.device).expand_as(tokens_BS)
+        if documents is not None:
+            documents_BS, places = _numbered(documents)
+            if documents_BS.shape != tokens_BS.shape:
+                raise ModelError(
+                    f"documents of shape {tuple(documents_BS.shape)} do not number tokens of shape "
+                    f"{tuple(tokens_BS.shape)}."
+                )
         return cls(places, documents_BS, Rotation.at(places, config.head_dim, config.rope_base))
 
     @classmethod
@@ -37,3 +42,21 @@ class Passage:
     def part(self, begin: int, end: int) -> "Passage":
         rotation = Rotation(self.rotation.cos_RD, self.rotation.sin_RD, self.rotation.rows_BS[:, begin:end])
         return Passage(self.positions_BS[:, begin:end], None, rotation)
+
+
+def _numbered(documents: Tensor | Packing) -> tuple[Tensor, Tensor]:
+    """The number of each token's document and its position there, where equal numbers mean the same document.
+
+    As in `Packing.of`, whose borders nobody needs here: to count them would be to wait for the device.
+    """
+    if isinstance(documents, Packing):
+        return documents.documents_BS, documents.positions_BS
+    if documents.ndim != 2 or documents.is_floating_point():
+        raise ModelError(
+            f"documents are whole numbers of shape (batch, tokens), not {documents.dtype} of shape "
+            f"{tuple(documents.shape)}."
+        )
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    return begins.cumsum(1), places - torch.where(begins, places, 0).cummax(1).values

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.files import write_bytes
+from redline.models.decoder.checkpoint import check_finite
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
@@ -41,19 +42,29 @@ class MemoryState:
 
     def row(self, index: int) -> "MemoryState":
         """One sequence of the batch."""
+        if not 0 <= index < len(self.position_B):
+            raise ModelError(f"a memory of {len(self.position_B)} sequences has no row {index}: they count from 0.")
         return self.map(lambda _, tensor: tensor[index : index + 1])
 
     @staticmethod
     def stack(states: "Sequence[MemoryState]") -> "MemoryState":
         """One batch of several; they may stand at different positions."""
+        if not states:
+            raise ModelError("there is no memory to stack.")
         tensors = [dict(state.named_tensors()) for state in states]
+        for one in tensors[1:]:
+            _check_alike(tensors[0], one)
         return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
 
-    def save(self, path: Path) -> None:
-        write_bytes(path, save({name: tensor.contiguous() for name, tensor in self.named_tensors()}))
+    def save(self, path: str | Path) -> None:
+        write_bytes(Path(path), save({name: tensor.contiguous() for name, tensor in self.named_tensors()}))
 
-    def load(self, path: Path) -> "MemoryState":
-        """The saved state, which must be of this one's kind: the same model, any number of sequences."""
+    def load(self, path: str | Path) -> "MemoryState":
+        """The saved state, which must be of this one's kind: the same model, any number of sequences.
+
+        Its banks may have been reduced to fewer slots.
+        """
+        path = Path(path)
         try:
             with safe_open(path, framework="pt") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -63,10 +74,42 @@ class MemoryState:
         for name in sorted(expected.keys() ^ found.keys()):
             raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")
         for name, tensor in expected.items():
-            if found[name].shape[1:] != tensor.shape[1:]:
+            if not _fits(name, found[name].shape[1:], tensor.shape[1:]):
                 shapes = f"{tuple(found[name].shape[1:])}, not {tuple(tensor.shape[1:])}"
                 raise ModelError(f"{str(path)!r} is the memory of another model: {name!r} has {shapes}.")
-        return self.map(lambda name, tensor: found[name].to(tensor.device, tensor.dtype))
+        if len({tuple(tensor.shape[:1]) for tensor in found.values()}) > 1:
+            raise ModelError(f"{str(path)!r} is damaged: its tensors are of different numbers of sequences.")
+        slots = sorted({tensor.shape[1] for name, tensor in found.items() if _has_slots(name)})
+        if len(slots) > 1:
+            raise ModelError(f"{str(path)!r} is damaged: its banks have {slots[0]} and {slots[-1]} slots.")
+
+        def restored(name: str, tensor: Tensor) -> Tensor:
+            converted = found[name].to(tensor.device, tensor.dtype)
+            check_finite(converted, found[name], name, path)
+            return converted
+
+        return self.map(restored)
+
+
+def _check_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """But for the number of sequences."""
+    for name in sorted(one.keys() ^ other.keys()):
+        raise ModelError(f"memories of different models are no batch: only one of them has {name!r}.")
+    for name, tensor in one.items():
+        first, second = tuple(tensor.shape[1:]), tuple(other[name].shape[1:])
+        if first != second:
+            raise ModelError(f"memories that differ are no batch: {name!r} is {first} in one and {second} in another.")
+
+
+def _has_slots(name: str) -> bool:
+    """Whether a tensor's second dimension is that of a bank's slots."""
+    return ".bank." in name and "_BM" in name
+
+
+def _fits(name: str, found: Sequence[int], expected: Sequence[int]) -> bool:
+    if _has_slots(name) and len(found) == len(expected):
+        return 1 <= found[0] <= expected[0] and found[1:] == expected[1:]
+    return found == expected
 
 
 def _named(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:

@@ -1,0 +1,106 @@
+"""A memory model's folder: what is damaged, or does not fit its config.json exactly, is one sentence."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from redline.errors import ModelError
+from redline.models.memory import TitanConfig, TitanModel, checkpoint, load_memory_model, save_memory_model
+
+TINY = TitanConfig(vocabulary=31, width=24, layers=4, heads=4, attention_every=2, segment=8, memory_slots=6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_memory_model(TitanModel(TINY), tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY,
+        replace(TINY, tied_embeddings=False, memory_slots=0, key_value_heads=2, convolution=2),
+        replace(TINY, attention_every=3, memory_update="titans", memory_heads=3, mlp_width=40),
+        replace(TINY, attention_every=0, memory_key_dim=5, memory_value_dim=7),
+    ],
+)
+def test_names_and_shapes_are_those_of_the_model(config: TitanConfig) -> None:
+    weights = dict(TitanModel(config).named_parameters())
+    assert dict(checkpoint.shapes(config)) == {name: tuple(weight.shape) for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["blocks.1.mixer.score.bias"][0] = value
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(
+        ModelError, match="is damaged: 'blocks.1.mixer.score.bias' holds values that are not finite[.]$"
+    ):
+        load_memory_model(folder)
+
+
+def test_weights_beyond_the_dtype_asked_for_are_refused(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][3] = 1e5
+    save_file(weights, folder / "model.safetensors")
+    assert load_memory_model(folder).norm.weight[3] == 1e5
+    with pytest.raises(ModelError, match="'norm.weight' in .* holds values that are too large for float16[.]$"):
+        load_memory_model(folder, torch.float16)
+
+
+def test_weights_of_whole_numbers_are_refused(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weight.long() for name, weight in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="are stored as I64: quantized files are not supported[.]$"):
+        load_memory_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": 10**8}, "do not fit its config.json: 100000000 layers cannot be made of 48 weights[.]$"),
+        ({"layers": 5}, "13 weights are missing .blocks.4.mixer_norm.weight …."),
+        ({"layers": 3}, "10 are not its own .blocks.3"),
+        ({"memory_slots": 0}, "4 are not its own .blocks.1.mixer.score.bias …."),
+        ({"vocabulary": 10**30}, "1 have another shape .embedding.weight is .31, 24., not .10{30}, 24.."),
+        ({"mlp_width": 10**18}, "8 have another shape .blocks.0.feed_forward.gate_up.weight is"),
+        ({"convolution": 10**12}, "4 have another shape .blocks.0.mixer.convolution is"),
+        (
+            {"segment": 10**12},
+            "segment and window_segments let attention see 2000000000000 tokens: 1048576 are the most[.]$",
+        ),
+        ({"window_segments": 10**12}, "segment and window_segments let attention see 8000000000008 tokens: 1048576"),
+        ({"memory_slots": 10**11}, "memory_slots can be 1048576 at the most, not 100000000000[.]$"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_settings_that_the_weights_do_not_have_are_refused_before_anything_is_built(
+    folder: Path, change: dict[str, Any], sentence: str
+) -> None:
+    path = folder / "config.json"
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "memory": {**found["memory"], **change}}))
+    with pytest.raises(ModelError, match=sentence) as error:
+        load_memory_model(folder).new_state()
+    assert str(error.value).endswith(".") and str(error.value).count(". ") == 0
+
+
+def test_what_is_no_folder_of_a_memory_model(folder: Path) -> None:
+    for text, sentence in (
+        ("{}", "is not the config of a memory model[.]$"),
+        ("[]", "config.json' is not a JSON object[.]$"),
+        ("{", "config.json' is not JSON: .*[.]$"),
+    ):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(ModelError, match=sentence):
+            load_memory_model(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match="cannot read .*config.json': No such file or directory[.]$"):
+        load_memory_model(folder)

@@ -1,0 +1,141 @@
+"""What is remembered, as a value: kept, restored, reduced, stacked and taken apart, or refused in one sentence."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.models.memory import MemoryState, TitanConfig, TitanModel
+
+SMALL = TitanConfig(vocabulary=31, width=24, layers=2, heads=4, attention_every=2, segment=8, memory_slots=6)
+
+
+def tokens(batch: int, length: int) -> Tensor:
+    return torch.randint(SMALL.vocabulary, (batch, length))
+
+
+def remembering(config: TitanConfig = SMALL, batch: int = 1) -> tuple[TitanModel, MemoryState]:
+    model = TitanModel(config).eval().requires_grad_(False)
+    return model, model.advance(tokens(batch, 43), model.new_state(batch))[1]
+
+
+def test_a_path_may_be_a_text(tmp_path: Path) -> None:
+    model, state = remembering()
+    state.save(str(tmp_path / "state.safetensors"))
+    restored, more = model.new_state().load(str(tmp_path / "state.safetensors")), tokens(1, 9)
+    assert torch.equal(model.advance(more, restored)[0], model.advance(more, state)[0])
+
+
+def test_a_reduced_memory_is_restored(tmp_path: Path) -> None:
+    model, state = remembering(batch=2)
+    reduced, more = model.reduce_memory_slots(state), tokens(2, 20)
+    reduced.save(tmp_path / "state.safetensors")
+    restored = model.new_state().load(tmp_path / "state.safetensors")
+    assert restored.bytes == reduced.bytes < state.bytes
+    assert torch.equal(model.advance(more, restored)[0], model.advance(more, reduced)[0])
+
+
+def test_a_memory_of_more_slots_or_of_several_numbers_of_them_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering(replace(SMALL, layers=4))
+    state.save(path)
+    fewer = TitanModel(replace(SMALL, layers=4, memory_slots=5))
+    with pytest.raises(ModelError, match="another model: 'layers.1.bank.key_BMHD' has .6, 4, 6., not .5, 4, 6.[.]$"):
+        fewer.new_state().load(path)
+    mixed = {**load_file(path)}
+    for name, tensor in model.reduce_memory_slots(state, 2).named_tensors():
+        if name.startswith("layers.3.bank"):
+            mixed[name] = tensor.contiguous()
+    save_file(mixed, path)
+    with pytest.raises(ModelError, match="is damaged: its banks have 2 and 6 slots[.]$"):
+        model.new_state().load(path)
+
+
+@pytest.mark.parametrize("name", ["layers.0.memory", "layers.1.bank.key_BMHD"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_saved_memory_that_is_not_finite_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    found = load_file(path)
+    found[name].view(-1)[0] = value
+    save_file(found, path)
+    with pytest.raises(ModelError, match=f"is damaged: '{name}' holds values that are not finite[.]$"):
+        model.new_state().load(path)
+
+
+@pytest.mark.parametrize("rows", [torch.zeros(2, dtype=torch.int64), torch.tensor(3)])
+def test_a_saved_memory_of_several_batch_sizes_is_refused(tmp_path: Path, rows: Tensor) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    save_file({**load_file(path), "position_B": rows}, path)
+    with pytest.raises(ModelError, match="is damaged: its tensors are of different numbers of sequences[.]$"):
+        model.new_state().load(path)
+
+
+def test_memories_that_differ_are_not_stacked() -> None:
+    model, state = remembering()
+    with pytest.raises(
+        ModelError, match="no batch: 'layers.1.bank.key_BMHD' is .6, 4, 6. in one and .3, 4, 6. in anot"
+    ):
+        MemoryState.stack([state, model.reduce_memory_slots(state)])
+    _, other = remembering(replace(SMALL, memory_slots=0))
+    for states in ([state, other], [other, state]):
+        with pytest.raises(ModelError, match="no batch: only one of them has 'layers.1.bank.age_BM'[.]$"):
+            MemoryState.stack(states)
+    with pytest.raises(ModelError, match="there is no memory to stack[.]$"):
+        MemoryState.stack([])
+
+
+@pytest.mark.parametrize("index", [5, 2, -1])
+def test_a_row_that_is_not_there_is_refused(index: int) -> None:
+    _, state = remembering(batch=2)
+    with pytest.raises(ModelError, match=f"a memory of 2 sequences has no row {index}: they count from 0[.]$"):
+        state.row(index)
+
+
+@pytest.mark.parametrize("slots", [None, 1, 99])
+def test_a_memory_without_a_bank_is_not_reduced(slots: int | None) -> None:
+    model, state = remembering(replace(SMALL, memory_slots=0))
+    with pytest.raises(ModelError, match="the memory has no bank of slots that could be reduced[.]$"):
+        model.reduce_memory_slots(state, slots)
+
+
+@pytest.mark.parametrize("slots", [99, 7, 0, -1])
+def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
+    model, state = remembering()
+    with pytest.raises(ModelError, match=f"a bank of 6 slots cannot be reduced to {slots}[.]$"):
+        model.reduce_memory_slots(state, slots)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            torch.zeros(9, dtype=torch.int64),
+            "a memory model takes whole numbers of shape .batch, tokens., not torch.int64 of",
+        ),
+        (
+            torch.zeros(1, 9),
+            "a memory model takes whole numbers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
+        ),
+        (torch.zeros(1, 0, dtype=torch.int64), "0 tokens, but the model takes 1 or more[.]$"),
+    ],
+    ids=["1-D", "float", "empty"],
+)
+def test_what_are_no_tokens_are_refused(given: Tensor, sentence: str) -> None:
+    model, state = remembering()
+    for read in (
+        lambda: model(given),
+        lambda: model(given, keep_all=True),
+        lambda: model.loss(given, given),
+        lambda: model.advance(given, state),
+        lambda: model.prefill(given, torch.tensor([1]), model.new_cache(1, 9)),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            read()
