@@ -2,19 +2,24 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from patience import PATIENCE_S
 from redline.generation import InferenceEngine
+from redline.models.decoder import Decoder, save_decoder
+from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 
-from ..generation.tiny_language_model import write_model
+from ..generation.tiny_language_model import byte_tokenizer, write_model
 from .conftest import Seen
 from .test_bad_input import assert_one_sentence
 
@@ -71,6 +76,15 @@ def test_a_plan_and_a_single_token(folder: Path, command: Callable[..., Seen]) -
     assert figures["tokens_per_s"] is None
 
 
+def test_a_memory_model_writes_too(command: Callable[..., Seen], tmp_path: Path) -> None:
+    remembering = tmp_path / "remembering"
+    config = TitanConfig(byte_tokenizer().get_vocab_size(), 32, 2, 4, attention_every=2, segment=8, memory_slots=5)
+    save_memory_model(TitanModel(config), remembering)
+    byte_tokenizer().save(str(remembering / "tokenizer.json"))
+    figures = command("generate", remembering, PROMPT, "--max-tokens", 30, "--device", "cpu", "--json").json()
+    assert (figures["tokens"], figures["ended_by"]) == (30, "length")
+
+
 def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     for arguments, words in (
         ((tmp_path / "absent", "a"), "there is no folder"),
@@ -86,6 +100,59 @@ def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     assert_one_sentence(command("generate", folder, "a"), "architecture 'mamba'")
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", 0.8), ("--json",)], ids=["greedy", "drawn", "json"])
+def test_logits_that_are_not_finite_are_a_sentence(
+    options: tuple[object, ...], tmp_path: Path, command: Callable[..., Seen]
+) -> None:
+    folder = tmp_path / "overflowing"
+    model = write_model(folder)
+    with torch.no_grad():
+        model.head.weight.fill_(3e38)
+    save_decoder(model, folder, stop_tokens=(1,))
+    seen = command("generate", folder, PROMPT, "--device", "cpu", *options)
+    assert_one_sentence(seen, "the model's logits are not finite")
+    assert seen.err.count("\n") == 1
+
+
+def test_a_text_that_breaks_off_ends_its_line(
+    folder: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, steps = Decoder.step, []
+
+    def step(self: Decoder, *arguments: Any) -> Any:
+        steps.append(1)
+        return sound(self, *arguments) * (1 if len(steps) < 20 else float("nan"))
+
+    monkeypatch.setattr(Decoder, "step", step)
+    seen = command("generate", folder, PROMPT, "--device", "cpu", "--temperature", 2)
+    assert seen.code == 2 and len(seen.out) > 1 and seen.out.endswith("\n")
+    assert seen.err.count("\n") == 1 and "not finite" in seen.err
+
+
+def test_a_prompt_that_is_no_text_is_refused(folder: Path, command: Callable[..., Seen]) -> None:
+    assert_one_sentence(command("generate", folder, "\udcff\udcfe", "--device", "cpu"), "the prompt is not UTF-8")
+
+
+def test_a_terminal_without_the_characters_gets_others(folder: Path) -> None:
+    arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu"]
+    surroundings = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    seen = subprocess.run([*arguments, "--temperature", "2"], env=surroundings, capture_output=True, timeout=PATIENCE_S)
+    assert seen.returncode == 0 and seen.stderr == b""
+    assert b"?" in seen.stdout and seen.stdout.isascii()
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_reader_that_leaves_ends_it_quietly(options: tuple[str, ...], folder: Path) -> None:
+    arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu", *options]
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        seen = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    finally:
+        os.close(write)
+    assert (seen.returncode, seen.stderr) == (141, b"")
 
 
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from redline.errors import ModelError
 from redline.generation.folder import ModelFolder
 
-from .tiny_language_model import write_model
+from .tiny_language_model import byte_tokenizer, write_model
 
 
 def test_it_knows_its_model_its_tokens_and_where_texts_end(tmp_path: Path) -> None:
@@ -22,6 +22,39 @@ def test_it_knows_its_model_its_tokens_and_where_texts_end(tmp_path: Path) -> No
     assert ModelFolder.open(tmp_path).stop_tokens == (4, 9)
     (tmp_path / "generation_config.json").unlink()
     assert ModelFolder.open(tmp_path).stop_tokens == (1,)
+
+
+def test_a_prompt_is_neither_cut_nor_filled(tmp_path: Path) -> None:
+    """Files keep what their training cut and filled its texts with."""
+    write_model(tmp_path)
+    tokenizer = byte_tokenizer()
+    whole = tokenizer.encode("the sea is the land").ids
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=50)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert ModelFolder.open(tmp_path).tokenizer.encode("the sea is the land").ids == whole
+
+
+def test_a_tokenizer_has_no_more_tokens_than_its_model(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    tokens = byte_tokenizer().get_vocab_size()
+    for larger in (tokens, tokens + 40):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": larger}))
+        ModelFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": tokens - 1}))
+    with pytest.raises(ModelError, match=f"has {tokens:,} tokens, and its model's vocabulary is {tokens - 1:,}"):
+        ModelFolder.open(tmp_path)
+    memory = {"model_type": "redline_memory", "memory": {"vocabulary": tokens - 2}}
+    (tmp_path / "config.json").write_text(json.dumps(memory))
+    with pytest.raises(ModelError, match=f"vocabulary is {tokens - 2:,}"):
+        ModelFolder.open(tmp_path)
+    # What was added for padding is in no prompt.
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": tokens}))
+    padded = byte_tokenizer()
+    assert padded.add_special_tokens(["[PAD]"]) == 1
+    padded.save(str(tmp_path / "tokenizer.json"))
+    ModelFolder.open(tmp_path)
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from redline.errors import ModelError
 from redline.generation import InferenceEngine, Sampling
 from redline.generation.sampling import Sampler
 from redline.models.decoder import Decoder, DecoderConfig
@@ -105,6 +106,25 @@ def test_recordings_follow_each_other() -> None:
     for lengths in ((3,), (5, 9), (400,), (2, 2, 2), (3,)):
         batch = prompts(*lengths)
         assert engine.generate(batch, max_tokens=20) == plain.generate(batch, max_tokens=20)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "drawn"])
+def test_a_recorded_step_that_is_not_finite_is_no_text(sampling: Sampling) -> None:
+    """The steps that are under way by then take in a token all the same, and must not stop the device."""
+    model = Decoder(DecoderConfig(1003, 128, 1, 4, 256, context=700)).eval().cuda()
+    batch = prompts(5, 9)
+    engine = InferenceEngine(model)
+    whole = engine.generate(batch, sampling, max_tokens=20)
+    shared = engine.model.model.head.weight
+    kept = shared.detach().clone()
+    for value in (float("nan"), float("inf")):
+        with torch.no_grad():
+            shared.fill_(value)
+        with pytest.raises(ModelError, match="not finite in rows 0, 1"):
+            engine.generate(batch, sampling, max_tokens=20)
+        with torch.no_grad():
+            shared.copy_(kept)
+        assert engine.generate(batch, sampling, max_tokens=20) == whole
 
 
 def test_a_step_does_not_wait_for_the_device(

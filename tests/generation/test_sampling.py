@@ -71,6 +71,45 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert torch.equal(sampler.next_tokens(logits), logits.argmax(1))
 
 
+@pytest.mark.parametrize("temperature", [1e-21, 1e-30, 1e-38, 1e-45, 1e-300])
+def test_a_temperature_that_leaves_nothing_to_chance_is_zero(temperature: float) -> None:
+    logits = 100 * torch.randn(5, 40)
+    sampler = Sampler(Sampling(temperature, top_p=0.9), 5, 40, CPU)
+    assert torch.equal(sampler.next_tokens(logits), logits.argmax(1))
+    assert Sampling(temperature, top_p=0.9).form == Sampling(0.0).form
+
+
+def test_the_least_temperature_that_draws_takes_the_likeliest_too() -> None:
+    logits = 100 * torch.randn(5, 40)
+    sampler = Sampler(Sampling(1e-20), 5, 40, CPU)
+    assert Sampling(1e-20).form != Sampling().form
+    assert torch.equal(sampler.next_tokens(logits), logits.argmax(1))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.7),
+        Sampling(temperature=0.7, top_k=3),
+        Sampling(temperature=0.7, top_p=0.5),
+        Sampling(temperature=0.7, min_p=0.2),
+        Sampling(temperature=0.7, top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.3),
+    ],
+    ids=str,
+)
+def test_a_row_that_is_not_finite_has_no_token(sampling: Sampling) -> None:
+    logits = torch.randn(5, 40)
+    logits[0, 17] = float("nan")
+    logits[1, 5] = float("inf")
+    logits[2] = float("-inf")
+    logits[3, 1:30] = float("-inf")
+    sampler = Sampler(sampling, 5, 40, CPU)
+    for _ in range(3):
+        tokens = sampler.next_tokens(logits).tolist()
+        assert tokens[:3] == [-1, -1, -1] and tokens[3] not in range(1, 30) and min(tokens[3:]) >= 0
+
+
 def test_the_draw_follows_the_probabilities() -> None:
     rows, vocabulary = 400, 6
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, -30.0])

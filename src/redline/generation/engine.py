@@ -6,12 +6,13 @@ it and reads tokens behind it. On a CPU the same code runs without the graph.
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from redline.errors import MachineError, RedlineError
+from redline.generation.language_model import LanguageModel
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
@@ -27,8 +28,9 @@ class InferenceEngine:
     """`InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
 
     `model` is what `generation.language_model` describes. `plan` is one of the ladder's: its rungs are applied to a
-    copy, or with `share=True` to the model itself, which saves the memory. `graph` records the step; it is on where
-    there is a GPU. `chunk` is how many tokens of a prompt are taken in at a time. `recorder` is for tests.
+    copy, or with `share=True` to the model itself, which saves the memory. `samples` are prompts for the rungs that
+    look at real inputs. `graph` records the step; it is on where there is a GPU. `chunk` is how many tokens of a prompt
+    are taken in at a time. `recorder` is for tests.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class InferenceEngine:
         plan: Plan | str | None = None,
         *,
         share: bool = False,
+        samples: Sequence[Sequence[int] | Tensor] = (),
         graph: bool | None = None,
         chunk: int = 2048,
         recorder: Recorder | None = None,
@@ -48,7 +51,11 @@ class InferenceEngine:
         cuda = self.device.type == "cuda"
         if graph and not cuda and recorder is None:
             raise MachineError(f"a CUDA graph needs a CUDA device, and the model is on {self.device.type}.")
-        self.model = PlannedModel.of(model.eval(), parsed, share)
+        batches = [list(map(int, sample)) for sample in samples]
+        if batches:
+            check_prompts(batches, cast(LanguageModel, model).vocabulary)
+        inputs = [torch.tensor([batch], device=self.device) for batch in batches]
+        self.model = PlannedModel.of(model, parsed, share, inputs)
         self.chunk = chunk
         self.records = cuda and graph is not False
         self.recorder = recorder
@@ -57,7 +64,7 @@ class InferenceEngine:
 
     @property
     def plan(self) -> Plan:
-        """What is applied; graphs are the engine's own."""
+        """What is applied, with the choices that rungs made; graphs are the engine's own."""
         return self.model.plan
 
     def stream(
@@ -92,7 +99,10 @@ class InferenceEngine:
         max_tokens: int = 256,
         stop_tokens: Iterable[int] = (),
     ) -> list[Completion]:
-        """Whole texts; every row is what it would be alone with the seed `seed + row`."""
+        """Whole texts; every row is what it would be alone with the seed `seed + row`, with one exception.
+
+        All rows end where the longest prompt's context does: give prompts that nearly fill it a call of their own.
+        """
         with self.stream(prompts, sampling, max_tokens=max_tokens, stop_tokens=stop_tokens) as stream:
             for _ in stream:
                 pass
@@ -101,7 +111,7 @@ class InferenceEngine:
     def _session(self, key: Any, batch: int, room: int, sampling: Sampling) -> Session:
         """The one of the last stream when it fits and nobody uses it; its memory is given back when it does not."""
         idle, self._idle = self._idle, None
-        if idle is not None and idle[0] == key:
+        if idle is not None and idle[0] == key and idle[1].is_sound():
             self.setup_s = 0.0
             return idle[1]
         del idle
@@ -117,17 +127,20 @@ class InferenceEngine:
         return session
 
     def _limit(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, Reason]:
-        if not prompts or not all(prompts):
-            raise RedlineError("a prompt needs at least one token.")
+        check_prompts(prompts, self.model.vocabulary)
         if max_tokens < 1:
             raise RedlineError(f"at least 1 token is generated, not {max_tokens}.")
-        vocabulary, context = self.model.vocabulary, self.model.context
-        for token in (token for prompt in prompts for token in prompt):
-            if not 0 <= token < vocabulary:
-                raise RedlineError(f"token {token} is not in the model's vocabulary of {vocabulary}.")
-        longest = max(map(len, prompts))
+        longest, context = max(map(len, prompts)), self.model.context
         if context is None or longest + max_tokens <= context:
             return max_tokens, "length"
         if longest >= context:
             raise RedlineError(f"the prompt has {longest} tokens, and the model's context is {context}.")
         return context - longest, "context"
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    if not prompts or not all(prompts):
+        raise RedlineError("a prompt needs at least one token.")
+    for token in (token for prompt in prompts for token in prompt):
+        if not 0 <= token < vocabulary:
+            raise RedlineError(f"token {token} is not in the model's vocabulary of {vocabulary}.")

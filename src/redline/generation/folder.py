@@ -41,7 +41,15 @@ class ModelFolder:
         if model_type not in LOADERS:
             known = ", ".join(LOADERS)
             raise ModelError(f"{str(path)!r} is of the architecture {model_type!r}, which is not known: {known} are.")
-        return cls(path, model_type, read_tokenizer(path), find_stop_tokens(path, config))
+        tokenizer = read_tokenizer(path)
+        # Fine-tunes often add a token for padding, which no prompt holds: those are looked at in the prompt itself.
+        known = tokenizer.get_vocab(with_added_tokens=False)
+        tokens, vocabulary = max(known.values(), default=-1) + 1, find_vocabulary(config)
+        if vocabulary is not None and tokens > vocabulary:
+            raise ModelError(
+                f"the tokenizer in {str(path)!r} has {tokens:,} tokens, and its model's vocabulary is {vocabulary:,}."
+            )
+        return cls(path, model_type, tokenizer, find_stop_tokens(path, config))
 
     def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         return LOADERS[self.model_type](self.path, dtype, device)
@@ -54,9 +62,20 @@ def read_tokenizer(folder: Path) -> Any:
     if not path.exists():
         raise ModelError(f"{str(folder)!r} has no tokenizer.json, so text cannot be turned into tokens.")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # it raises a bare Exception for whatever it cannot read
         raise ModelError(f"{str(path)!r} is not a readable tokenizer: {str(error).rstrip('.')}.") from error
+    # The file keeps how its training cut and filled texts; a prompt is taken as it is.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_vocabulary(config: dict[str, Any]) -> int | None:
+    """None where `config.json` does not say it, which the model's loader refuses."""
+    memory = config.get("memory")
+    found = memory.get("vocabulary") if isinstance(memory, dict) else config.get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -4,27 +4,35 @@ A step has one shape for ever, so it is what compilers and graphs are good for; 
 through the same converted or quantized layers as they are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from redline.boundary import unwrapped
 from redline.generation.language_model import LanguageModel
-from redline.job import Applied, entered
+from redline.job import Applied, Job, entered
+from redline.machine import Machine
 from redline.plan import Plan
 from redline.rungs.cuda_graph import CudaGraph
 
 
 class DecodeStep(nn.Module):
-    """A model whose call is its step."""
+    """A model whose call is its step; without a cache it takes a prompt in, which is how rungs run samples."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, tokens_B: Tensor, cache: Any) -> Tensor:
-        return cast(LanguageModel, self.model).step(tokens_B, cache)
+    def forward(self, tokens: Tensor, cache: Any = None) -> Tensor:
+        """Tokens (B,) with a cache, or prompts (B, S) of equal length."""
+        model = cast(LanguageModel, self.model)
+        if cache is not None:
+            return model.step(tokens, cache)
+        batch, length = tokens.shape
+        return model.prefill(tokens, torch.full((batch,), length, device=tokens.device), model.new_cache(batch, length))
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,12 @@ class PlannedModel:
     plan: Plan
 
     @classmethod
-    def of(cls, model: nn.Module, plan: Plan, share: bool) -> "PlannedModel":
-        """`share` hands the model over to be changed; otherwise it is copied."""
-        plan = without_graphs(plan)
-        applied = plan.apply(DecodeStep(model), share=share)
-        assert isinstance(applied, Applied)
-        return cls(applied, plan)
+    def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
+        """`share` hands the model over to be changed; otherwise it is copied. `samples` are prompts (1, S)."""
+        job = Job.of(DecodeStep(model), tuple(samples), share=share)
+        job.model.eval()
+        resolved, job = without_graphs(plan).build(job, Machine.detect(str(job.device)))
+        return cls(Applied(job), resolved)
 
     @property
     def model(self) -> Any:

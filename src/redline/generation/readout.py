@@ -8,6 +8,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from redline.generation.sampling import NO_TOKEN
+
 
 class Readout:
     """First in, first out. On a CPU there is nothing to wait for."""
@@ -17,6 +19,8 @@ class Readout:
         # One more than are ever under way, so that none is written over before it is read.
         self.free = deque(torch.empty(batch, dtype=torch.int64, pin_memory=self.cuda) for _ in range(depth + 1))
         self.under_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        # Whether a row ever had no token.
+        self.missed = False
 
     def __len__(self) -> int:
         return len(self.under_way)
@@ -36,7 +40,9 @@ class Readout:
         if event is not None:
             event.synchronize()
         self.free.append(buffer)
-        return buffer.tolist()
+        tokens: list[int] = buffer.tolist()
+        self.missed = self.missed or NO_TOKEN in tokens
+        return tokens
 
     def clear(self) -> None:
         """Drops what nobody will read, once it can no longer arrive."""

@@ -16,11 +16,15 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 _32_BITS = 0xFFFFFFFF
+# Below it the noise changes nothing, and logits divided by it could leave fp32.
+_LEAST_TEMPERATURE = 1e-20
+# In place of a token where logits are not finite.
+NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 takes the likeliest token; row r of a batch draws with `seed + r`.
+    """Temperature 0 takes the likeliest token, as does one below 1e-20; row r of a batch draws with `seed + r`.
 
     `top_k` keeps that many tokens, `top_p` the likeliest that together have this probability, `min_p` those at least
     this share as likely as the likeliest. `repetition_penalty` above 1 makes tokens less likely that came before, in
@@ -51,7 +55,7 @@ class Sampling:
     @property
     def form(self) -> tuple[bool, int, bool, bool, bool]:
         """What a recorded step is made for; everything else may change between replays."""
-        draws = self.temperature > 0
+        draws = self.temperature >= _LEAST_TEMPERATURE
         top_k = self.top_k if draws else 0
         return draws, top_k, draws and self.top_p < 1, draws and self.min_p > 0, self.repetition_penalty != 1
 
@@ -72,7 +76,7 @@ class Sampler:
 
     def start(self, sampling: Sampling) -> None:
         """Begins new texts with settings of the same form."""
-        numbers = (sampling.temperature or 1.0, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
+        numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
         self.numbers.copy_(torch.tensor(numbers))
         seeds = torch.tensor([_wrapped(sampling.seed + row) for row in range(len(self.keys_B))])
         self.keys_B.copy_(mixed(mixed(seeds & _32_BITS) + ((seeds >> 32) & _32_BITS)))
@@ -89,7 +93,10 @@ class Sampler:
             self.seen_BV.scatter_(1, torch.where(valid, tokens_BS, first), noted)
 
     def next_tokens(self, logits_BV: Tensor) -> Tensor:
-        """One token a row; counts it as drawn and as seen."""
+        """One token a row; counts it as drawn and as seen.
+
+        `NO_TOKEN` for a row with a NaN, with +∞, or with nothing above −∞: who reads the tokens must look.
+        """
         logits_BV = logits_BV.float()
         temperature, top_p, min_p, penalty = self.numbers.unbind()
         if self.penalizes:
@@ -101,7 +108,9 @@ class Sampler:
         self.drawn_B += 1
         if self.penalizes:
             self.seen_BV.scatter_(1, tokens_B[:, None], True)
-        return tokens_B
+        # A NaN counts as the largest, so the largest tells of the whole row.
+        largest_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
+        return tokens_B.masked_fill(~largest_B.isfinite(), NO_TOKEN)
 
     def _cut(self, logits_BV: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
         if self.top_k:

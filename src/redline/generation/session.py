@@ -41,7 +41,9 @@ class Session:
         self.readout = Readout(batch, device, self.ahead)
 
         def run() -> None:
-            self.tokens_B.copy_(self.sampler.next_tokens(step(self.tokens_B, self.cache)))
+            # A row without a token takes any in, until the host has read of it.
+            fed_B = self.tokens_B.clamp(min=0)
+            self.tokens_B.copy_(self.sampler.next_tokens(step(fed_B, self.cache)))
 
         self._step: Callable[[], object] = run
         if recorder is not None:
@@ -69,6 +71,11 @@ class Session:
         assert logits_BV is not None
         self.tokens_B.copy_(self.sampler.next_tokens(logits_BV))
         self.readout.send(self.tokens_B)
+
+    def is_sound(self) -> bool:
+        """Whether it may begin new texts: a cache that held a NaN spreads it, since 0 times NaN is NaN."""
+        self.readout.clear()
+        return not self.readout.missed
 
     @torch.no_grad()
     def advance(self) -> None:

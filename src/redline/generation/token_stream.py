@@ -5,7 +5,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from redline.generation.sampling import Sampling
+from redline.errors import ModelError
+from redline.generation.sampling import NO_TOKEN, Sampling
 from redline.generation.session import Session
 
 Reason = Literal["stop", "length", "context"]
@@ -89,6 +90,7 @@ class TokenStream:
             else:
                 self.step_s.append(now - last)
             last = now
+            self._check(tokens)
             row: list[int | None] = []
             for token, completion in zip(tokens, self.completions, strict=True):
                 if completion.reason is None and token in stop_tokens:
@@ -104,3 +106,14 @@ class TokenStream:
                 yield tuple(row)
             if all(completion.reason for completion in self.completions):
                 return
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        """What becomes of a row after its end is nobody's text."""
+        pairs = enumerate(zip(tokens, self.completions, strict=True))
+        rows = [row for row, (token, completion) in pairs if token == NO_TOKEN and completion.reason is None]
+        if rows:
+            where = f" in {'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))}" if len(tokens) > 1 else ""
+            raise ModelError(
+                f"the model's logits are not finite{where}: its weights or its precision do not fit "
+                "(try --precision bf16 or fp32)."
+            )
