@@ -21,6 +21,8 @@ from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
 from redline.measurement import load_measurements
 from redline.plan import Plan, parse_rung
+from redline.rung import Stage
+from redline.rungs import RUNGS
 from redline.setups import SetUps
 from redline.trial import Arm, Course, take_turns
 from redline.verify import verify
@@ -368,6 +370,16 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
 def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         climb(Settings(workload, tmp_path, device="cpu", timeout_s=30))
+
+
+def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path) -> None:
+    def tried(workload: str) -> set[str]:
+        settings = Settings(workload, tmp_path, device="cpu")
+        return {rung.name for group in candidates(settings, Machine.detect("cpu"), True) for rung in group}
+
+    left_out = tried("gpt") - tried("train:decoder-tiny")
+    assert "cuda_graph" in left_out and all(RUNGS[name].stage is Stage.LAUNCH for name in left_out)
+    assert not any(RUNGS[name].stage is Stage.LAUNCH for name in tried("train:decoder-tiny"))
 
 
 def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:

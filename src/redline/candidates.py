@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from redline.course import Settings
 from redline.machine import Machine
 from redline.plan import parse_rung
-from redline.rung import Rung
+from redline.rung import Rung, Stage
 from redline.rungs import RUNGS
+from redline.workload import TRAINING
 
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
 # under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
@@ -33,6 +34,8 @@ def may_try(name: str, settings: Settings, training: bool) -> bool:
     without = [parse_rung(text) for text in settings.without]
     left_out = {rung.name for rung in without if rung == RUNGS[rung.name]()}
     fits = RUNGS[name].training if training else RUNGS[name].inference
+    # Their plans are for `redline train`, whose loop makes a step in parts.
+    fits = fits and not (settings.workload.startswith(TRAINING) and RUNGS[name].stage is Stage.LAUNCH)
     return fits and name not in left_out and (not chosen or name in chosen)
 
 

@@ -47,6 +47,15 @@ def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Calla
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
 
 
+def test_a_page_that_cannot_be_written_costs_no_result(
+    symbolic: Path, tmp_path: Path, command: Callable[..., Seen]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    options = ("--lengths", "40", "--samples", 3, "--device", "cpu", "--page", tmp_path / "file" / "page.html")
+    seen = command("eval", "memory", symbolic, *options)
+    assert seen.code == 2 and seen.out.splitlines()[1].split()[:2] == ["mqar", "40"] and "cannot write" in seen.err
+
+
 def test_text_is_asked_of_any_model_with_a_tokenizer(
     textual: Path, tmp_path: Path, command: Callable[..., Seen]
 ) -> None:

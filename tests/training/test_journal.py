@@ -4,6 +4,9 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
+from redline.errors import RedlineError
 from redline.training.journal import Journal, read_journal
 
 
@@ -25,3 +28,13 @@ def test_infinity_is_null(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     Journal(path, 0).write({"step": 1, "psnr": math.inf})
     assert json.loads(path.read_text()) == {"step": 1, "psnr": None}
+
+
+@pytest.mark.parametrize("damage", [b"5", b'{"loss": 1}', b'{"st', b"\xff\xfe"])
+def test_damage_in_the_middle_is_told_and_at_the_end_forgotten(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damage)
+    assert read_journal(path) == [{"step": 1}]
+    path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 3}\n')
+    with pytest.raises(RedlineError, match=r"^line 2 of the journal '.*' is damaged\.$"):
+        Journal(path, 3)

@@ -1,5 +1,6 @@
 """The loop learns, resumes exactly, ends in time, stops when asked, and never saves over a good checkpoint."""
 
+import math
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -228,12 +229,28 @@ def test_utilization_is_of_the_ceiling(tmp_path: Path) -> None:
     assert all(seen.utilization == pytest.approx(seen.items_per_s * 336 / 1e6) for seen in told)
 
 
-def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", ["forward", "optimizer"])
+def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     task = Lines()
 
-    def overflow(_step: int, _part: int) -> Tensor:
+    def overflow(*_: object) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(task, "loss", overflow)
+    if place == "forward":
+        monkeypatch.setattr(task, "loss", overflow)
+    else:
+        # Where moments are made: in the first step.
+        monkeypatch.setattr("redline.training.loop.step_unless", overflow)
     with pytest.raises(RedlineError, match="too little memory"):
         train(task, settings(), tmp_path, CPU)
+
+
+def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path: Path) -> None:
+    class Lost(Lines):
+        def validate(self, model: nn.Module) -> dict[str, float]:
+            return {"error": float("nan")}
+
+    train(Lost(), settings(), tmp_path, CPU, tell=interrupt_at(35))
+    seen: list[Progress] = []
+    train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
+    assert math.isnan(seen[0].figures["error"])

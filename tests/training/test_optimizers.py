@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.models.memory import TitanConfig, TitanModel
 from redline.training.optimizers import Together, build_optimizer, describe, hidden_matrices, set_rate, step_unless
 from redline.training.text.config import TextLoopSettings
 
@@ -99,6 +100,16 @@ def test_muon_takes_hidden_matrices_alone() -> None:
     assert describe(optimizer).startswith("Muon of 1 tensors and AdamW of 5 tensors")
     with pytest.raises(RedlineError, match="this model has none"):
         build_optimizer(nn.LayerNorm(4), settings(optimizer="muon"))
+
+
+def test_muon_leaves_taps_scores_and_gates_alone() -> None:
+    """They are matrices by their shape, and turn no features into features."""
+    model = TitanModel(TitanConfig(vocabulary=50, width=32, layers=4, heads=2, segment=8, memory_slots=4))
+    chosen = {id(weight) for weight in hidden_matrices(model)}
+    names = {name for name, weight in model.named_parameters() if id(weight) in chosen}
+    assert names and all(name.endswith(".weight") for name in names)
+    others = {name for name, weight in model.named_parameters() if weight.ndim == 2} - names
+    assert any("convolution" in name for name in others) and any("score" in name for name in others)
 
 
 def test_without_torchao_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

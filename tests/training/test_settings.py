@@ -36,6 +36,8 @@ def test_every_kind_is_read() -> None:
         ({"share": "half"}, "not a number"),
         ({"sure": 1}, "not true or false"),
         ({"sizes": [1, "two"]}, "'two' is not a whole number"),
+        ({"share": float("nan")}, "share = nan is not a finite number"),
+        ({"share": float("inf")}, "share = inf is not a finite number"),
     ],
 )
 def test_what_is_wrong_is_said(table: dict[str, object], said: str) -> None:
@@ -52,6 +54,8 @@ def test_what_is_wrong_is_said(table: dict[str, object], said: str) -> None:
         ({"steps": 5, "learning_rate": 0}, "learning_rate must be above zero"),
         ({"steps": 5, "warmup_steps": -1}, "warmup_steps must not be negative"),
         ({"steps": 5, "ema_decay": 1}, "ema_decay"),
+        ({"steps": 5, "final_share": 7}, "final_share is a share"),
+        ({"steps": 5, "seed": 2**63}, "seed must be less than"),
         ({"steps": 5, "betas": [0.9]}, "betas"),
         ({"steps": 5, "optimizer": "sgd"}, "unknown optimizer 'sgd'"),
         ({"steps": 5, "precision": "fp16"}, "unknown precision 'fp16'"),

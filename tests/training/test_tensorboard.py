@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from redline.training.loop import Progress
 from redline.training.tensorboard import TensorBoard, is_installed
 
@@ -18,3 +20,24 @@ def test_every_figure_is_a_curve(tmp_path: Path) -> None:
     assert [(point.step, point.value) for point in seen.Scalars("loss")] == [(5, 3.5), (6, 3.25)]
     assert [point.value for point in seen.Scalars("validation_loss")] == [3.25, 3.0]
     assert "utilization" not in seen.Tags()["scalars"]  # nobody knew it
+
+
+def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    said: list[str] = []
+    board = TensorBoard(tmp_path / "board", said.append)
+    progress = Progress(5, 1.0, 2.0, 3.0, 0.7, 1e-3, 100.0, "token", 10)
+    board(progress)
+    monkeypatch.setattr("torch.utils.tensorboard.writer.SummaryWriter.add_scalar", full)
+    monkeypatch.setattr("torch.utils.tensorboard.writer.SummaryWriter.close", full)
+    board(progress)
+    board(progress)
+    board.close()
+    assert said == ["TensorBoard gets no more: No space left on device"]
+
+
+def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
+    TensorBoard(tmp_path / "board").close()
+    assert not (tmp_path / "board").exists()

@@ -60,6 +60,11 @@ def evaluate_memory(
         if content is not None:
             tokens = folder.tokenizer.encode(content).ids
             losses = loss_by_position(loaded, tokens, max(sizes), samples, where, status.update)
+    if as_json:
+        print_json({"model": model, "recall": [asdict(r) for r in rows], "loss": [asdict(r) for r in losses]})
+    else:
+        _print_memory(rows, losses)
+    # Last: a page that cannot be written costs nothing of what was found.
     if page is not None:
         about = f"{where} · {str(dtype).removeprefix('torch.')} · torch {torch.__version__}"
         parameters = sum(weight.numel() for weight in loaded.parameters())
@@ -67,10 +72,6 @@ def evaluate_memory(
         # A training's folder has the name, and its model lies in it.
         name = place.parent.name if place.name == "model" else place.name
         write_text(page, render_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses))
-    if as_json:
-        print_json({"model": model, "recall": [asdict(r) for r in rows], "loss": [asdict(r) for r in losses]})
-    else:
-        _print_memory(rows, losses)
 
 
 def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:

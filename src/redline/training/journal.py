@@ -37,11 +37,17 @@ class Journal:
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
     """The entries of a journal; a last line that a killed process left unfinished is not one."""
     entries = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    lines = Path(path).read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+                raise ValueError("no entry")
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise RedlineError(f"line {number} of the journal {str(path)!r} is damaged.") from error
+        entries.append(entry)
     return entries
 
 

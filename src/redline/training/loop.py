@@ -151,17 +151,20 @@ class _Loop:
         return interrupted
 
     def _one_step(self) -> None:
-        model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
-        set_rate(optimizer, self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s))
-        total = torch.zeros((), device=self.device)
         try:
-            with self.task.around():
-                for part in range(self.task.parts):
-                    total += self.task.backward(self.step, part, arithmetic).float()
+            self._step()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise RedlineError("the device has too little memory for this batch: take a smaller one.") from error
             raise
+
+    def _step(self) -> None:
+        model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
+        set_rate(optimizer, self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s))
+        total = torch.zeros((), device=self.device)
+        with self.task.around():
+            for part in range(self.task.parts):
+                total += self.task.backward(self.step, part, arithmetic).float()
         overflowed = arithmetic.unscale(optimizer)
         norm = nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip_norm).to(self.device, torch.float32)
         bad = ~(total + norm).isfinite() | overflowed
@@ -245,4 +248,6 @@ class _Loop:
         judged = [entry for entry in self.journal.entries if entry.get("validation")]
         last = judged[-1] if judged else {"step": 0}
         about = ("step", "elapsed_s", "validation")
-        return {name: value for name, value in last.items() if name not in about}, last["step"]
+        # The journal's null is a figure that was not finite.
+        figures = {name: math.nan if value is None else value for name, value in last.items() if name not in about}
+        return figures, last["step"]

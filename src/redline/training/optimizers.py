@@ -1,7 +1,7 @@
 """The optimizers that a training can ask for, built the same way for every kind of model.
 
 AdamW runs on the best implementation that this machine has (apex, fused, foreach, plain). AdamW with 8-bit moments and
-Adafactor save memory; Muon makes the update of every hidden matrix orthogonal, beside AdamW for all that is none.
+Adafactor save memory; Muon makes the update of every matrix between features orthogonal, beside AdamW for all else.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,8 @@ from redline.rungs.fused_optimizer import implementation, rebuild, why_unsupport
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
-_Choose = Callable[[Optimizer], Optimizer]
+# What turns fewer into others is no matrix between features.
+_FEWEST_FEATURES = 8
 _IMPLEMENTATIONS = ("apex", "fused", "foreach", "plain")
 
 
@@ -29,11 +30,9 @@ def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
     return build_over(weights, hidden_matrices(model), settings)
 
 
-def build_over(
-    weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings, best: bool = True
-) -> Optimizer:
-    """The same for weights whose model is out of sight; without `best`, as torch builds it."""
-    return _KINDS[settings.optimizer](weights, hidden, settings, _best if best else lambda optimizer: optimizer)
+def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings) -> Optimizer:
+    """The same for weights whose model is out of sight."""
+    return _KINDS[settings.optimizer](weights, hidden, settings)
 
 
 def describe(optimizer: Optimizer) -> str:
@@ -99,7 +98,12 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
         if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "head"
         for weight in module.parameters()
     }
-    return [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in outer]
+    return [weight for weight in model.parameters() if is_feature_matrix(weight) and id(weight) not in outer]
+
+
+def is_feature_matrix(weight: Tensor) -> bool:
+    """Taps of convolutions, gates of a few heads and scores are matrices by their shape alone."""
+    return weight.ndim == 2 and min(weight.shape) >= _FEWEST_FEATURES
 
 
 def _groups(weights: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
@@ -120,15 +124,15 @@ def _best(optimizer: Optimizer) -> Optimizer:
     return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
 
 
-def _adam(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
-    return choose(Adam(_groups(weights, settings.weight_decay), **_options(settings)))
+def _adam(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
+    return _best(Adam(_groups(weights, settings.weight_decay), **_options(settings)))
 
 
-def _adamw(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
-    return choose(AdamW(_groups(weights, settings.weight_decay), **_options(settings)))
+def _adamw(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
+    return _best(AdamW(_groups(weights, settings.weight_decay), **_options(settings)))
 
 
-def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
     try:
         with quiet():
             from torchao.optim import AdamW8bit
@@ -139,11 +143,11 @@ def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings, cho
     return AdamW8bit(_groups(weights, settings.weight_decay), **_options(settings))
 
 
-def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
     return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate)
 
 
-def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _Choose) -> Optimizer:
+def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
     if not hidden:
         raise RedlineError("muon is for hidden matrices, and this model has none: take adamw.")
     # Updates of AdamW's size, so that one learning rate serves both.
@@ -152,14 +156,14 @@ def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings, choose: _
     )
     known = set(map(id, hidden))
     others = [weight for weight in weights if id(weight) not in known]
-    return Together([first, _adamw(others, (), settings, choose)]) if others else first
+    return Together([first, _adamw(others, (), settings)]) if others else first
 
 
 def _is_apex(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.partition(".")[0] == "apex"
 
 
-_KINDS: dict[str, Callable[[_Weights, _Weights, LoopSettings, _Choose], Optimizer]] = {
+_KINDS: dict[str, Callable[[_Weights, _Weights, LoopSettings], Optimizer]] = {
     "adam": _adam,
     "adamw": _adamw,
     "adamw8bit": _adamw_8bit,

@@ -1,6 +1,7 @@
 """A training's settings, read from TOML: a word that is not known or not of its kind is an error, never ignored."""
 
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -55,6 +56,12 @@ class LoopSettings:
         for name in ("weight_decay", "warmup_steps", "final_share", "checkpoint_minutes", "seed"):
             if getattr(self, name) < 0:
                 raise RedlineError(f"{name} must not be negative, as {getattr(self, name)} is.")
+        if self.minutes is not None and not math.isfinite(self.minutes):
+            raise RedlineError(f"minutes = {self.minutes} never end.")
+        if self.final_share > 1:
+            raise RedlineError(f"final_share is a share of the learning rate, at most 1, not {self.final_share}.")
+        if self.seed >= 2**63:
+            raise RedlineError(f"seed must be less than 2^63, not {self.seed}.")
         if not 0 <= self.ema_decay < 1:
             raise RedlineError(f"ema_decay must be 0 or more and less than 1, not {self.ema_decay}.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -114,6 +121,8 @@ def _as(hint: Any, value: Any, name: str) -> Any:
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise RedlineError(f"{name} = {value!r} is not {_KINDS[hint]}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RedlineError(f"{name} = {value!r} is not a finite number.")
     return value
 
 

@@ -1,6 +1,8 @@
 """A training's figures for TensorBoard, where that is installed; the journal has all of them in any case."""
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,40 @@ def is_installed() -> bool:
 
 
 class TensorBoard:
-    """Called with each `Progress`, it adds one point to every curve."""
+    """Called with each `Progress`, it adds one point to every curve.
 
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    It is made at the first one, so that a training which does not begin leaves no folder. Where it cannot write, it
+    says so once and writes no more: the training and its journal go on.
+    """
 
-        self._writer: Any = SummaryWriter(str(folder))
+    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
+        self._folder, self._say = folder, say
+        self._writer: Any = None
+        self._gave_up = False
 
     def __call__(self, seen: Progress) -> None:
         figures = {name: getattr(seen, name) for name in _NAMES} | seen.figures
-        for name, value in figures.items():
-            if value is not None:
-                self._writer.add_scalar(name, value, seen.step)
+        with self._trying():
+            if self._writer is None and not self._gave_up:
+                from torch.utils.tensorboard.writer import SummaryWriter
+
+                # What a killed run drew beyond its checkpoint is drawn again.
+                self._writer = SummaryWriter(str(self._folder), purge_step=seen.step)
+            for name, value in figures.items():
+                if value is not None and self._writer is not None:
+                    self._writer.add_scalar(name, value, seen.step)
 
     def close(self) -> None:
-        self._writer.close()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with self._trying():
+                writer.close()
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._gave_up:
+                self._say(f"TensorBoard gets no more: {error.strerror or error}")
+            self._writer, self._gave_up = None, True

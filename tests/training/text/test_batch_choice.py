@@ -86,3 +86,26 @@ def test_a_batch_is_really_found(config: Callable[..., Path]) -> None:
     told: list[Probe] = []
     found = find_batch(training, 320, CPU, told.append, 4)
     assert found.batch == 4 and found.stopped_by == "max_batch" and [probe.batch for probe in told] == [1, 2, 4]
+
+
+def test_a_case_holds_gradients_while_it_goes_forward_where_the_loop_does(config: Callable[..., Path]) -> None:
+    held: list[bool] = []
+    path = config(("batch = 3", 'batch = "auto"\naccumulate = 4'))
+    case = TrainingCase(TextTraining.read(path), 320)
+    made = trainee_module.make_trainee
+
+    def watched(*given: object, **named: object) -> object:
+        trainee = made(*given, **named)
+        forward = trainee.forward
+
+        def look(inputs: object) -> object:
+            held.append(any(weight.grad is not None for weight in trainee.model.parameters()))
+            return forward(inputs)
+
+        return replace(trainee, forward=look)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("redline.training.text.batch_choice.make_trainee", watched)
+        step, items, _ = case.open(5, "cpu")
+        step()
+    assert held == [False, True] and items == 2 * 5 * 29

@@ -1,6 +1,12 @@
 """A corpus is made once, reused until something changes, and never half there."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +16,7 @@ from redline.errors import RedlineError
 from redline.training.text import corpus as module
 from redline.training.text.corpus import TokenizerSettings, open_corpus, prepare
 from redline.training.text.sources import Sources
+from redline.training.text.tokenizer import TextTokenizer
 
 TRAINED = TokenizerSettings(vocabulary=270)
 
@@ -19,6 +26,19 @@ def write(folder: Path, count: int = 20) -> Sources:
     lines = [json.dumps({"text": f"document {n} of many " * (1 + n % 5)}) for n in range(count)]
     (folder / "a.jsonl").write_text("\n".join(lines))
     return Sources.find((str(folder),))
+
+
+def pieces(made: module.Corpus, share: float) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """The tokens that are trained on and those that are kept, document by document."""
+    made = made.with_an_end(share)
+    found = [
+        tuple(shard.tokens[first:last].tolist())
+        for shard in made.shards
+        for first, last in zip(shard.starts[:-1], shard.starts[1:], strict=True)
+    ]
+    train, kept = made.split(share)
+    assert sorted([*train, *kept]) == list(range(len(found)))
+    return sorted(found[n] for n in train), sorted(found[n] for n in kept)
 
 
 def test_made_once_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +55,8 @@ def test_made_once_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         patch.setattr(module, "_make", lambda *_: pytest.fail("made again"))
         again = prepare(sources, TRAINED, tmp_path / "shards")
     assert again.identity == first.identity
+    # In words that can be read where a training is resumed on another text.
+    assert first.identity["text"].startswith(f"{len(shard.tokens):,} tokens (")
     other = prepare(sources, TokenizerSettings(vocabulary=265), tmp_path / "shards")
     assert other.identity != first.identity and len(list((tmp_path / "shards").iterdir())) == 2
 
@@ -47,6 +69,34 @@ def test_many_shards_are_one_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made.lengths.sum() == sum(len(shard.tokens) for shard in made.shards)
 
 
+def test_a_tokenizer_of_much_text_in_few_documents_fills_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    real = module.train_tokenizer
+
+    def train(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
+        seen[:] = texts
+        return real(seen, vocabulary)
+
+    monkeypatch.setattr(module, "train_tokenizer", train)
+    monkeypatch.setattr(module, "_TOKENIZER_BYTES", 20_000)
+    monkeypatch.setattr(module, "_PIECE", 500)
+    for name, numbers in (("a", range(9000)), ("b", range(9000, 9100))):
+        (tmp_path / f"{name}.txt").write_text(" ".join(f"word {n}" for n in numbers))
+    made = prepare(Sources.find((str(tmp_path),)), TRAINED, tmp_path / "shards")
+    assert made.tokenizer.vocabulary == 270 and 10_000 < sum(map(len, seen)) < 30_000
+    before = sorted(seen)
+    (tmp_path / "a.txt").rename(tmp_path / "c.txt")
+    prepare(Sources.find((str(tmp_path),)), TRAINED, tmp_path / "shards")
+    assert sorted(seen) == before
+    # Where every piece is a copy of one that is left out, all are taken.
+    monkeypatch.setattr(module, "_TOKENIZER_BYTES", 1)
+    (tmp_path / "copies.jsonl").write_text('{"text": "one two one two"}\n' * 50)
+    prepare(Sources.find((str(tmp_path / "copies.jsonl"),)), TRAINED, tmp_path / "shards")
+    assert seen == ["one two one two"] * 50
+
+
 def test_a_loaded_tokenizer_is_taken_along(tmp_path: Path) -> None:
     sources = write(tmp_path / "text")
     first = prepare(sources, TRAINED, tmp_path / "shards")
@@ -57,20 +107,62 @@ def test_a_loaded_tokenizer_is_taken_along(tmp_path: Path) -> None:
 
 def test_the_split_takes_documents_by_what_they_are(tmp_path: Path) -> None:
     made = prepare(write(tmp_path / "text", 40), TRAINED, tmp_path / "shards")
-    train, kept = made.split(0.1)
-    assert len(kept) == 4 and sorted([*train, *kept]) == list(range(40))
-    assert made.fingerprints[kept].max() < made.fingerprints[train].min()
-    assert len(made.split(0)[1]) == 0 and len(made.split(1e-9)[1]) == 1 and len(made.split(0.999)[0]) == 1
+    assert made.with_an_end(0.0) is made and len(made.split(0)[1]) == 0
+    lines = (tmp_path / "text" / "a.jsonl").read_text().splitlines()
+    (tmp_path / "text" / "a.jsonl").write_text("\n".join(reversed(lines)))
+    other = prepare(Sources.find((str(tmp_path / "text"),)), TRAINED, tmp_path / "shards")
+    for share in (1e-9, 0.05, 0.1, 0.5, 0.999):
+        train, kept = pieces(made, share)
+        assert train and kept and not set(train) & set(kept)
+        assert sum(map(len, train + kept)) == made.lengths.sum()
+        assert (train, kept) == tuple(map(sorted, pieces(other, share)))
+        wanted = max(round(share * made.lengths.sum()), 2)
+        assert min(wanted, made.lengths.sum() - 1) <= sum(map(len, kept)) <= 2 * wanted
+
+
+@pytest.mark.parametrize("note", [f"a note of few words, the number {n}" for n in range(6)])
+def test_the_share_is_of_tokens_and_not_of_documents(tmp_path: Path, note: str) -> None:
+    (tmp_path / "book.txt").write_text(" ".join(f"page {n} of a book" for n in range(3000)))
+    (tmp_path / "note.txt").write_text(note)
+    made = prepare(Sources.find((str(tmp_path),)), TRAINED, tmp_path / "shards")
+    train, kept = pieces(made, 0.005)
+    assert 0.0049 < sum(map(len, kept)) / made.lengths.sum() <= 0.01
+    # The end of the book, alone or beside the note.
+    book = max(train, key=len) + max(kept, key=len)
+    assert made.tokenizer.decode(book) == (tmp_path / "book.txt").read_text()
+    assert made.identity == made.with_an_end(0.005).identity
+
+
+def test_the_order_is_the_same_however_much_of_it_is_sorted() -> None:
+    draw = np.random.default_rng()
+    different = draw.integers(0, 2**64, 5000, dtype=np.uint64)
+    prints = draw.choice(different, 9000)
+    marks, copies = np.unique(prints, return_counts=True)
+    found = list(module._in_order(prints, prints % 97))
+    assert found == list(zip(marks.tolist(), (marks % 97).tolist(), copies.tolist(), strict=True))
+
+
+def test_an_end_is_cut_in_every_shard_that_has_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SHARD_TOKENS", 1)
+    monkeypatch.setattr(module, "_TEXTS_AT_ONCE", 1)
+    text = json.dumps({"text": " ".join(map(str, range(400)))})
+    (tmp_path / "a.jsonl").write_text("\n".join([text] * 3))
+    made = prepare(Sources.find((str(tmp_path / "a.jsonl"),)), TRAINED, tmp_path / "shards")
+    train, kept = pieces(made, 0.1)
+    assert len(made.shards) == 3 and len(train) == len(kept) == 3
+    assert len(set(train)) == len(set(kept)) == 1 and len(train[0] + kept[0]) == made.lengths[0]
 
 
 def test_copies_of_a_document_stay_together(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": f"number {n % 5}"}) for n in range(50)))
     made = prepare(Sources.find((str(tmp_path / "a.jsonl"),)), TRAINED, tmp_path / "shards")
-    train, kept = made.split(0.05)
-    assert len(kept) == 10 and len(train) == 40
-    assert not set(made.fingerprints[train]) & set(made.fingerprints[kept])
+    for share in (0.001, 0.05, 0.95):
+        train, kept = pieces(made, share)
+        assert train and kept and not set(train) & set(kept)
+    (tmp_path / "a.jsonl").write_text("\n".join([json.dumps({"text": "a"})] * 50))
+    made = prepare(Sources.find((str(tmp_path / "a.jsonl"),)), TRAINED, tmp_path / "shards")
     with pytest.raises(RedlineError, match="too few documents differ"):
-        made.split(0.95)
+        pieces(made, 0.05)
 
 
 def test_of_one_document_the_end_is_kept(tmp_path: Path) -> None:
@@ -84,6 +176,10 @@ def test_of_one_document_the_end_is_kept(tmp_path: Path) -> None:
         assert halves.lengths.sum() == tokens and halves.lengths.min() > 0
         assert halves.lengths[1] == min(max(round(share * tokens), 2), tokens - 1)
     assert made.with_an_end(0.0) is made and made.split(0.0)[1].size == 0
+    # Of two tokens each half has one: that it is too little is said by whoever makes rows of it.
+    (tmp_path / "a.txt").write_text("a")
+    made = prepare(Sources.find((str(tmp_path / "a.txt"),)), TRAINED, tmp_path / "shards").with_an_end(0.1)
+    assert made.lengths.tolist() == [1, 1] and made.split(0.1)[1].tolist() == [1]
 
 
 @pytest.mark.parametrize(("content", "said"), [("", "is empty: 'a.txt' holds no text"), (" \n\t", "is empty")])
@@ -117,6 +213,63 @@ def test_breaking_off_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(RedlineError, match="No space left"):
         prepare(sources, TRAINED, tmp_path / "shards")
     assert not (tmp_path / "shards").exists()
+
+
+def test_whoever_makes_the_same_corpus_first_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources, others = write(tmp_path / "text"), []
+
+    def meanwhile(made: module.Corpus) -> None:
+        others.append(prepare(sources, TRAINED, tmp_path / "shards"))
+        (others[0].folder / "mark").touch()
+
+    ours = prepare(sources, TRAINED, tmp_path / "shards", check=meanwhile)
+    assert ours.folder == others[0].folder and (ours.folder / "mark").is_file()
+    assert list((tmp_path / "shards").iterdir()) == [ours.folder]
+    # What has no manifest is nobody's.
+    (ours.folder / "manifest.json").unlink()
+    again = prepare(sources, TRAINED, tmp_path / "shards")
+    assert again.folder == ours.folder and not (again.folder / "mark").exists()
+
+    # Faster still: between the look and the renaming.
+    def faster(source: Path, target: Path) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", rename)
+            prepare(sources, TRAINED, tmp_path / "shards")
+        rename(source, target)
+
+    rename = os.rename
+    shutil.rmtree(again.folder)
+    monkeypatch.setattr(os, "rename", faster)
+    assert prepare(sources, TRAINED, tmp_path / "shards").identity == again.identity
+    assert list((tmp_path / "shards").iterdir()) == [ours.folder]
+
+
+def test_what_a_killed_maker_left_is_swept_and_nobody_elses(tmp_path: Path) -> None:
+    sources = write(tmp_path / "text")
+    killed = """
+import os, sys
+from pathlib import Path
+from redline.training.text import corpus
+from redline.training.text.sources import Sources
+corpus.write_shard = lambda *_: os._exit(9)
+corpus.prepare(Sources.find((sys.argv[1],)), corpus.TokenizerSettings(vocabulary=270), Path(sys.argv[2]))
+"""
+    command = [sys.executable, "-c", killed, str(tmp_path / "text"), str(tmp_path / "shards")]
+    assert subprocess.run(command, check=False).returncode == 9
+    (left,) = (tmp_path / "shards").iterdir()
+    # A process of that number on another machine may be alive.
+    foreign = left.with_name(re.sub(r"\.[0-9a-f]{8}\.", ".00000000.", left.name, count=1))
+    foreign.mkdir()
+    living: list[Path] = []
+
+    def meanwhile(made: module.Corpus) -> None:
+        living.append(made.folder)
+        prepare(sources, TokenizerSettings(vocabulary=265), tmp_path / "shards")
+        assert living[0].is_dir() and not left.exists()
+
+    made = prepare(sources, TRAINED, tmp_path / "shards", check=meanwhile)
+    assert living[0].name.startswith(f".{made.folder.name}.") and foreign.is_dir()
+    assert len([path for path in (tmp_path / "shards").iterdir() if path.name[0] != "."]) == 2
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ def test_every_kind_of_file_in_a_fixed_order(tmp_path: Path) -> None:
     assert list(Sources.find((str(tmp_path / "b.md"), str(tmp_path / "b.md"))).documents()) == ["# zwei\n"]
 
 
+def test_nulls_are_passed_over_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "eins"}\n{"text": null}\n{"text": "zwei"}\n')
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfdrei")
+    assert list(Sources.find((str(tmp_path),)).documents()) == ["eins", "zwei", "drei"]
+
+
 def test_a_separator_cuts_plain_files_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n--\n\n--\ntwo")
     (tmp_path / "b.jsonl").write_text(json.dumps({"body": "x\n--\ny"}))
@@ -44,6 +50,10 @@ def test_identity_changes_with_any_file(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no text under 'text'"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no text"),
         ("a.jsonl", b'{"text": "x"}\n{"te', "line 2 of .* is not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no text under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* holds half a character under 'text'"),
+        ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 1 of .* holds a number of too many digits"),
+        ("a.jsonl", b'{"text": "x"}\n' + b"[" * 200_000, "line 2 of .* is nested too deeply"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )

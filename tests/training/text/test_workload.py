@@ -64,6 +64,13 @@ def test_the_optimizer_is_the_settings_own(config: Callable[..., Path], optimize
     assert seen[-1] < seen[0]
 
 
+@pytest.mark.parametrize("backend", ["auto", "fused"])
+def test_optimizers_that_are_several_are_not_rebuilt_as_one(config: Callable[..., Path], backend: str) -> None:
+    workload = training_workload(str(config(("steps = 8", 'steps = 8\noptimizer = "muon"'))))()
+    with pytest.raises(RedlineError, match="several optimizers in one"):
+        losses(workload, f"fused_optimizer(backend={backend})")
+
+
 def test_synthetic_batches_look_like_packed_text() -> None:
     batch = synthetic_batch(6, 2000, 500, seed=int(torch.randint(1000, ())))
     assert batch.tokens_BS.min() >= 0 and batch.tokens_BS.max() < 500

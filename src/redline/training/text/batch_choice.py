@@ -37,9 +37,15 @@ class TrainingCase:
         made = synthetic_batch(batch, length, self.vocabulary, 0)
         inputs = as_inputs(made.tokens_BS, made.targets_BS, made.packing, where)
 
+        # From the second part on a step holds gradients while it goes forward.
+        parts = min(self.training.data.accumulate, 2)
+
         def step() -> None:
             with trainee.around():
-                trainee.arithmetic.backward(trainee.forward(inputs))
+                for _ in range(parts):
+                    trainee.arithmetic.backward(trainee.forward(inputs))
+            trainee.arithmetic.unscale(optimizer)
+            torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), self.training.loop.clip_norm)
             with quiet():
                 step_unless(torch.zeros((), dtype=torch.bool, device=where), optimizer)
             optimizer.zero_grad(set_to_none=True)
@@ -47,7 +53,7 @@ class TrainingCase:
             if ema:
                 ema.update(trainee.model, 1)
 
-        return step, batch * length, "token"
+        return step, parts * batch * length, "token"
 
 
 def largest_tried(training: TextTraining, rows: int | None) -> tuple[int, str]:

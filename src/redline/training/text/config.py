@@ -27,7 +27,7 @@ _PRECISION_RUNGS = ("bf16", "fp16", "grad_scaler")
 class TextData:
     """Where the text is and how it is cut into batches: `accumulate` batches of `batch` rows of `length` tokens a step.
 
-    `validation` is the share of documents that are kept to judge by, `validation_rows` how many rows of them are read.
+    `validation` is the share of tokens that are kept to judge by, `validation_rows` how many rows of them are read.
     """
 
     sources: tuple[str, ...] = ()

@@ -4,15 +4,15 @@ Everything is written into a folder beside the final one, which is then renamed:
 The digest in its name holds the sources (paths, sizes, times), how they are read, and the tokenizer.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,18 @@ from redline.files import write_text
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
+from redline.training.text.unfinished import make_unfinished, remove_abandoned
 
 _MANIFEST = "manifest.json"
-_SCHEMA = 1
+_SCHEMA = 2
 _SHARD_TOKENS = 2**26
 _TEXTS_AT_ONCE = 512
 # More text than this makes a tokenizer no better, only later.
 _TOKENIZER_BYTES = 400_000_000
+# Characters: of so many it is decided at once whether a tokenizer is trained on them.
+_PIECE = 2**16
+# Comes after every document that may be kept for validation.
+_LAST = 2**64 - 1
 Tell = Callable[[str], None]
 
 
@@ -68,37 +73,86 @@ class Corpus:
     def identity(self) -> dict[str, Any]:
         """What it is, wherever it lies."""
         checksums = ",".join(f"{shard.checksum:08x}" for shard in self.shards)
+        digest = hashlib.sha256(checksums.encode()).hexdigest()[:16]
         return {
             "tokenizer": self.tokenizer.digest,
-            "tokens": int(self.lengths.sum()),
-            "shards": hashlib.sha256(checksums.encode()).hexdigest()[:16],
+            "text": f"{int(self.lengths.sum()):,} tokens ({digest})",
+            # What another rule kept for validation, this one may train on.
+            "split": "by tokens",
         }
 
     def with_an_end(self, share: float) -> "Corpus":
-        """Where there is one document alone, its last `share` counts as another, which `split` keeps for validation."""
-        if not share or len(self.fingerprints) > 1:
+        """Where a whole document is too much, its end counts as another one, which `split` keeps for validation."""
+        _, cut, tokens = self._walk(share) if share else ([], None, 0)
+        if cut is None:
             return self
-        (shard,) = self.shards
-        tokens = len(shard.tokens)
-        # Two tokens at least: what comes after the first is what there is to judge.
-        cut = max(tokens - max(round(share * tokens), 2), 1)
-        halves = replace(shard, starts=np.array([0, cut, tokens]), fingerprints=np.array([1, 0], dtype=np.uint64))
-        return replace(self, shards=(halves,))
+        return replace(self, shards=tuple(_with_ends(shard, cut, tokens) for shard in self.shards))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the documents to train on, and of those kept for validation: the same ones in any order."""
-        count = len(self.fingerprints)
-        if not share:
-            return np.arange(count), np.arange(0)
+        """The numbers of the documents to train on, and of those kept for validation: the same ones in any order.
+
+        Only in a corpus `with_an_end` for that share is there always something to keep.
+        """
         prints = self.fingerprints
-        wanted = min(max(1, round(share * count)), count - 1)
-        # Copies of a document have its fingerprint, and go where it goes.
-        kept = prints <= np.partition(prints, wanted - 1)[wanted - 1]
-        if kept.all():
+        if not share:
+            return np.arange(len(prints)), np.arange(0)
+        whole, _, _ = self._walk(share)
+        if not whole:
             raise RedlineError(
                 "too few documents differ from each other to keep some for validation: write validation = 0."
             )
+        # Most lie behind the last that is kept, and need no closer look.
+        kept = prints <= np.uint64(whole[-1])
+        kept[kept] = np.isin(prints[kept], np.array(whole, dtype=np.uint64))
         return np.flatnonzero(~kept), np.flatnonzero(kept)
+
+    def _walk(self, share: float) -> tuple[list[int], int | None, int]:
+        """The fingerprints to keep for validation, and of which document an end of how many tokens, if of one.
+
+        Documents are taken in the order of their fingerprints until `share` of all tokens is there, and no more than
+        twice that: of a document that is too long the end is taken. Copies go where their original goes.
+        """
+        total = int(self.lengths.sum())
+        # Two tokens at least: what comes after the first is what there is to judge.
+        wanted = max(round(share * total), 2)
+        whole: list[int] = []
+        held, least = 0, (total, 0)
+        for mark, length, copies in _in_order(self.fingerprints, self.lengths):
+            if held >= wanted:
+                break
+            size = length * copies
+            least = min(least, (size, mark))
+            if held + size <= 2 * wanted and held + size < total:
+                whole.append(mark)
+                held += size
+                continue
+            end = min(max(-(-(wanted - held) // copies), 2), length - 1)
+            # One token alone has no other to be judged by; only where there is nothing else it has to do.
+            if end > (length < total) and held + end * copies <= 2 * wanted:
+                return whole, mark, end
+        if not whole and least[0] < total:
+            # All have so many copies that none can be cut.
+            whole.append(least[1])
+        return whole, None, 0
+
+
+def _in_order(prints: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """Fingerprint, tokens and copies of each document; of many no more are sorted than are asked for."""
+    while len(prints):
+        few = min(len(prints), max(len(prints) // 8, 1000))
+        near = prints <= np.partition(prints, few - 1)[few - 1]
+        marks, first, copies = np.unique(prints[near], return_index=True, return_counts=True)
+        yield from zip(marks.tolist(), lengths[near][first].tolist(), copies.tolist(), strict=True)
+        prints, lengths = prints[~near], lengths[~near]
+
+
+def _with_ends(shard: Shard, cut: int, tokens: int) -> Shard:
+    """The last `tokens` of every copy of a document become a document of their own."""
+    numbers = np.flatnonzero(shard.fingerprints == np.uint64(cut))
+    starts = np.insert(shard.starts, numbers + 1, shard.starts[numbers + 1] - tokens)
+    prints = shard.fingerprints.copy()
+    prints[numbers] = _LAST
+    return replace(shard, starts=starts, fingerprints=np.insert(prints, numbers + 1, np.uint64(cut)))
 
 
 def prepare(
@@ -154,7 +208,8 @@ def _make(
     new = [folder for folder in home.parents if not folder.exists()]
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=home.parent, prefix=f".{home.name}."))
+        remove_abandoned(home.parent)
+        beside = make_unfinished(home)
     except OSError as error:
         raise RedlineError(f"cannot write {str(home)!r}: {error.strerror or error}.") from error
     try:
@@ -163,12 +218,8 @@ def _make(
         end = tokenizer.inner.id_to_token(tokenizer.end)
         about = {"schema": _SCHEMA, "vocabulary": tokenizer.vocabulary, "end": end, "shards": names}
         write_text(beside / _MANIFEST, json.dumps(about, indent=2) + "\n")
-        os.chmod(beside, 0o755)
         check(open_corpus(beside))
-        if home.exists():
-            # Left by hand without its manifest: a whole one never looks so.
-            shutil.rmtree(home)
-        os.rename(beside, home)
+        _put(beside, home)
     except OSError as error:
         raise RedlineError(f"cannot write {str(home)!r}: {error.strerror or error}.") from error
     finally:
@@ -179,11 +230,38 @@ def _make(
                 folder.rmdir()
 
 
+def _put(beside: Path, home: Path) -> None:
+    """Gives a whole corpus its name, unless somebody else has made the same one meanwhile."""
+    if (home / _MANIFEST).is_file():
+        return
+    if home.exists():
+        # Left by hand without its manifest: a whole one never looks so.
+        shutil.rmtree(home)
+    try:
+        os.rename(beside, home)
+    except OSError as error:
+        faster = error.errno in (errno.ENOTEMPTY, errno.EEXIST) and (home / _MANIFEST).is_file()
+        if not faster:
+            raise
+
+
 def _train(sources: Sources, vocabulary: int, tell: Tell) -> TextTokenizer:
     share = min(1.0, _TOKENIZER_BYTES / max(sources.size_bytes, 1))
     tell(f"training a tokenizer of {vocabulary:,} tokens on {share:.0%} of the text …")
-    texts = (text for text in sources.documents() if share == 1 or fingerprint(text) < share * 2**64)
-    return train_tokenizer(texts, vocabulary)
+    texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
+    if (first := next(texts, None)) is None:
+        # Nothing but copies of what was not drawn.
+        return train_tokenizer(sources.documents(), vocabulary)
+    return train_tokenizer(chain([first], texts), vocabulary)
+
+
+def _sample(texts: Iterator[str], share: float) -> Iterator[str]:
+    """About `share` of the text in pieces of documents, the same ones however the files are ordered."""
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            piece = text[start : start + _PIECE]
+            if fingerprint(f"{start} {piece}") < share * 2**64:
+                yield piece
 
 
 def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, tell: Tell) -> list[str]:

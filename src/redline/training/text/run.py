@@ -71,9 +71,9 @@ def _about(task: TextTask, documents: int) -> str:
     if documents == 1:
         end = f"its end, {int(task.kept.lengths.sum()):,} more, is" if task.kept else "nothing is"
         return f"one document, {tokens:,} tokens; {end} kept for validation"
-    kept = documents - len(task.rows.lengths)
+    kept = f"{int(task.kept.lengths.sum()):,} tokens more" if task.kept else "nothing"
     return (
-        f"{documents - kept:,} documents, {tokens:,} tokens, {kept:,} documents kept for "
+        f"{len(task.rows.lengths):,} documents, {tokens:,} tokens, {kept} kept for "
         f"validation; packed, where padding would waste {task.padding_share:.0%}"
     )
 
@@ -134,13 +134,9 @@ def run_text(
     active.append("figures for TensorBoard" if is_installed() else WHY_NOT)
     for line in active:
         say(f"· {line}")
-    board: TensorBoard | None = None
+    board = TensorBoard(out / "tensorboard", say) if is_installed() else None
 
     def both(seen: Progress) -> None:
-        nonlocal board
-        # Made at the first figures: a training that does not begin leaves no folder.
-        if board is None and is_installed():
-            board = TensorBoard(out / "tensorboard")
         if board is not None:
             board(seen)
         tell(seen)

@@ -1,10 +1,11 @@
 """Text to train on: documents, one at a time, from plain files, JSON lines and Parquet.
 
 A document is a whole `.txt` or `.md` file (or a part of one, where a separator is named), the text of one JSON line, or
-one row of a Parquet file. Documents that hold nothing but space are left out.
+one row of a Parquet file. Documents that hold nothing but space are left out, and so is a null.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,13 @@ PLAIN = (".txt", ".md")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
 _KNOWN = (*PLAIN, *JSON_LINES, *PARQUET)
+# The mark that some editors put before a text is not part of it.
+_ENCODING = "utf-8-sig"
 _INSTALL_PYARROW = "Parquet files are read with pyarrow, which is not installed: pip install pyarrow."
+
+_ABSENT = object()
+# JSON can spell one half of a pair; it is no character, and nothing can be made of it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,7 @@ class Sources:
         kind = file.suffix.lower()
         try:
             if kind in PLAIN:
-                text = file.read_text(encoding="utf-8")
+                text = file.read_text(encoding=_ENCODING)
                 yield from text.split(self.separator) if self.separator else [text]
             elif kind in JSON_LINES:
                 yield from self._json_lines(file)
@@ -83,7 +90,7 @@ class Sources:
             raise RedlineError(f"{str(file)!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
 
     def _json_lines(self, file: Path) -> Iterator[str]:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding=_ENCODING) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -92,9 +99,17 @@ class Sources:
                     entry = json.loads(line)
                 except json.JSONDecodeError as error:
                     raise RedlineError(f"{where} is not JSON: {error.msg}.") from error
-                text = entry.get(self.text_field) if isinstance(entry, dict) else None
+                except RecursionError as error:
+                    raise RedlineError(f"{where} is nested too deeply.") from error
+                except ValueError as error:
+                    raise RedlineError(f"{where} holds a number of too many digits.") from error
+                text = entry.get(self.text_field, _ABSENT) if isinstance(entry, dict) else _ABSENT
+                if text is None:
+                    continue
                 if not isinstance(text, str):
                     raise RedlineError(f"{where} has no text under {self.text_field!r}.")
+                if _SURROGATE.search(text):
+                    raise RedlineError(f"{where} holds half a character under {self.text_field!r}.")
                 yield text
 
     def _rows(self, file: Path) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 Bundled settings go by their name: `redline climb train:decoder-tiny`.
 
-One step is a forward pass, a backward pass and the optimizer, in fp32 and without any plan: what the file says of
-precision and plan is what a climb is to find out. No text is needed; batches are synthetic, packed as real ones are.
+One step is a forward pass, a backward pass and the optimizer on the best implementation there is, as in training, but
+in fp32 and without any plan: what the file says of precision and plan is what a climb is to find out. No text is
+needed; batches are synthetic, packed as real ones are.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.gate import Gate
-from redline.training.optimizers import build_over
+from redline.training.optimizers import build_over, is_feature_matrix
 from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
@@ -56,8 +57,8 @@ def make_workload(training: TextTraining) -> Workload:
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
-        hidden = [weight for weight in weights if weight.ndim == 2 and vocabulary not in weight.shape]
-        return build_over(weights, hidden, loop, best=False)
+        hidden = [weight for weight in weights if is_feature_matrix(weight) and vocabulary not in weight.shape]
+        return build_over(weights, hidden, loop)
 
     return Workload(
         build=build,
