@@ -162,6 +162,8 @@ FIGURES: dict[str, Callable[[float], str]] = {
     "state_bytes": lambda value: f"{value / 2**20:,.1f} MiB",
     "median_ms": lambda value: f"{value:.3g} ms",
     "ms_per_token": lambda value: f"{value:.3g} ms a token",
+    "waste": lambda value: f"{value:.0%} waste",
+    "sequences": lambda value: f"{value:,.0f} sequences",
 }
 # Where more is better, the ratio is turned round.
 RATES = ("tokens_per_s", "prefill_tokens_per_s")

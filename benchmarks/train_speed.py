@@ -122,8 +122,11 @@ def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
 
 def ours(race: Race, kind: str, plan: str) -> Arm:
     training = race.training(kind, plan)
-    task = RandomText(training, training.tokenizer.vocabulary, race.device)
-    optimizer, arithmetic = task.optimizer(), task.arithmetic
+    return arm_of(RandomText(training, training.tokenizer.vocabulary, race.device))
+
+
+def arm_of(task: LanguageTask) -> Arm:
+    training, optimizer, arithmetic = task.training, task.optimizer(), task.arithmetic
 
     def step(index: int) -> Tensor:
         """As the loop makes it, but for what it logs."""
