@@ -108,6 +108,22 @@ def training_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
+def packing_section(rows: Sequence[Row]) -> str:
+    head = ("tokens × batch", "middle document", "arm", "useful tokens/s", "waste", "rows for 10,000 documents")
+    lines = [
+        [
+            f"{row['length']:,} × {row['batch']}",
+            f"{row['median_document']:,} tokens",
+            escape(row["arm"]),
+            f"**{row['tokens_per_s']:,.0f}**",
+            f"{100 * row['waste']:.1f}%",
+            f"{row['sequences']:,}",
+        ]
+        for row in rows
+    ]
+    return table(head, lines)
+
+
 def decoding_section(rows: Sequence[Row]) -> str:
     head = ("batch", "arm", "ms a token", "tokens/s", "prefill", "logits' error", "parameters")
     lines = []
@@ -154,6 +170,7 @@ SECTIONS = {
     "long_context": ("Long texts", "benchmarks/long_context.py", long_section),
     "train_speed": ("Training", "benchmarks/train_speed.py", training_section),
     "decode": ("Decoding", "benchmarks/decode.py", decoding_section),
+    "packing": ("Packing against padding", "", packing_section),
 }
 
 

@@ -116,3 +116,7 @@ def test_live_rows_are_held_against_plain_ones(tmp_path: Path, tables: ModuleTyp
         in text
     )
     assert "| fp8 | no room |" in text and "tiny" not in tables.transformer_page(tmp_path)
+
+
+def test_the_committed_pages_are_fresh(tables: ModuleType) -> None:
+    assert tables.main(["--check"]) == 0
