@@ -14,14 +14,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from train_speed import CONFIG, TINY_VOCABULARY, arm_of
+from train_speed import CONFIG, TINY_VOCABULARY, Drawn, arm_of
 
 from redline.errors import RedlineError
 from redline.files import write_text
@@ -30,7 +29,6 @@ from redline.machine import Machine, resolve_device
 from redline.nn.packing import Packing
 from redline.training.text.config import TextTraining
 from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.language_task import LanguageTask
 from redline.training.text.packing import NO_TARGET, Batch
 
 DOCUMENTS = 10_000
@@ -77,24 +75,6 @@ class Text:
         """Rows that `DOCUMENTS` of them take."""
         total = int(self.lengths(0, DOCUMENTS).sum())
         return {"packed": -(-total // self.length), "padded": DOCUMENTS}
-
-
-class Drawn(LanguageTask):
-    """Trains on what `draw` gives."""
-
-    def __init__(self, training: TextTraining, device: torch.device, draw: Callable[[int], Batch]) -> None:
-        self.draw = draw
-        super().__init__(training, training.tokenizer.vocabulary, device)
-
-    @property
-    def data_identity(self) -> Mapping[str, Any]:
-        return {}
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        raise NotImplementedError("a benchmark keeps no model.")
-
-    def _draw(self, step: int) -> Batch:
-        return self.draw(step)
 
 
 def training_of(text: Text, plan: str, device: torch.device) -> TextTraining:

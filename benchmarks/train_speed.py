@@ -98,8 +98,12 @@ class Arm:
     later: Callable[[], dict[str, Any]] = dict
 
 
-class RandomText(LanguageTask):
-    """Rows of random tokens, one document each."""
+class Drawn(LanguageTask):
+    """Trains on what `draw` gives for each step."""
+
+    def __init__(self, training: TextTraining, device: torch.device, draw: Callable[[int], Batch]) -> None:
+        self.draw = draw
+        super().__init__(training, training.tokenizer.vocabulary, device)
 
     @property
     def data_identity(self) -> Mapping[str, Any]:
@@ -109,10 +113,7 @@ class RandomText(LanguageTask):
         raise NotImplementedError("a benchmark keeps no model.")
 
     def _draw(self, step: int) -> Batch:
-        tokens = random_tokens(step, self.items_per_step // self.training.data.length, self.training)
-        return Batch(
-            tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), Packing.of(torch.zeros_like(tokens[:, 1:]))
-        )
+        return self.draw(step)
 
 
 def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
@@ -122,7 +123,15 @@ def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
 
 def ours(race: Race, kind: str, plan: str) -> Arm:
     training = race.training(kind, plan)
-    return arm_of(RandomText(training, training.tokenizer.vocabulary, race.device))
+
+    def draw(step: int) -> Batch:
+        """Rows of random tokens, one document each."""
+        tokens = random_tokens(step, race.rows, training)
+        return Batch(
+            tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), Packing.of(torch.zeros_like(tokens[:, 1:]))
+        )
+
+    return arm_of(Drawn(training, race.device, draw))
 
 
 def arm_of(task: LanguageTask) -> Arm:

@@ -1,6 +1,7 @@
 """Weight files: read as tensors only, never as code."""
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,27 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             reason = "it holds more than tensors, or is damaged, and code in it is never run"
         raise ModelError(f"{str(path)!r} is not a readable weight file: {reason}.") from error
     return unwrap(found, str(path))
+
+
+def mismatches(
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    may_be: Mapping[str, tuple[int, ...]] | None = None,
+) -> str:
+    """How weights differ from a model's by their names and shapes, or nothing; `may_be` may be there or not."""
+    known = {**expected, **(may_be or {})}
+    missing = [name for name in expected if name not in found]
+    foreign = [name for name in found if name not in known]
+    other = [name for name, shape in known.items() if name in found and found[name] != shape]
+    said = []
+    if missing:
+        said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
+    if foreign:
+        said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
+    if other:
+        name = other[0]
+        said.append(f"{len(other)} have another shape ({name} is {found[name]}, not {known[name]})")
+    return ", ".join(said)
 
 
 def _read_torch(path: Path) -> Any:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 
 from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.partial import hidden_path
 from redline.upscale import journal as journals
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures import hidden_path
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import Tiles, UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks

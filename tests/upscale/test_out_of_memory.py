@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import ModelError
+from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale import pictures_run
 from redline.upscale.blend import Blender
@@ -18,7 +19,6 @@ from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling
 from redline.upscale.network import Network
 from redline.upscale.picture_under_way import PictureUnderWay
-from redline.upscale.pictures import is_partial
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings

@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import ModelError
+from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures import is_partial
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.settings import PictureSettings
 from redline.upscale.tasks import Task

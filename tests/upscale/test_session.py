@@ -17,12 +17,12 @@ from PIL import Image
 from redline.cli.upscale import _tile
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
 from redline.upscale.listener import Listener
-from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks

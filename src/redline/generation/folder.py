@@ -43,8 +43,8 @@ class ModelFolder:
             raise ModelError(f"{str(path)!r} is of the architecture {model_type!r}, which is not known: {known} are.")
         tokenizer = read_tokenizer(path)
         # Fine-tunes often add a token for padding, which no prompt holds: those are looked at in the prompt itself.
-        known = tokenizer.get_vocab(with_added_tokens=False)
-        tokens, vocabulary = max(known.values(), default=-1) + 1, find_vocabulary(config)
+        numbers = tokenizer.get_vocab(with_added_tokens=False).values()
+        tokens, vocabulary = max(numbers, default=-1) + 1, find_vocabulary(config)
         if vocabulary is not None and tokens > vocabulary:
             raise ModelError(
                 f"the tokenizer in {str(path)!r} has {tokens:,} tokens, and its model's vocabulary is {vocabulary:,}."

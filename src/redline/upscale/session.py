@@ -10,6 +10,7 @@ import torch
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.memory import is_out_of_memory
+from redline.partial import remove_abandoned
 from redline.plan import Plan
 from redline.rung import Stage
 from redline.upscale.enlarger import Enlarger
@@ -18,7 +19,7 @@ from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.pictures import open_picture, remove_abandoned
+from redline.upscale.pictures import open_picture
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network

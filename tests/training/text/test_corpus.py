@@ -258,7 +258,7 @@ corpus.prepare(Sources.find((sys.argv[1],)), corpus.TokenizerSettings(vocabulary
     assert subprocess.run(command, check=False).returncode == 9
     (left,) = (tmp_path / "shards").iterdir()
     # A process of that number on another machine may be alive.
-    foreign = left.with_name(re.sub(r"\.[0-9a-f]{8}\.", ".00000000.", left.name, count=1))
+    foreign = left.with_name(re.sub(r"\.[0-9a-f]{4}([0-9a-f]{8}\.redline-partial)", r".0123\1", left.name))
     foreign.mkdir()
     living: list[Path] = []
 

@@ -13,7 +13,8 @@ import pytest
 import tifffile
 from PIL import Image
 
-from redline.upscale.pictures import Encoding, PictureError, create_picture, is_partial
+from redline.partial import is_partial
+from redline.upscale.pictures import Encoding, PictureError, create_picture
 
 Make = Callable[..., np.ndarray]
 Read = Callable[..., np.ndarray]

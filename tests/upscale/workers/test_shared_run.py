@@ -21,10 +21,10 @@ from PIL import Image
 import redline.cli
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.partial import is_partial
 from redline.upscale import session
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures import is_partial
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks

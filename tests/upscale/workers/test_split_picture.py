@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures import is_partial
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task

@@ -24,6 +24,7 @@ from redline.files import CannotWrite, write_bytes, write_text
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
+from redline.weights import mismatches
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -172,20 +173,9 @@ class Weights:
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], also: Mapping[str, tuple[int, ...]] | None = None) -> None:
         """Refuses what does not fit exactly; `also` may be there or not."""
-        known, found = {**wanted, **(also or {})}, self.shapes
-        missing = [name for name in wanted if name not in found]
-        foreign = [name for name in found if name not in known and not name.endswith(_COMPUTED)]
-        other = [name for name, shape in known.items() if name in found and found[name] != shape]
-        said = []
-        if missing:
-            said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
-        if foreign:
-            said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
-        if other:
-            name = other[0]
-            said.append(f"{len(other)} have another shape ({name} is {found[name]}, not {known[name]})")
-        if said:
-            self._refuse(", ".join(said))
+        found = {name: shape for name, shape in self.shapes.items() if not name.endswith(_COMPUTED)}
+        if problems := mismatches(wanted, found, also):
+            self._refuse(problems)
         odd = sorted(set(self.numbers) - set(_DTYPES))
         if odd:
             place = str(self.folder)

@@ -16,7 +16,7 @@ from redline.errors import ModelError
 from redline.files import write_bytes
 from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
 from redline.models.drct.model import Drct
-from redline.weights import read_weights
+from redline.weights import mismatches, read_weights
 
 _COMPUTED = ("relative_position_index", "attn_mask")
 _ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")
@@ -34,8 +34,7 @@ def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
     with torch.device("meta"):
         model = Drct(config)
     expected = {name: official_shape(name, tensor) for name, tensor in model.state_dict().items()}
-    problems = _mismatches(expected, found)
-    if problems:
+    if problems := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in found.items()}):
         raise ModelError(f"{origin!r} looks like a {config} but does not fit it: {problems}.")
     broken = [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]
     if broken:
@@ -93,21 +92,6 @@ def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
 
 def _upsampling(weights: dict[str, Tensor]) -> list[str]:
     return sorted(name for name in weights if re.fullmatch(r"upsample\.\d+\.weight", name))
-
-
-def _mismatches(expected: dict[str, tuple[int, ...]], found: dict[str, Tensor]) -> str:
-    missing = [name for name in expected if name not in found]
-    foreign = [name for name in found if name not in expected]
-    other = [name for name in expected if name in found and tuple(found[name].shape) != expected[name]]
-    said = []
-    if missing:
-        said.append(f"{len(missing)} weights are missing ({missing[0]} …)")
-    if foreign:
-        said.append(f"{len(foreign)} are not its own ({foreign[0]} …)")
-    if other:
-        name = other[0]
-        said.append(f"{len(other)} have another shape ({name} is {tuple(found[name].shape)}, not {expected[name]})")
-    return ", ".join(said)
 
 
 # What tells the field's other models apart, by names that only they have; the first that fits is said.

@@ -1,6 +1,5 @@
 """A memory model on disk: `config.json` and `model.safetensors` in one folder, every name and shape checked."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,14 @@ def load_memory_model(
     config = read_memory_config(folder)
     weights = Weights.of(folder)
     weights.check_layers(config.layers)
-    weights.check(dict(shapes(config)))
-    with torch.device("meta"):
-        model = TitanModel(config).to(dtype or weights.dtype)
-    model.to_empty(device=device)
+    try:
+        with torch.device("meta"):
+            model = TitanModel(config)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        # A config.json may say any size: beyond 64 bits not even a shape can be made of it.
+        raise ModelError(f"{str(folder / 'config.json')!r} has sizes that no model can have.") from error
+    weights.check({name: tuple(weight.shape) for name, weight in model.named_parameters()})
+    model.to(dtype or weights.dtype).to_empty(device=device)
     model.tie()
     weights.fill(dict(model.named_parameters()))
     return model.eval().requires_grad_(False)
@@ -46,54 +49,3 @@ def read_memory_config(folder: Path) -> TitanConfig:
     if found.get("model_type") != MODEL_TYPE or not isinstance(found.get("memory"), dict):
         raise ModelError(f"{str(path)!r} is not the config of a memory model.")
     return TitanConfig.from_dict(found["memory"])
-
-
-def shapes(config: TitanConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every weight of such a model, without building it: a config.json may say any size."""
-    width, hidden = config.width, config.feed_forward_width
-    yield "embedding.weight", (config.vocabulary, width)
-    for layer in range(config.layers):
-        block = f"blocks.{layer}"
-        yield f"{block}.mixer_norm.weight", (width,)
-        mixer = _attention(config) if config.is_attention(layer) else _neural_memory(config)
-        for name, shape in mixer.items():
-            yield f"{block}.mixer.{name}", shape
-        yield f"{block}.feed_forward_norm.weight", (width,)
-        yield f"{block}.feed_forward.gate_up.weight", (2 * hidden, width)
-        yield f"{block}.feed_forward.down.weight", (width, hidden)
-    yield "norm.weight", (width,)
-    if not config.tied_embeddings:
-        yield "head.weight", (config.vocabulary, width)
-
-
-def _attention(config: TitanConfig) -> dict[str, tuple[int, ...]]:
-    width, channels = config.width, 2 * config.shared_heads * config.head_dim
-    found = {
-        "convolution": (config.convolution, channels),
-        "query.weight": (width, width),
-        "key_value.weight": (channels, width),
-        "out.weight": (width, width),
-    }
-    return {**found, "score.weight": (1, channels), "score.bias": (1,)} if config.memory_slots else found
-
-
-def _neural_memory(config: TitanConfig) -> dict[str, tuple[int, ...]]:
-    width, heads, values = config.width, config.neural_heads, config.neural_heads * config.value_dim
-    channels = 2 * heads * config.key_dim + values
-    updates: dict[str, dict[str, tuple[int, ...]]] = {
-        "gated_delta": {
-            "log_rate": (heads,),
-            "decay_bias": (heads,),
-            "decay.weight": (heads, width),
-            "strength.weight": (heads, width),
-        },
-        "titans": {"forgetting_bias": (heads,), "gates.weight": (3 * heads, width)},
-    }
-    return {
-        "convolution": (config.convolution, channels),
-        "query_key_value.weight": (channels, width),
-        **{f"update.{name}": shape for name, shape in updates[config.memory_update].items()},
-        "gate.weight": (values, width),
-        "norm.weight": (config.value_dim,),
-        "out.weight": (width, values),
-    }

@@ -20,10 +20,10 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files import write_text
+from redline.partial import hidden_path, remove_abandoned
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
-from redline.training.text.unfinished import make_unfinished, remove_abandoned
 
 _MANIFEST = "manifest.json"
 _SCHEMA = 2
@@ -209,7 +209,8 @@ def _make(
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(home.parent)
-        beside = make_unfinished(home)
+        beside = hidden_path(home)
+        beside.mkdir()
     except OSError as error:
         raise RedlineError(f"cannot write {str(home)!r}: {error.strerror or error}.") from error
     try:

@@ -5,7 +5,6 @@ from redline.upscale.pictures.encoding import Encoding
 from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
 from redline.upscale.pictures.formats import FORMATS, Format, check_can_hold, format_for, format_named
 from redline.upscale.pictures.metadata import Metadata
-from redline.upscale.pictures.partial import hidden_path, is_partial, remove_abandoned
 from redline.upscale.pictures.sink import MEMORY_LIMIT_BYTES, PictureSink, create_picture
 from redline.upscale.pictures.source import PIXEL_LIMIT, PictureSource, open_picture, sniffed
 
@@ -25,11 +24,8 @@ __all__ = [
     "format_for",
     "format_named",
     "from_planes",
-    "hidden_path",
-    "is_partial",
     "open_picture",
     "premultiply",
-    "remove_abandoned",
     "sniffed",
     "to_planes",
     "unpremultiply",

@@ -15,6 +15,7 @@ from types import TracebackType
 
 import numpy as np
 
+from redline.partial import hidden_path
 from redline.quantities import format_bytes
 from redline.upscale.pictures.encoding import Encoding, encode, round_to, samples_of
 from redline.upscale.pictures.errors import PictureError
@@ -26,7 +27,6 @@ from redline.upscale.pictures.formats import (
     format_named,
 )
 from redline.upscale.pictures.metadata import Metadata, attach_metadata, fit_metadata
-from redline.upscale.pictures.partial import hidden_path
 from redline.upscale.pictures.tiff import add_to_tiff
 from redline.upscale.pictures.vips import VipsImage, explaining, load_vips
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from redline.machine import resolve_device
-from redline.upscale.pictures import is_partial
+from redline.partial import is_partial
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Failed
 

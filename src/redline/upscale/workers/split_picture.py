@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from redline.errors import RedlineError
+from redline.partial import hidden_path
 from redline.upscale.layout import Side, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame
-from redline.upscale.pictures import PictureError, PictureSource, create_picture, hidden_path, open_picture
+from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 
