@@ -1,5 +1,6 @@
 """Figures go to TensorBoard, and come out of its files again."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,16 @@ def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatc
 def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
     TensorBoard(tmp_path / "board").close()
     assert not (tmp_path / "board").exists()
+
+
+def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps in ((5, 6, 7), (6, 7)):
+        board = TensorBoard(tmp_path)
+        for step in steps:
+            board(Progress(step, 1.0, 2.0, 3.0, 0.7, 1e-3, 100.0, "token", 10))
+        board.close()
+        time.sleep(1.1)  # its files are named by the second
+    seen = EventAccumulator(str(tmp_path)).Reload()
+    assert [point.step for point in seen.Scalars("loss")] == [5, 6, 7]
