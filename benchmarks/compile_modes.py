@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file for the rows")
     parser.add_argument("--at-once", type=int, default=4, help="how many plans are set up at the same time")
     parser.add_argument("--timeout", default="4m", help="time limit of one set-up")
+    parser.add_argument("--set-up-for", default="1h", help="set-ups that have not begun by then are left out")
     parser.add_argument("--sampling", default="4s", help="time for the turns of one workload")
     arguments = parser.parse_args()
     names = arguments.names or [name for name in WORKLOADS if (arguments.results / f"{name}.jsonl").exists()]
@@ -68,7 +69,7 @@ def main() -> int:
             found = load_measurements(arguments.results / f"{name}.jsonl")[-1].plan
             entries.append(Entry(name, found, *lay_course(pool, settings, machine)))
         try:
-            set_up(pool, entries, arguments.at_once)
+            set_up(pool, entries, arguments.at_once, time.monotonic() + parse_seconds(arguments.set_up_for))
             behind = [
                 entry.name
                 for entry in entries
@@ -81,28 +82,31 @@ def main() -> int:
     return 1 if behind else 0
 
 
-def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int) -> None:
-    """The searches over kernels first, because they take longest."""
-    jobs = [(entry, plan) for entry in entries for plan in entry.plans]
-    jobs.sort(key=lambda job: "max-autotune" not in str(job[1]))
+def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, until_s: float) -> None:
+    """Searches over kernels one after another, because they go by times on the GPU; beside them what only compiles."""
 
     def open_one(job: tuple[Entry, Plan]) -> None:
         entry, plan = job
         started = time.monotonic()
+        course = replace(entry.course, timeout_s=min(entry.course.timeout_s, until_s - started))
         try:
-            arm = open_arm(pool, entry.course, plan, FRESH_SEEDS)
-            measure_peak(arm, entry.course)
+            if course.timeout_s <= 0:
+                raise WorkerFailed("timeout", "not set up: the time for it was over")
+            arm = open_arm(pool, course, plan, FRESH_SEEDS)
+            measure_peak(arm, course)
         except WorkerFailed as failure:
             entry.failures[str(plan)] = str(failure)
         else:
             arm.notes += ("set up beside other plans",)
             entry.arms.append(arm)
-        print(
-            f"{entry.name}: {plan}: {time.monotonic() - started:.0f} s {entry.failures.get(str(plan), '')}", flush=True
-        )
+        said = f"{time.monotonic() - started:.0f} s {entry.failures.get(str(plan), '')}"
+        print(f"{entry.name}: {plan}: {said}", flush=True)
 
-    with ThreadPoolExecutor(at_once) as threads:
-        list(threads.map(open_one, jobs))
+    jobs = [(entry, plan) for entry in entries for plan in entry.plans]
+    with ThreadPoolExecutor(1) as searches, ThreadPoolExecutor(at_once) as compilations:
+        waiting = [(searches if "max-autotune" in str(job[1]) else compilations).submit(open_one, job) for job in jobs]
+        for one in waiting:
+            one.result()
 
 
 def race(entry: Entry, log: Logbook) -> bool:

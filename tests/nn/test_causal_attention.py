@@ -75,7 +75,8 @@ def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
     for one, other in zip(gradients, wanted, strict=True):
-        assert (one.cpu() - other).norm() < 8 * rounding * other.norm()
+        # A token that sees itself alone pulls at no query and no key: what is left is rounding, of the values' size.
+        assert (one.cpu() - other).norm() < 8 * rounding * max(other.norm(), 0.01 * wanted[2].norm())
 
 
 @pytest.mark.gpu

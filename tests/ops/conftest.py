@@ -24,7 +24,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(*args: object, **kwargs: object) -> Tensor:
             tensor = allocate(*args, **kwargs)
-            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+            with torch.no_grad():  # compilers ask for such as want gradients
+                return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
         return call
 

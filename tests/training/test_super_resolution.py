@@ -13,7 +13,7 @@ from safetensors import safe_open
 from redline.cli.train import CONFIGS
 from redline.errors import RedlineError
 from redline.models.drct import Drct, load_drct
-from redline.nn import Choosing
+from redline.nn import Choosing, WindowAttention
 from redline.super_resolution import evaluate, find_pairs
 from redline.training.loop import Progress, train
 from redline.training.model_card import rounded, write_result
@@ -198,7 +198,7 @@ def test_fused_ops_give_the_gradients_of_plain_ones(precision: str, compiled: bo
     for fused in (False, True):
         chosen = replace(loop, fused_ops=fused, compile=compiled and fused)
         task = DrctTask(replace(settings, model=model, loop=chosen), gpu)
-        used = {module.chosen() for module in task.model.modules() if isinstance(module, Choosing)}
+        used = {module.chosen() for module in task.model.modules() if isinstance(module, WindowAttention)}
         assert used == {"triton" if fused else "reference"}
         random = torch.Generator().manual_seed(3)
         with torch.no_grad():  # as it starts, nothing of the body reaches the output

@@ -50,7 +50,7 @@ def test_losses_and_gradients_follow_the_cpu(kind: str, compiled: bool) -> None:
     assert found.keys() == wanted.keys()
     largest = max(one.norm() for one in wanted.values())
     for name, one in wanted.items():
-        assert (found[name] - one).norm() <= 1e-2 * one.norm() + 1e-5 * largest, name
+        assert (found[name] - one).norm() <= 1e-3 * one.norm() + 1e-6 * largest, name
 
 
 def test_heads_too_small_for_flex_attention_are_said() -> None:
@@ -71,5 +71,6 @@ def test_what_selective_recomputing_keeps_runs_once(update: str, granularity: st
     tokens, targets, _ = batch()
     with torch.profiler.profile() as profile:
         model.loss(tokens.cuda(), targets.cuda()).backward()
-    name = "redline::gated_delta_rule" if update == "gated_delta" else "redline::titans_memory"
-    assert sum(event.count for event in profile.key_averages() if event.key == name) == runs
+        torch.cuda.synchronize()
+    # Of the forward pass alone; calls of the operator say nothing, as one that is kept is called and not run.
+    assert sum(event.count for event in profile.key_averages() if event.key == "output_kernel") == runs

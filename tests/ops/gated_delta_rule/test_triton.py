@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from redline.ops.gated_delta_rule import gated_delta_rule, reference
 
@@ -128,6 +129,18 @@ def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
         for run in (triton.gated_delta_rule, reference.chunked)
     ]
     torch.testing.assert_close(*pulls, atol=1e-4, rtol=1e-4)
+
+
+def test_can_be_recomputed(inputs: Make) -> None:
+    """A checkpoint gives what was saved a single time."""
+    tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
+
+    def run(*given: Tensor) -> Tensor:
+        return triton.gated_delta_rule(*given)[0].square().sum()
+
+    pulls = torch.autograd.grad(checkpoint(run, *tensors, use_reentrant=False), tensors)
+    for one, other in zip(pulls, torch.autograd.grad(run(*tensors), tensors), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:

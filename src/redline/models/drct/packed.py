@@ -160,9 +160,15 @@ class PackedGroup(nn.Module):
             blocks.append(PackedBlock(block, adjust, pieces, out_of))  # pyright: ignore[reportArgumentType]
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, row_MC: Tensor, moments_P2M: Tensor, picture: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-        """Fills the wide row and its moments up, and begins a new one."""
-        next_row, next_moments = torch.empty_like(row_MC), torch.empty_like(moments_P2M)
+    def forward(
+        self,
+        row_MC: Tensor,
+        moments_P2M: Tensor,
+        picture: tuple[int, int, int],
+        next_row: Tensor,
+        next_moments: Tensor,
+    ) -> None:
+        """Fills the wide row and its moments up, and begins the next ones, the rest of which holds anything yet."""
         width, parts, new_parts = self.first, parts_of(self.first), parts_of(self.growth)
         for block in self.blocks[:-1]:
             new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
@@ -170,7 +176,6 @@ class PackedGroup(nn.Module):
             width, parts = width + self.growth, parts + new_parts
         first, of_first = next_row[:, : self.first], next_moments[: parts_of(self.first)]
         self.blocks[-1](row_MC, moments_P2M, picture, first, of_first, row_MC[:, : self.first], self.share)
-        return next_row, next_moments
 
 
 class PackedBody(nn.Module):
@@ -198,5 +203,7 @@ class PackedBody(nn.Module):
         blocks = rows_MC[:, :first].split(MOMENT_COLUMNS, 1)
         sums_P2M[: parts_of(first)] = torch.stack([moments(block) for block in blocks])
         for group in self.groups:
-            rows_MC, sums_P2M = group(rows_MC, sums_P2M, (batch, height, width))
+            next_rows, next_sums = torch.empty_like(rows_MC), torch.empty_like(sums_P2M)
+            group(rows_MC, sums_P2M, (batch, height, width), next_rows, next_sums)
+            rows_MC, sums_P2M = next_rows, next_sums
         return rows_MC[:, : self.width].view(batch, height, width, self.width)

@@ -17,6 +17,8 @@ Far = tuple[Tensor, Tensor, Tensor]
 _BLOCK = 512
 # What flex attention takes.
 _LEAST_HEAD_DIM = 16
+# Since torch 2.9 it rounds fp32 to TF32 unless told otherwise (pytorch#161022): gradients were off by a hundredth.
+_EXACT = {"FLOAT32_PRECISION": "'ieee'"}
 
 
 def windowed_attention(
@@ -128,7 +130,14 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, s
     # A model that is compiled compiles it too; on its own it would store all scores.
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     mixed, beside = attend(
-        query, key, value, score_mod=score, block_mask=block_mask, enable_gqa=True, return_aux=AuxRequest(lse=True)
+        query,
+        key,
+        value,
+        score_mod=score,
+        block_mask=block_mask,
+        enable_gqa=True,
+        kernel_options=_EXACT if query.dtype == torch.float32 else None,
+        return_aux=AuxRequest(lse=True),
     )
     return mixed, beside.lse
 

@@ -259,9 +259,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _differentiate(ctx: Any, out_pull: Tensor | None, final_pull: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    v = ctx.saved_tensors[2]
-    out_pull = torch.zeros_like(v) if out_pull is None else out_pull
-    pulls = _backward(*ctx.saved_tensors, out_pull, final_pull, ctx.chunk)
+    saved = ctx.saved_tensors  # once: a checkpoint gives them a single time
+    out_pull = torch.zeros_like(saved[2]) if out_pull is None else out_pull
+    pulls = _backward(*saved, out_pull, final_pull, ctx.chunk)
     return *pulls[:5], pulls[5] if ctx.needs_input_grad[5] else None, None, None
 
 
