@@ -3,8 +3,9 @@
     python benchmarks/compile_modes.py --results benchmarks/results/h200 --out compile_modes.jsonl [NAME …]
 
 A climb gives a search over kernels no more than a share of its budget; here each gets all the time it needs. Plans of
-all workloads are set up side by side (`--at-once`), because a compiler keeps the GPU idle; then the workloads are timed
-one after another, the plans of each turn by turn, while nothing else runs. Rows are those of `redline bench`.
+all workloads are set up side by side (`--at-once`, `--searches`), because a compiler keeps the GPU idle; then the
+workloads are timed one after another, the plans of each turn by turn, while nothing else runs. Rows are those of
+`redline bench`; a plan that was not ready in time is a row that says so.
 """
 
 import argparse
@@ -51,7 +52,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="result files without .jsonl; default: all climbs")
     parser.add_argument("--results", type=Path, required=True, help="folder with the result files of the climbs")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows")
-    parser.add_argument("--at-once", type=int, default=4, help="how many plans are set up at the same time")
+    parser.add_argument("--at-once", type=int, default=4, help="how many plans are compiled at the same time")
+    parser.add_argument("--searches", type=int, default=1, help="how many searches over kernels run at the same time")
     parser.add_argument("--timeout", default="4m", help="time limit of one set-up")
     parser.add_argument("--set-up-for", default="1h", help="set-ups that have not begun by then are left out")
     parser.add_argument("--sampling", default="4s", help="time for the turns of one workload")
@@ -69,7 +71,8 @@ def main() -> int:
             found = load_measurements(arguments.results / f"{name}.jsonl")[-1].plan
             entries.append(Entry(name, found, *lay_course(pool, settings, machine)))
         try:
-            set_up(pool, entries, arguments.at_once, time.monotonic() + parse_seconds(arguments.set_up_for))
+            until_s = time.monotonic() + parse_seconds(arguments.set_up_for)
+            set_up(pool, entries, arguments.at_once, arguments.searches, until_s)
             behind = [
                 entry.name
                 for entry in entries
@@ -82,8 +85,8 @@ def main() -> int:
     return 1 if behind else 0
 
 
-def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, until_s: float) -> None:
-    """Searches over kernels one after another, because they go by times on the GPU; beside them what only compiles."""
+def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, searches: int, until_s: float) -> None:
+    """Searches over kernels apart from what only compiles: they take minutes, and go by times on the GPU."""
 
     def open_one(job: tuple[Entry, Plan]) -> None:
         entry, plan = job
@@ -103,8 +106,8 @@ def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, until_s: fl
         print(f"{entry.name}: {plan}: {said}", flush=True)
 
     jobs = [(entry, plan) for entry in entries for plan in entry.plans]
-    with ThreadPoolExecutor(1) as searches, ThreadPoolExecutor(at_once) as compilations:
-        waiting = [(searches if "max-autotune" in str(job[1]) else compilations).submit(open_one, job) for job in jobs]
+    with ThreadPoolExecutor(searches) as slow, ThreadPoolExecutor(at_once) as quick:
+        waiting = [(slow if "max-autotune" in str(job[1]) else quick).submit(open_one, job) for job in jobs]
         for one in waiting:
             one.result()
 

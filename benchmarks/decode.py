@@ -140,6 +140,7 @@ def arms(task: Task) -> dict[str, Callable[[], Arm]]:
         "redline compile + graph": lambda: ours(task, "compile", graph=True),
         "redline fused_ops + compile + graph": lambda: ours(task, "fused_ops + compile", graph=True),
         "redline compile(max-autotune) + graph": lambda: ours(task, "compile(mode=max-autotune)", graph=True),
+        "redline int8 + graph": lambda: ours(task, "fused_ops + int8", graph=True),
         "redline int8 + compile + graph": lambda: ours(task, "fused_ops + int8 + compile", graph=True),
         "redline fp8 + compile + graph": lambda: ours(task, "fused_ops + fp8(mode=weight_only) + compile", graph=True),
     }

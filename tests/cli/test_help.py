@@ -1,5 +1,6 @@
 """What someone sees who has just installed it: help with examples, the rungs, the bundled workloads."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from redline.cli import COMMANDS, load_command
 from redline.rungs import RUNGS
 from redline.workloads import BUNDLED
@@ -24,6 +26,18 @@ def test_python_m_redline_lists_every_command(tmp_path: Path) -> None:
     seen = subprocess.run([sys.executable, "-m", "redline", "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert (seen.returncode, seen.stderr) == (0, "")
     assert all(re.search(rf"\b{name}\b", seen.stdout) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("rungs",), ("rungs", "--json")], ids=" ".join)
+def test_a_reader_that_leaves_is_no_regression(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "redline", *arguments]
+        seen = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+    finally:
+        os.close(write)
+    assert (seen.returncode, seen.stderr) == (141, b"")
 
 
 def test_the_list_says_of_each_command_what_it_says_itself() -> None:

@@ -3,7 +3,10 @@
 A command's file is read when the command is called: `redline --help` must not wait for torch.
 """
 
+import os
+import select
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -101,7 +104,11 @@ def _redline(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted."""
+    """Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted, 141 unread."""
+    # Kept apart, because who notices a broken pipe puts another file in the place of stdout.
+    output = None
+    with suppress(OSError, AttributeError):  # there may be none
+        output = os.dup(sys.stdout.fileno())
     try:
         app(standalone_mode=True)
     except RedlineError as error:
@@ -110,4 +117,12 @@ def main() -> None:
     except SystemExit as end:
         if end.code == 130:  # what Typer makes of Ctrl-C
             fail("interrupted.")
+        if end.code == 1 and output is not None and not _has_reader(output):
+            sys.exit(141)  # as a shell says of what SIGPIPE ended
         raise
+
+
+def _has_reader(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -1,9 +1,7 @@
 """`redline generate`: text from a language model, as it comes."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from statistics import quantiles
 from typing import Annotated
 
@@ -62,24 +60,25 @@ def generate(
             sys.stdout.flush()
 
     interrupted = False
-    with _to_whoever_reads():
-        with stream:
-            try:
-                for (token,) in stream:
-                    if token is not None:
-                        say(pieces.push(token))
-            except KeyboardInterrupt:
-                interrupted = True
-            except RedlineError:
-                # The sentence about it gets a line of its own.
-                say("\n" if any(said) else "")
-                raise
-        say(pieces.finish())
-        if as_json:
-            about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
-            print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
-        else:
-            say("\n")
+    with suppress(AttributeError):
+        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    with stream:
+        try:
+            for (token,) in stream:
+                if token is not None:
+                    say(pieces.push(token))
+        except KeyboardInterrupt:
+            interrupted = True
+        except RedlineError:
+            # The sentence about it gets a line of its own.
+            say("\n" if any(said) else "")
+            raise
+    say(pieces.finish())
+    if as_json:
+        about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
+        print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
+    else:
+        say("\n")
     if interrupted:
         raise typer.Exit(130)
 
@@ -97,21 +96,6 @@ def _read_prompt(prompt: str) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise RedlineError("the prompt on stdin is not UTF-8 text.") from error
-
-
-@contextmanager
-def _to_whoever_reads() -> Iterator[None]:
-    """Characters that stdout has not are written as others; a reader that has seen enough ends it quietly."""
-    with suppress(AttributeError):
-        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python flushes once more at its end, and would complain of the pipe then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # As a shell says of what SIGPIPE ended.
-        raise typer.Exit(141) from None
 
 
 def _figures(stream: TokenStream, prompt_tokens: int) -> dict[str, object]:

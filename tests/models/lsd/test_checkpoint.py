@@ -50,8 +50,8 @@ def test_half_precision_files_load_as_fp32(tmp_path: Path) -> None:
     [
         ({"head.bias": None}, r"1 weights are missing \(head.bias …\)"),
         ({"extra": torch.zeros(3)}, r"1 weights are not its own \(extra …\)"),
-        ({"head.bias": torch.zeros(3)}, r"head.bias is \(3,\), not \(16,\)"),
-        ({"head.bias": torch.full((16,), float("nan"))}, "is damaged: 'head.bias' holds values that are not finite"),
+        ({"head.bias": torch.zeros(3)}, r"head.bias is \(3,\), not \(24,\)"),
+        ({"head.bias": torch.full((24,), float("nan"))}, "is damaged: 'head.bias' holds values that are not finite"),
     ],
 )
 def test_weights_that_do_not_fit(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:

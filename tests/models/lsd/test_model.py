@@ -173,3 +173,19 @@ def test_what_it_cannot_take() -> None:
             replace(SMALL, **wrong)
     with pytest.raises(ModelError, match="no LSD of size 'huge': there are tiny, light, medium, heavy"):
         LsdConfig.of("huge")
+
+
+@pytest.mark.parametrize("index", range(3), ids=["soft", "softer", "previous"])
+@torch.no_grad()
+def test_the_frame_is_blended_by_what_the_head_says(index: int) -> None:
+    """With a weight of one for one of them and no change, that one is the output."""
+    model, given = fresh(height=16, width=24)
+    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.bias)
+    frame = given["frame"]
+    torch.testing.assert_close(model(**given), frame)
+    side = model.config.patch**2
+    model.head.bias[(3 + index) * side : (4 + index) * side] = 1
+    soft = nn.functional.avg_pool2d(frame, 3, 1, 1, count_include_pad=False)
+    softer = nn.functional.avg_pool2d(soft, 5, 1, 2, count_include_pad=False)
+    torch.testing.assert_close(model(**given), (soft, softer, given["previous"])[index])

@@ -92,8 +92,21 @@ def test_what_is_drawn_stays_within_what_was_asked() -> None:
     settings = ClipSettings("x", noise=0.07, blur_px=0.9, dark=0.5, cast=0.1, quality=30)
     drawn = Degradation.draw(settings, 500, torch.Generator().manual_seed(0))
     assert 0 < drawn.blur_B.max() <= 0.9 and (drawn.blur_B == 0).any()
-    assert 0 < drawn.read_B.max() <= 0.07 and 0 < drawn.shot_B.max() <= 0.07
-    assert drawn.light_BC.min() >= 0.5 * 0.9 - 1e-6 and drawn.light_BC.max() <= 1.1 + 1e-6
-    assert drawn.light_BC.min() < 0.55 and drawn.light_BC.max() > 1.05
+    gain = 0.5**-0.95
+    assert 0.07 < drawn.read_B.max() <= 0.07 * gain and 0.07 < drawn.shot_B.max() <= 0.07 * gain**0.5
+    assert drawn.light_BC.min() >= 0.5**0.4 * 0.9 - 1e-6 and drawn.light_BC.max() <= 1.1 + 1e-6
+    assert drawn.light_BC.min() < 0.75 and drawn.light_BC.max() > 1.05
     touched = drawn.quality_B[drawn.quality_B <= 100]
     assert 300 < len(touched) < 400 and touched.min() >= 30 and touched.min() < 33
+
+
+def test_a_camera_makes_up_for_darkness_with_noise() -> None:
+    settings = ClipSettings("x", noise=0.1, dark=0.5, cast=0.0)
+    dark = Degradation.draw(settings, 2000, torch.Generator().manual_seed(0))
+    lit = Degradation.draw(replace(settings, dark=0.0), 2000, torch.Generator().manual_seed(0))
+    gain = dark.read_B / lit.read_B
+    told = lit.read_B > 0
+    # What is left to see is at least the light there was to the power of 0.4, at a gain of its power of -0.6.
+    assert (dark.light_BC[told, 0] >= gain[told] ** (-0.4 / 0.6) - 1e-5).all() and gain[told].max() > 1.6
+    assert torch.allclose(dark.shot_B[told], lit.shot_B[told] * gain[told].sqrt())
+    assert (lit.light_BC == 1).all() and (gain[told & (dark.light_BC[:, 0] == 1)] == 1).all()

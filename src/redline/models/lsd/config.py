@@ -10,6 +10,8 @@ from redline.errors import ModelError
 PICTURE_CHANNELS = 3
 # What goes in side by side: the noisy picture, the frame, and the previous output.
 PICTURES_IN = 3
+# What the frame is blended with, by a weight for every pixel: itself a little and very soft, and the previous output.
+PICTURES_BLENDED = 3
 # Tensor cores take channels by eights; what is fewer is filled up with zeros.
 EIGHT = 8
 
@@ -76,7 +78,7 @@ class LsdConfig:
 
     @property
     def channels_out(self) -> int:
-        return _up_to_eights(PICTURE_CHANNELS * self.patch**2)
+        return _up_to_eights((PICTURE_CHANNELS + PICTURES_BLENDED) * self.patch**2)
 
     @property
     def multiple_px(self) -> int:

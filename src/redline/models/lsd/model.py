@@ -1,14 +1,15 @@
 """A diffusion U-Net that restores or transforms a video as it comes, frame by frame, looking at its own last output.
 
 It takes three pictures in [-1, 1] (the picture being denoised, the frame from the camera, and its own output for the
-frame before), the time step, and perhaps a control vector; it gives the clean picture, as a change to the frame. With
-no frame before it, a frame is its own history.
+frame before), the time step, and perhaps a control vector; it gives the clean picture: the frame, changed, and blended
+with softer copies of itself and with the previous output, by weights that it gives for every pixel. Taking noise out by
+the change alone would need as many channels as a patch has values; weights are smooth, and a narrow network has them to
+give. With no frame before it, a frame is its own history.
 
-Patches become channels first, so that no layer works on single pixels. They are small beside the width: what is added
-to the frame passes through the channels of one position, and taking noise out needs more of them than the patch has
-values. There are no positions to learn and attention runs on the smallest levels alone, so any size of picture goes;
-sides that are no multiple of `config.multiple_px` are padded with their edge and cut off again. Nothing asks the
-device for a value, so a forward pass can be compiled whole and recorded as a CUDA graph.
+Patches become channels first, so that no layer works on single pixels. There are no positions to learn and attention
+runs on the smallest levels alone, so any size of picture goes; sides that are no multiple of `config.multiple_px` are
+padded with their edge and cut off again. Nothing asks the device for a value, so a forward pass can be compiled whole
+and recorded as a CUDA graph.
 
 B: batch, H and W: sides in pixels.
 """
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.errors import ModelError
-from redline.models.lsd.config import EIGHT, PICTURE_CHANNELS, LsdConfig
+from redline.models.lsd.config import EIGHT, PICTURE_CHANNELS, PICTURES_BLENDED, LsdConfig
 from redline.models.unet.model import HEAD_WIDTH, STEPS, Block, SelfAttention
 from redline.nn.checkpointing import recomputed
 
@@ -97,7 +98,9 @@ class Lsd(nn.Module):
         """Three pictures (B, 3, H, W), time steps (B,) of whole numbers below 1000, a control vector (B, control)."""
         self._check(noisy, frame, previous, timestep, control)
         height, width = frame.shape[-2:]
-        x = self._as_patches(torch.cat([noisy, frame, previous], dim=1).to(self.stem.weight.dtype))
+        pictures = self._padded(torch.cat([noisy, frame, previous], dim=1))
+        _, frame, previous = pictures.split(PICTURE_CHANNELS, dim=1)
+        x = self._as_patches(pictures.to(self.stem.weight.dtype))
         conditions = self._conditions(timestep, control)
         blocks, x, skips = self.config.blocks, self.stem(x), []
         for index, level in enumerate(self.encoder):
@@ -108,13 +111,21 @@ class Lsd(nn.Module):
         after = conditions[len(self.encoder) * blocks :]
         for index, (up, level) in enumerate(zip(self.up, self.decoder, strict=True)):
             x = level(torch.cat([up(x), skips.pop()], dim=1), after[index * blocks : (index + 1) * blocks])
-        change = self.head(F.silu(self.norm(x)))[:, : PICTURE_CHANNELS * self.config.patch**2]
-        return frame + F.pixel_shuffle(change, self.config.patch)[..., :height, :width]
+        patches = self.head(F.silu(self.norm(x)))[:, : (PICTURE_CHANNELS + PICTURES_BLENDED) * self.config.patch**2]
+        said = F.pixel_shuffle(patches, self.config.patch)
+        change, *weights = said.split((PICTURE_CHANNELS, *[1] * PICTURES_BLENDED), dim=1)
+        soft = F.avg_pool2d(frame, 3, 1, 1, count_include_pad=False)
+        softer = F.avg_pool2d(soft, 5, 1, 2, count_include_pad=False)
+        restored = frame + change
+        for weight, other in zip(weights, (soft, softer, previous), strict=True):
+            restored = restored + weight * (other - frame)
+        return restored[..., :height, :width]
+
+    def _padded(self, x: Tensor) -> Tensor:
+        below, beside = (self.config.padding_px(side) for side in x.shape[-2:])
+        return F.pad(x, (0, beside, 0, below), mode="replicate") if below or beside else x
 
     def _as_patches(self, x: Tensor) -> Tensor:
-        below, beside = (self.config.padding_px(side) for side in x.shape[-2:])
-        if below or beside:
-            x = F.pad(x, (0, beside, 0, below), mode="replicate")
         x = F.pixel_unshuffle(x, self.config.patch)
         missing = -x.shape[1] % EIGHT
         return F.pad(x, (0, 0, 0, 0, 0, missing)) if missing else x

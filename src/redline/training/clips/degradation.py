@@ -1,6 +1,7 @@
 """What a poor camera makes of a clip: blur, too little light, a cast of colour, noise, and the blocks of compression.
 
-What a clip suffers is drawn once for all of its frames; only the noise is new in each of them. B: clips.
+What a clip suffers is drawn once for all of its frames; only the noise is new in each of them. A camera turns its gain
+up where light is missing: little of the darkness is left to see, and the noise grows. B: clips.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from redline.training.clips.sending import send
 from redline.training.clips.settings import ClipSettings
 
 _BLUR_REACH = 4
+# How much of lost light a camera's automatic gain makes up for, as a share of its logarithm, at least and at most.
+_MADE_UP = (0.6, 0.95)
 # A quality that stands for no compression at all.
 _UNTOUCHED = 101.0
 
@@ -35,16 +38,18 @@ class Degradation:
             chosen = torch.rand(clips, generator=generator) < often
             return drawn * chosen.view(-1, *[1] * len(shape))
 
-        lost, cast = some(settings.dark, 0.6), some(2.0, 0.6, 3)
+        lit, cast = 1 - some(settings.dark, 0.6), some(2.0, 0.6, 3)
+        least, most = _MADE_UP
+        gain = lit ** -(least + (most - least) * torch.rand(clips, generator=generator))
         colour = torch.where((cast > 0).any(1, keepdim=True), 1 + settings.cast * (cast - 1), 1.0)
-        light = (1 - lost[:, None]) * colour
+        light = (lit * gain)[:, None] * colour
         quality = settings.quality + (100 - settings.quality) * torch.rand(clips, generator=generator)
         untouched = torch.rand(clips, generator=generator) < 0.3
         return cls(
             some(settings.blur_px, 0.6),
             light.clamp(max=1.0 + settings.cast),
-            some(settings.noise, 0.9),
-            some(settings.noise, 0.7),
+            gain * some(settings.noise, 0.9),
+            gain.sqrt() * some(settings.noise, 0.7),  # its variance grows with the light that there was
             torch.where(untouched, _UNTOUCHED, quality.floor()),
         )
 

@@ -11,8 +11,8 @@ class ClipSettings:
 
     Motions are at most: `pan_px` pixels a frame, `zoom` as a share, `turn` in radians. `still`, `objects` and `cuts`
     are the shares of clips with a camera that stands, with something that passes by, and with a cut. Of a poor camera,
-    at most: `noise` as a standard deviation, `blur_px` as one, `dark` and `cast` as shares of light lost; `quality` is
-    the lowest JPEG quality.
+    at most: `noise` as a standard deviation (in good light), `blur_px` as one, `dark` as the share of light lost, which
+    the camera's gain mostly makes up for, `cast` as a share of each colour; `quality` is the lowest JPEG quality.
     """
 
     photos: str = ""
@@ -24,13 +24,13 @@ class ClipSettings:
     pan_px: float = 6.0
     zoom: float = 0.2
     turn: float = 0.25
-    still: float = 0.2
+    still: float = 0.4
     objects: float = 0.4
     cuts: float = 0.1
     noise: float = 0.1
     blur_px: float = 1.2
     dark: float = 0.5
-    cast: float = 0.2
+    cast: float = 0.1
     quality: int = 20
 
     def __post_init__(self) -> None:

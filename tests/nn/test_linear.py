@@ -1,0 +1,92 @@
+"""Layers that torchao quantized are read as they are stored."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redline.nn.linear import Linear, int8_parts
+from redline.ops.int8_matmul import weight_only_matmul
+from redline.quantization import quantize_layer, torchao_quantization
+
+ao = torchao_quantization()
+WEIGHT_ONLY = ao.Int8WeightOnlyConfig(set_inductor_config=False)
+
+
+def quantized(layer: nn.Linear, config: object = WEIGHT_ONLY) -> nn.Linear:
+    other = copy.deepcopy(layer)
+    quantize_layer("int8", "layer", other, config)
+    return other
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_parts_multiply_to_what_the_layer_gives(dtype: torch.dtype) -> None:
+    layer = quantized(Linear(67, 96).to(dtype))
+    parts = int8_parts(layer.weight)
+    assert parts is not None
+    x = torch.randn(5, 67, dtype=dtype)
+    found, expected = weight_only_matmul(x, *parts, layer.bias), layer(x)
+    assert (found - expected).norm() <= 2 * torch.finfo(dtype).eps * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda layer: layer,
+        lambda layer: quantized(layer, ao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)),
+        lambda layer: quantized(layer, ao.Float8WeightOnlyConfig(set_inductor_config=False)),
+        lambda layer: quantized(layer, ao.Int8WeightOnlyConfig(granularity=ao.PerTensor(), set_inductor_config=False)),
+    ],
+    ids=["plain", "int8 inputs", "fp8", "one scale for all"],
+)
+def test_there_are_none_of_others(make: Callable[[nn.Linear], nn.Linear]) -> None:
+    assert int8_parts(make(nn.Linear(64, 32)).weight) is None
+
+
+def test_zero_must_be_zero() -> None:
+    layer = quantized(nn.Linear(64, 32))
+    layer.weight.zero_point.fill_(3)
+    assert int8_parts(layer.weight) is None
+
+
+def test_looking_at_a_weight_leaves_the_layer_as_it_was() -> None:
+    layer = quantized(Linear(64, 32))
+    assert isinstance(layer, Linear)
+    names = set(layer.state_dict())
+    first = layer._int8()
+    assert first is not None and layer._int8() is first and set(layer.state_dict()) == names
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    quantize_layer("int8", "layer", other := Linear(64, 32), WEIGHT_ONLY)
+    layer.weight = other.weight
+    assert layer._int8() is not first
+
+
+def test_on_a_cpu_torch_multiplies() -> None:
+    layer = quantized(Linear(64, 32))
+    layer.implementation = "auto"
+    assert layer.chosen() == "torch"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 5, 33, 64, 65])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_a_gpu_multiplies_by_our_kernel(rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = quantized(Linear(264, 520).cuda().to(dtype))
+    layer.implementation = "auto"
+    assert layer.chosen() == "int8_matmul up to 64 rows"
+    calls: list[int] = []
+
+    def counted(*args: Tensor, **kwargs: str) -> Tensor:
+        calls.append(len(args[0]))
+        return weight_only_matmul(*args, **kwargs)
+
+    monkeypatch.setattr("redline.nn.linear.weight_only_matmul", counted)
+    x = torch.randn(1, rows, 264, device="cuda", dtype=dtype)
+    found = layer(x)
+    exact = nn.functional.linear(x.double(), layer.weight.dequantize().double(), layer.bias.double())
+    assert calls == ([rows] if rows <= 64 else [])
+    assert (found - exact).norm() <= 2 * torch.finfo(dtype).eps * exact.norm()
