@@ -10,6 +10,8 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -311,6 +313,30 @@ def test_no_trial_may_eat_up_the_budget() -> None:
         assert budget.is_spent is expected[0]
         assert limits == pytest.approx(expected[1:], rel=0.01) or expected[0]
     assert not Budget(None, 300).is_spent and Budget(None, 300).for_trial_s(parse_rung("bf16")) == 300
+
+
+def test_a_compilation_gets_the_time_that_it_is_known_to_need() -> None:
+    compile_ = parse_rung("compile")
+    # Of the 30 s that are left a third is too little for what took 12 s; a fifth of 60 s stays for the race.
+    late = Budget(60, 300, time.monotonic() - 30)
+    assert late.for_trial_s(compile_) == pytest.approx(10.5, rel=0.01)
+    assert late.for_trial_s(compile_, 7) == pytest.approx(14, rel=0.01)
+    assert late.for_trial_s(compile_, 12) == pytest.approx(18, rel=0.01)
+    assert Budget(None, 40).for_trial_s(compile_, 100) == 40
+
+
+def test_what_a_compiler_has_taken_is_what_the_next_compilation_gets() -> None:
+    one: Any = _Climb.__new__(_Climb)
+    rows = [
+        SimpleNamespace(plan="compile", setup_s={"": 17.0}),
+        SimpleNamespace(plan="compile(mode=max-autotune)", setup_s={"": 55.0}),
+        SimpleNamespace(plan="bf16", setup_s={"": 50.0}),
+    ]
+    one.budget = Budget(100, 60, time.monotonic() - 40)
+    one.log = SimpleNamespace(rows=rows)
+    added = parse_rung("bf16")
+    assert one._limit_s(added, Plan.parse("bf16 + compile")) == pytest.approx(34, rel=0.01)
+    assert one._limit_s(added, Plan.parse("bf16")) == pytest.approx(21, rel=0.01)
 
 
 @pytest.mark.usefixtures("without_compiler")

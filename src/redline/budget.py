@@ -8,6 +8,8 @@ from redline.rung import Rung
 # Of what is left, for one trial; less for a search over kernels, which can take many minutes.
 _SHARE, _SHARE_OF_A_SEARCH = 0.35, 0.15
 _LEAST_S = 5.0
+# Times what a set-up of its kind has taken: to stop it just before its end wins nothing.
+_PATIENCE = 2.0
 
 
 class Budget:
@@ -25,10 +27,15 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """A fifth of the budget, a minute at most, is kept for the final race."""
-        return self.left_s < min(60.0, 0.2 * (self._total_s or 0.0))
+        return self.left_s < self._for_the_race_s
 
-    def for_trial_s(self, added: Plan | Rung) -> float:
-        """No single trial may eat up the budget."""
+    @property
+    def _for_the_race_s(self) -> float:
+        """A fifth of the budget, a minute at most."""
+        return min(60.0, 0.2 * (self._total_s or 0.0))
+
+    def for_trial_s(self, added: Plan | Rung, known_s: float = 0.0) -> float:
+        """No single trial may eat up the budget, but one that needs about `known_s` gets that if it is there."""
         share = _SHARE_OF_A_SEARCH if "max-autotune" in str(added) else _SHARE
-        return max(_LEAST_S, min(self._trial_s, share * self.left_s))
+        fair_s = max(share * self.left_s, min(_PATIENCE * known_s, self.left_s - self._for_the_race_s))
+        return max(_LEAST_S, min(self._trial_s, fair_s))

@@ -190,7 +190,15 @@ class _Climb:
             self.kept.arm()  # it has to stand in any case, and must not be the one that finds no memory
         except WorkerFailed:
             return
-        self.setups.prepare({str(plan): self.budget.for_trial_s(change) for change, plan in next_ones})
+        self.setups.prepare({str(plan): self._limit_s(change, plan) for change, plan in next_ones})
+
+    def _limit_s(self, added: Plan | Rung, candidate: Plan) -> float:
+        """What a compiler has taken before, it will take about as long for again."""
+        known_s = 0.0
+        if _only_compiles(candidate):
+            rows = (row for row in self.log.rows if row.setup_s and _only_compiles(Plan.parse(row.plan)))
+            known_s = max((sum(row.setup_s.values()) for row in rows), default=0.0)
+        return self.budget.for_trial_s(added, known_s)
 
     def _will_be_timed(self, role: str, added: Plan) -> bool:
         candidate = self._with(added)
@@ -242,7 +250,7 @@ class _Climb:
             return measured
         self.listen(f"trying {added}", None)
         arm: Arm | None = None
-        limit_s = self.budget.for_trial_s(added)
+        limit_s = self._limit_s(added, candidate)
         try:
             incumbent, arm = self._open_beside(candidate, limit_s)
             if not arm.passed:
@@ -355,7 +363,7 @@ class _Climb:
         arm: Arm | None = None
         try:
             whole = self.kept.arm()
-            arm = self.setups.open(smaller, timeout_s=self.budget.for_trial_s(rung))
+            arm = self.setups.open(smaller, timeout_s=self._limit_s(rung, smaller))
             if not arm.passed:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
             measure_peak(arm, self.course)
@@ -381,6 +389,11 @@ class _Climb:
 
 def _stage(row: Measurement) -> Stage:
     return max(rung.stage for rung in Plan.parse(row.rung).rungs)
+
+
+def _only_compiles(plan: Plan) -> bool:
+    """And does not search for kernels, which takes as long as it likes."""
+    return "compile" in plan and not any(rung.searches for rung in plan.rungs)
 
 
 def _typical_s(row: Measurement) -> float:

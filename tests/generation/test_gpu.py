@@ -87,7 +87,10 @@ def test_the_device_computes_what_the_cpu_computes(model: Decoder) -> None:
             logits = (exact.step(new, caches[0]), engine.model.step(new.cuda(), caches[1]).cpu().float())
 
 
-@pytest.mark.parametrize("plan", ["compile(fullgraph=true)", "fused_ops + compile(fullgraph=true)", "int8 + compile"])
+@pytest.mark.parametrize(
+    "plan",
+    ["compile(fullgraph=true)", "fused_ops + compile(fullgraph=true)", "int8 + compile", "fused_ops + int8"],
+)
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_and_quantized_steps_are_recorded_too(plan: str) -> None:
     config = DecoderConfig(1008, 256, 2, 4, 512, key_value_heads=2, context=300)
