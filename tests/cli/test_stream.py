@@ -62,7 +62,7 @@ def test_a_test_clip_to_nothing(stream: Callable[..., Seen], tmp_path: Path) -> 
     found = seen.json()
     assert seen.code == 0 and found["report"]["frames"] == 10 and found["whole"] and not found["report"]["drops"]
     assert (found["size"], found["model"], found["plan"]) == ("40×24", "LSD of width 16", "channels_last")
-    assert found["settings"] == "strength 1, 2 steps, seed 0, control 0, 0"
+    assert found["settings"] == "strength 1, 1 step, seed 0, control 0, 0"
     stages = found["report"]["stages"]
     assert all(stages[name]["p50_s"] > 0 for name in ("capture", "wait", "copy_in", "compute", "copy_out", "display"))
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
@@ -138,7 +138,7 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
     assert "are in a form for which there is no decoder" in sentence(stream("codec.mp4", "null"))
     assert "'wbecam' is no source of a stream: it is a film" in sentence(stream("wbecam", "null"))
     assert "'nul' is no place for a stream to go to" in sentence(stream("synthetic", "nul"))
-    assert "everybody could look: give --key" in sentence(stream("synthetic", "mjpeg:0.0.0.0:0"))
+    assert "can be reached from other machines: give a --key" in sentence(stream("synthetic", "mjpeg:0.0.0.0:0"))
     assert "over the film that it is made of" in sentence(stream("whole.mp4", "whole.mp4"))
     assert (tmp_path / "whole.mp4").read_bytes() == data
 

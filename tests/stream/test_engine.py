@@ -238,11 +238,20 @@ def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None
     made.check(replace(FULL, strength=0.0))
 
 
-def test_strength_zero_hardly_changes_a_frame_that_the_model_would() -> None:
-    """The model is told that the picture has next to no noise, and that is what it is given."""
-    frames = LsdFrames(small_lsd(), Plan(), "cpu")
-    table = frames.table(Settings(0.0, 2))
-    assert table.times == (1, 0) and table.start[1] < 0.01
+def test_strength_is_how_much_of_the_change_is_shown() -> None:
+    frame = clip(1, 16, 16)[0]
+    made = engine()
+    made.prepare(16, 16)
+
+    def shown(strength: float) -> Tensor:
+        made.reset()
+        return made(replace(frame, settings=Settings(strength, 2))).float()
+
+    given, whole = frame.pixels.float(), shown(1.0)
+    assert torch.equal(shown(0.0), given) and (whole - given).abs().max() > 20
+    inside = (whole > 0) & (whole < 255)  # the others were cut off after it
+    for strength in (0.25, 0.5):
+        assert (shown(strength) - torch.lerp(given, whole, strength))[inside].abs().max() <= 1
 
 
 def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:

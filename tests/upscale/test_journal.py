@@ -71,6 +71,31 @@ def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [again.is_done(task) for task in tasks] == [True, False, True]
 
 
+def test_a_name_that_is_no_text_is_noted_like_others(settings: UpscaleSettings, tmp_path: Path) -> None:
+    try:
+        os.rename(save(tmp_path / "in" / "a.png", (9, 8, 7)), os.fsencode(tmp_path / "in") + b"/\xff\xfe.png")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
+    assert not any(outcome.error for outcome in Upscaling(settings).run(tasks, tmp_path / "out"))
+    assert Journal(tmp_path / "out", Upscaling(settings).made_as).is_done(tasks[0])
+
+
+def test_torn_and_damaged_lines_cost_nothing_but_themselves(tmp_path: Path) -> None:
+    tasks = pictures(tmp_path)
+    for task in tasks:
+        save(task.target, (1, 2, 3))
+    journal = Journal(tmp_path, lambda _: "s")
+    journal.record(tasks[0], tasks[0].source_state(), Tiles(((32, 32),), 1))
+    with journal.path.open("ab") as file:
+        file.write(b'{"target": "/x\xc3')
+    torn = Journal(tmp_path, lambda _: "s")
+    assert torn.is_done(tasks[0]) and not torn.is_done(tasks[1])
+    torn.record(tasks[1], tasks[1].source_state(), Tiles(((32, 32),), 1))
+    whole = Journal(tmp_path, lambda _: "s")
+    assert whole.is_done(tasks[0]) and whole.is_done(tasks[1])
+
+
 def test_a_source_that_changes_meanwhile_is_done_again(settings: UpscaleSettings, tmp_path: Path) -> None:
     """It was red when it was read, and is blue before the result is there."""
     (task,), said = pictures(tmp_path, 1), []

@@ -109,6 +109,9 @@ def main() -> None:
     output = None
     with suppress(OSError, AttributeError):  # there may be none
         output = os.dup(sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         app(standalone_mode=True)
     except RedlineError as error:

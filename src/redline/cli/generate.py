@@ -60,8 +60,6 @@ def generate(
             sys.stdout.flush()
 
     interrupted = False
-    with suppress(AttributeError):
-        sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     with stream:
         try:
             for (token,) in stream:

@@ -47,9 +47,8 @@ class LsdFrames:
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
-        """A strength below what the steps need is the lowest with which there are as many."""
-        strength = max(round(settings.strength * STEPS), settings.steps) / STEPS
-        return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps, strength)
+        """From pure noise, whatever the strength: it sees the frame beside the noise, and was trained so."""
+        return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps)
 
     def padded_px(self, side_px: int) -> int:
         return side_px + self.config.padding_px(side_px)
@@ -67,22 +66,24 @@ class LsdFrames:
 
 
 class LsdProgram(NoisyProgram):
-    """One number of steps at one size: the sampler's table, the noise and the control vector on the device."""
+    """One number of steps at one size: the sampler's table, the noise, the strength and the control vector on the
+    device. The strength is how much of the change is shown, and handed on."""
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
         super().__init__(frames.table, steps, (1, 3, height, width), frames.device)
         self._frames = frames
         entries = frames.config.control
         self._control = torch.zeros(1, entries, device=frames.device) if entries else None
+        self._strength = torch.ones(1, device=frames.device)
 
     def retune(self, settings: Settings) -> None:
         before = self._tuned
         super().retune(settings)
         if self._control is not None and (before is None or before.control != settings.control):
             filled = [*settings.control, *[0.0] * (self._control.shape[1] - len(settings.control))]
-            values = torch.tensor([filled])
-            # Pinned memory lets the copy queue up behind the frames that are running.
-            self._control.copy_(values.pin_memory() if self._control.is_cuda else values, non_blocking=True)
+            _write(self._control, torch.tensor([filled]))
+        if before is None or before.strength != settings.strength:
+            _write(self._strength, torch.tensor([settings.strength]))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
@@ -92,7 +93,12 @@ class LsdProgram(NoisyProgram):
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 
-        return self._sampler.sample(predict, self._noise_N, frame)
+        return torch.lerp(frame, self._sampler.sample(predict, self._noise_N, frame), self._strength)
+
+
+def _write(place: Tensor, values: Tensor) -> None:
+    """Pinned memory lets the copy queue up behind the frames that are running."""
+    place.copy_(values.pin_memory() if place.is_cuda else values, non_blocking=True)
 
 
 def without_own_graphs(plan: Plan, device: torch.device) -> Plan:

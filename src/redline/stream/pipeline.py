@@ -153,7 +153,6 @@ class Pipeline:
             if arrived is None:
                 self._pass_on(under_way.popleft())
                 continue
-            taken_s = self._clock.now_s()
             frame = replace(arrived.frame, settings=self.settings.now())
             if (frame.height, frame.width) != size:
                 while under_way:
@@ -161,6 +160,8 @@ class Pipeline:
                 self._tell(f"the picture changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 self._transform.prepare(*size)
+            # Behind the preparation, which is no frame's own work.
+            taken_s = self._clock.now_s()
             if isinstance(self._transform, Overlapping):
                 self._transform.begin(frame)
             under_way.append(_Begun(frame, arrived.offered_s, taken_s))

@@ -121,7 +121,8 @@ class Enlarger:
     def _enlarge(self, tiles: Tensor) -> Tensor:
         if self._halvings:
             return enlarge_by_tiles(tiles, self._run, self.network.scale, self._inside(*tiles.shape[-2:]), self.batch)
-        return torch.cat([self._run(tiles[first : first + self.batch]) for first in range(0, len(tiles), self.batch)])
+        results = [self._run(tiles[first : first + self.batch]) for first in range(0, len(tiles), self.batch)]
+        return torch.cat(results) if len(results) > 1 else results[0]
 
     def _run(self, tiles: Tensor) -> Tensor:
         """One batch; where the plan was made for one shape, what is missing is filled up and cut off again."""

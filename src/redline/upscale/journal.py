@@ -28,7 +28,7 @@ class Journal:
         self._writing = Lock()
         self._lines: dict[str, dict[str, Any]] = {}
         if self.path.is_file():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for line in self.path.read_bytes().split(b"\n"):
                 try:
                     entry = json.loads(line)
                     self._lines[entry["target"]] = entry
@@ -58,14 +58,17 @@ class Journal:
         """`source_state` as it was before the source was read."""
         size, made_from = task.target.stat().st_size, self._made_from(task, source_state)
         noted = {"tile": tiles.sizes, "batch": tiles.batch, "bytes": size, "sha256": _digest(task.target)}
-        line = json.dumps({"target": str(task.target.resolve()), **made_from, **noted}, ensure_ascii=False) + "\n"
+        line = json.dumps({"target": str(task.target.resolve()), **made_from, **noted}) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._writing:
             self._append(line.encode())
 
     def _append(self, data: bytes) -> None:
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                data = b"\n" + data  # what a killed run left half written must not take this line with it
             written = os.write(handle, data)
             if written < len(data):  # half a line would spoil the next one too
                 os.ftruncate(handle, os.fstat(handle).st_size - written)

@@ -233,6 +233,7 @@ def test_settings_are_changed_for_all_and_errors_come_back(open_site: Callable[.
             for wrong, sentence in (
                 ({"strength": 1.5}, "strength is a number from 0 to 1, not 1.5."),
                 ({"steps": 2.5}, "steps is a whole number from 1 to 1000, not 2.5."),
+                ({"steps": 5}, "a page may ask for 4 steps at the most."),
                 ({"mood": 1}, "'mood' is no setting of a stream"),
                 ({"control": [1]}, "the control vector of this model has 2 numbers."),
                 ({"control": 1}, "the control vector of this model has 2 numbers."),

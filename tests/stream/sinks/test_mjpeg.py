@@ -104,16 +104,27 @@ def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
 
 
 def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
-    with pytest.raises(RedlineError, match=r"^on 0\.0\.0\.0 everybody could look: give --key.*\.$"):
+    with pytest.raises(RedlineError, match=r"^'0\.0\.0\.0' can be reached from other machines: give a --key, "):
         MjpegSink("0.0.0.0", 0)
-    sink = MjpegSink("0.0.0.0", 0, key="a b&c")
-    assert sink.url.endswith("/?key=a%20b%26c")
+    for short in ("", "a"):  # an empty one is what a variable that is not set gives
+        with pytest.raises(RedlineError, match="a key has at least 12 characters"):
+            MjpegSink("0.0.0.0", 0, key=short)
+    sink = MjpegSink("0.0.0.0", 0, key="a b&c, and more")
+    assert sink.url.endswith("/?key=a%20b%26c%2C%20and%20more")
     assert connected(sink).status == 403 and connected(sink, "/?key=wrong").status == 403
-    assert connected(sink, "/?key=a%20b%26c").status == 200
+    assert connected(sink, "/?key=a%20b%26c%2C%20and%20more").status == 200
     sink.close()
     own = MjpegSink(port=0)
     assert connected(own, "/", Host="evil.example").status == 403
     own.close()
+
+
+def test_pages_of_others_do_not_show_it() -> None:
+    sink = MjpegSink(port=0)
+    assert connected(sink, **{"Sec-Fetch-Site": "cross-site"}).status == 403
+    own = connected(sink, "/", **{"Sec-Fetch-Site": "same-origin"})
+    assert own.status == 200 and own.headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    sink.close()
 
 
 def test_a_port_that_is_taken_is_told() -> None:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.browser.access import Access
+from redline.stream.access import Access
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings

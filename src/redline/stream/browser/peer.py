@@ -20,7 +20,7 @@ from aiortc.sdp import SessionDescription
 from av import VideoFrame
 
 from redline.errors import RedlineError
-from redline.stream.browser.access import is_loopback
+from redline.stream.access import is_loopback
 from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.outlet import Outlet, View
 from redline.stream.browser.pictures import for_codec

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from redline.errors import RedlineError
-from redline.stream.browser.access import Access
+from redline.stream.access import Access
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.outlet import Outlet
 from redline.stream.browser.peer import Peer
@@ -85,6 +85,10 @@ class Site:
         control, length = changes.get("control"), len(self._settings.now().control)
         if control is not None and (not isinstance(control, list) or len(control) != length):
             raise MessageError(f"the control vector of this model has {length} numbers.", "settings")
+        steps, most = changes.get("steps"), self._about["most_steps"]
+        if isinstance(steps, int) and steps > most:
+            # Who starts the stream may ask for more: a page could keep the device busy for minutes with one frame.
+            raise MessageError(f"a page may ask for {most} steps at the most.", "settings")
         self._settings.change(**changes)
         said = {"type": "settings", "settings": self.settings}
         for session in self._sessions:

@@ -4,19 +4,18 @@ A frame is encoded once, and only while somebody looks. Each viewer has a thread
 last one is gone: whoever is slow sees fewer, whoever is dead is given up, and the stream waits for none of them.
 """
 
-import hmac
 import io
 import socket
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from PIL import Image
 
 from redline.errors import RedlineError
+from redline.stream.access import Access
 from redline.stream.frames import Frame
 
 PORT, MOST_VIEWERS = 8182, 8
@@ -39,10 +38,9 @@ class MjpegSink:
     def __init__(
         self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, most_viewers: int = MOST_VIEWERS
     ) -> None:
-        if key is None and not _is_loopback(host):
-            raise RedlineError(f"on {host} everybody could look: give --key, or listen on 127.0.0.1.")
         self._latest = _Latest()
-        self._server = _listen(host, port, _Shared(self._latest, key, threading.BoundedSemaphore(most_viewers)))
+        shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(most_viewers))
+        self._server = _listen(host, port, shared)
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
         query = f"?key={quote(key, safe='')}" if key else ""
         self.url = f"http://{shown}:{self._server.server_address[1]}/{query}"
@@ -100,15 +98,16 @@ class _Latest:
 
 
 class _Shared:
-    def __init__(self, latest: _Latest, key: str | None, places: threading.BoundedSemaphore) -> None:
-        self.latest, self.key, self.places = latest, key, places
+    def __init__(self, latest: _Latest, access: Access, places: threading.BoundedSemaphore) -> None:
+        self.latest, self.access, self.places = latest, access, places
 
-    def admits(self, query: str, host: str) -> bool:
-        """Without a key only a page that was opened by this machine's own name: others may resolve to it."""
-        if self.key is None:
-            return _is_loopback(urlsplit(f"//{host}").hostname or "")
-        given = parse_qs(query).get("key", [""])[0]
-        return hmac.compare_digest(given.encode(), self.key.encode())
+    def why_not(self, query: str, headers: Any) -> str:
+        """Any web site can show what is on 127.0.0.1 as a picture of its own: a browser says that it does."""
+        if self.access.key is not None:
+            return self.access.why_not_key(parse_qs(query).get("key", [None])[0], None)
+        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return "pages of others do not show this stream."
+        return self.access.why_not_host(headers.get("Host"))
 
 
 class _Server(ThreadingHTTPServer):
@@ -149,10 +148,12 @@ class _Viewer(BaseHTTPRequestHandler):
         server: Any = self.server
         shared: _Shared = server.shared
         asked = urlsplit(self.path)
-        if not shared.admits(asked.query, self.headers.get("Host", "")):
-            self.send_error(403, "The key is missing or wrong")
+        key = shared.access.key
+        if reason := shared.why_not(asked.query, self.headers):
+            # As the explanation, which is escaped: in the status line it could not hold what was asked for.
+            self.send_error(403, explain=reason)
         elif asked.path == "/":
-            body = _PAGE.replace("QUERY", f"?key={quote(shared.key, safe='')}" if shared.key else "").encode()
+            body = _PAGE.replace("QUERY", f"?key={quote(key, safe='')}" if key else "").encode()
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -183,6 +184,11 @@ class _Viewer(BaseHTTPRequestHandler):
             head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
             self.wfile.write(head.encode() + picture + b"\r\n")
 
+    def end_headers(self) -> None:
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
     def log_message(self, format: str, *args: Any) -> None:
         """The terminal belongs to the figures."""
 
@@ -196,10 +202,3 @@ def _listen(host: str, port: int, shared: _Shared) -> _Server:
         raise RedlineError(f"{host}:{port} cannot be listened on: {error.strerror or error}.") from error
     server.shared = shared
     return server
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

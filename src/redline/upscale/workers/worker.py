@@ -104,6 +104,7 @@ def _work(line: Line, device: str, sharing: int) -> None:
 
 
 def _interrupt(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one would interrupt the tidying up
     raise KeyboardInterrupt
 
 

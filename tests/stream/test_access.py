@@ -3,7 +3,7 @@
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.browser.access import Access, is_loopback
+from redline.stream.access import Access, is_loopback
 
 KEY = "correct horse battery"
 
@@ -15,7 +15,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.7", "camera.example", "localhost.evil.example", ""])
 def test_any_other_host_needs_a_key(host: str) -> None:
-    with pytest.raises(RedlineError, match=r"can be reached from other machines: give a key, .*\.$"):
+    with pytest.raises(RedlineError, match=r"can be reached from other machines: give a --key, .*\.$"):
         Access(host)
     with pytest.raises(RedlineError, match=r"^a key has at least 12 characters, not 5\.$"):
         Access(host, "12345")
