@@ -219,3 +219,23 @@ def test_a_pipeline_runs_once() -> None:
     assert pipeline.run().report.frames == 0
     with pytest.raises(RedlineError, match=r"^a pipeline runs once: make another\.$"):
         pipeline.run()
+
+
+def test_no_frame_of_a_file_is_read_before_there_is_room_for_it() -> None:
+    """One is worked on and one waits for it; a third would only get old in the reader's hand."""
+    read: list[int] = []
+    ahead: list[int] = []
+
+    class Noticed(SyntheticClip):
+        def pixels(self, index: int) -> Tensor:
+            read.append(index)
+            return super().pixels(index)
+
+    class Slow(Identity):
+        def __call__(self, frame: Frame) -> Tensor:
+            time.sleep(0.03)  # long enough for the reader to come as far as it will
+            ahead.append(read[-1] - frame.index)
+            return super().__call__(frame)
+
+    Pipeline(Noticed(8, 8, count=12), Slow(), NullSink()).run()
+    assert max(ahead) == 1 and len(ahead) == 12

@@ -136,7 +136,7 @@ def test_the_end_wakes_those_who_wait_for_room(end: str) -> None:
         time.sleep(0.01)
         getattr(queue, end)()
 
-    in_threads(*[lambda: put.append(queue.put(1))] * 3, finish)
+    in_threads(*[lambda: put.append(queue.put(1))] * 3, queue.wait_for_room, finish)
     assert put == [False] * 3
 
 

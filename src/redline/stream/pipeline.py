@@ -134,6 +134,8 @@ class Pipeline:
 
     def _offer(self, frame: Frame) -> bool:
         if self._input.put(_Arrived(frame, self._clock.now_s())):
+            # Only then is the next one read: in the reader's hand it would get as old as a frame takes.
+            self._input.wait_for_room()
             return True
         self.latency.drop(STOPPED)
         return False

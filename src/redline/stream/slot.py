@@ -33,6 +33,10 @@ class Channel(Protocol[T]):
         """The next item; None where none came for so long, or where the channel is closed and empty."""
         ...
 
+    def wait_for_room(self) -> None:
+        """Comes back when a put would not wait, or when the channel is closed."""
+        ...
+
     @property
     def closed(self) -> bool: ...
 
@@ -105,6 +109,9 @@ class FrameSlot(_Waiting[T]):
             self._changed.notify_all()
             return True
 
+    def wait_for_room(self) -> None:
+        """There is always some."""
+
 
 class FrameQueue(_Waiting[T]):
     """Holds a few items in order and loses none until it is abandoned."""
@@ -123,3 +130,7 @@ class FrameQueue(_Waiting[T]):
             self._items.append(item)
             self._changed.notify_all()
             return True
+
+    def wait_for_room(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._items) < self._most or self._closed)
