@@ -49,7 +49,7 @@ def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Ca
     seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}
     assert "reacts to its input" in names and "gain" not in names and seen["controls_that_passed"] == []
-    assert seen["steps"] == 3 and seen["plan"] == "eager", "as `stream` would run it"
+    assert seen["steps"] == 3 and seen["plan"] == "eager", "as it was made for"
 
 
 def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
@@ -71,6 +71,8 @@ def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
         ((".", "."), "is no pipeline and no training"),
         (("nothing.safetensors", "."), "there is no file 'nothing.safetensors'"),
         (("{weights}", ".", "--frames", 3), "64 frames or more"),
+        (("{weights}", ".", "--size", 0), "at least one pixel a side"),
+        (("{weights}", ".", "--page", "nowhere/d.html"), "its folder is not there"),
         (("{weights}", ".", "--sampler", "euler"), "there is no sampler 'euler'"),
         (("{weights}", "."), "holds no pictures"),
     ],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.plan import Plan
+from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import CudaDevice, OverlappedCopies
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling
@@ -306,3 +307,20 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, pictures: list[Pat
     assert any(text.endswith("2 workers") for text in said), said
     for first, second in zip(alone, shared, strict=True):
         assert first.target.read_bytes() == second.target.read_bytes()
+
+
+def test_the_next_picture_of_a_size_keeps_nobody_waiting() -> None:
+    """What a film's frames have in common is sent to the device with the first."""
+    shape = TileShape.square(Cut(64, 8, 8, 16))
+
+    def enlarge(tiles: Tensor) -> Tensor:
+        return nn.functional.interpolate(tiles, scale_factor=2)
+
+    first, second = torch.rand(2, 1, 3, 150, 200, device="cuda")
+    enlarge_by_tiles(first, enlarge, 2, shape, 4)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = enlarge_by_tiles(second, enlarge, 2, shape, 4)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found, enlarge(second))

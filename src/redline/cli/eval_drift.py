@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -18,13 +17,13 @@ from torch import Tensor
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.drift import CONTROLS, Case, Finding, Watched, film_case, judge, photo_cases, watch
-from redline.drift.cases import Moment
 from redline.drift.controls import Make
 from redline.drift.page import headline, render_page
 from redline.drift.watch import LEAST_FRAMES, check_frames
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.machine import resolve_device
+from redline.stream.figure_file import check_place
 from redline.stream.frame_model import FrameModel
 from redline.stream.loading import load_model
 from redline.stream.settings import Settings
@@ -57,6 +56,10 @@ def evaluate_drift(
     Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
     """
     check_frames(frames)
+    if size < 1:
+        raise RedlineError(f"a clip has at least one pixel a side, not {size}.")
+    for place in filter(None, (page, out)):
+        check_place(place)
     where = torch.device(resolve_device(device))
     loaded = load_model(model, read_plan(plan), where, sampler)
     running = loaded.frames
@@ -68,7 +71,9 @@ def evaluate_drift(
         watched = [
             watch(_maker(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
         ]
-        refused = _watch_controls(cases, status) if controls else {}
+        # Whole cases of their own, the cut in the middle: the beginning of a long one would be no case at all.
+        short = _cases(clip, LEAST_FRAMES, size, running, seed)
+        refused = _watch_controls(short, status) if controls else {}
     findings = [finding for one in watched for finding in judge(one)]
     if out is not None:
         write_text(out, "".join(_line(one, index, row) for one in watched for index, row in enumerate(one.rows)))
@@ -131,14 +136,8 @@ def _watch_controls(cases: list[Case], status: Status) -> dict[str, list[Finding
     for name, make in CONTROLS.items():
         found[name] = []
         for case in cases:
-            count = min(case.frames, LEAST_FRAMES)
-            short = Case(case.name, count, partial(_first, case, count))
-            found[name] += judge(watch(make, short, _told(status, f"{name}, {case.name}", count)))
+            found[name] += judge(watch(make, case, _told(status, f"{name}, {case.name}", case.frames)))
     return found
-
-
-def _first(case: Case, count: int) -> Iterator[Moment]:
-    return islice(case.moments(), count)
 
 
 def _told(status: Status, name: str, frames: int) -> Callable[[int], None]:

@@ -37,7 +37,8 @@ def watch(make: Make, case: Case, tell: Callable[[int], None] = lambda frame: No
     """`make` gets every frame with its last output; some frames it gets twice, a little changed the second time."""
     collected: list[Tensor] = []
     before: tuple[Moment, Tensor] | None = None
-    every = max(1, case.frames // _PROBES)
+    # A film may end long before the frames that were asked for.
+    every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
     for index, moment in enumerate(case.moments()):
         previous = moment.seen if before is None else before[1]
         made = make(moment.seen, previous).clamp(0, 1)

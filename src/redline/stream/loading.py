@@ -23,12 +23,13 @@ _SHIPPED = Path(str(resources.files("redline.models.lsd"))) / "weights" / "lsd-t
 
 @dataclass(frozen=True)
 class Loaded:
-    """`steps` and `strength` are those that it was made for."""
+    """`steps` and `strength` are those that it was made for; `live_steps` are those with which it is live here."""
 
     frames: FrameModel
     plan: Plan
     steps: int
     strength: float
+    live_steps: int
 
 
 def load_model(
@@ -50,7 +51,7 @@ def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None, 
         if sampler is not None:
             raise RedlineError("a diffusers pipeline brings its own scheduler: leave out --sampler.")
         pipeline = load_pipeline(found, plan, device, prompt)
-        return Loaded(pipeline, pipeline.plan, pipeline.usual_steps, 0.5)
+        return Loaded(pipeline, pipeline.plan, pipeline.usual_steps, 0.5, pipeline.usual_steps)
     if prompt:
         raise RedlineError("an LSD takes no prompt: leave out --prompt, or give a diffusers pipeline with --model.")
     if found.is_dir():
@@ -65,7 +66,7 @@ def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None, 
     steps = int(said) if said.isdecimal() else _USUAL_STEPS
     # A distilled model is trained for every number of steps up to its own, and a CPU is live with one.
     once = device.type == "cpu" and frames.sampler == "distilled"
-    return Loaded(frames, frames.plan, 1 if once else steps, 1.0)
+    return Loaded(frames, frames.plan, steps, 1.0, 1 if once else steps)
 
 
 def shipped_model() -> Path:

@@ -150,7 +150,7 @@ def _settings(request: Request, loaded: Loaded) -> Settings:
     # As many numbers as have a name, so that a page has a slider for each.
     unset = len(loaded.frames.control_names) - len(request.control)
     control = (*request.control, *[0.0] * max(0, unset))
-    return Settings(strength, loaded.steps if request.steps is None else request.steps, request.seed, control)
+    return Settings(strength, loaded.live_steps if request.steps is None else request.steps, request.seed, control)
 
 
 @contextmanager

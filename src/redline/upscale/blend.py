@@ -5,7 +5,7 @@ neighbours fade into each other (`layout`); what the next row of tiles still add
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 
 import torch
@@ -23,7 +23,6 @@ class Blender:
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
-        self._row_weights, self._column_weights = rows.weights(scale)[:, :, None], columns.weights(scale)
         # Both may be set between two rows of tiles: to go on elsewhere, or to do a row again.
         self.device = torch.device(device)
         self.carried: Tensor | None = None
@@ -31,24 +30,28 @@ class Blender:
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Tensor:
         """The finished rows above the next row of tiles, (…, rows, scale · padded width); tiles go left to right."""
         scale, starts = self._scale, self._rows.starts
-        self._row_weights, self._column_weights = (
-            weights.to(self.device) for weights in (self._row_weights, self._column_weights)
-        )
+        row_weights, column_weights = (_weights(side, scale, self.device) for side in (self._rows, self._columns))
         band: Tensor | None = None
         for column, tile in enumerate(tiles):
             tile = tile.to(self.device)
             if band is None:
                 band = tile.new_zeros((*tile.shape[:-1], self._columns.padded * scale), dtype=torch.float32)
             left = self._columns.starts[column] * scale
-            band[..., left : left + tile.shape[-1]] += tile * self._column_weights[column]
+            band[..., left : left + tile.shape[-1]] += tile * column_weights[column]
         assert band is not None
-        band *= self._row_weights[row]
+        band *= row_weights[row][:, None]
         if self.carried is not None:
             band[..., : self.carried.shape[-2], :] += self.carried.to(self.device)
         last = row == len(starts) - 1
         finished = band.shape[-2] if last else (starts[row + 1] - starts[row]) * scale
         self.carried = None if last else band[..., finished:, :]
         return band[..., :finished, :]
+
+
+@lru_cache(maxsize=32)
+def _weights(side: Side, scale: int, device: torch.device) -> Tensor:
+    """Made and sent once: the frames of a film have the same, and sending waits for the device."""
+    return side.weights(scale).to(device)
 
 
 def enlarge_by_tiles(
@@ -65,7 +68,7 @@ def enlarge_each_by_tiles(
     rows, columns = frame(picture.shape[-2], shape.rows, wrap), frame(picture.shape[-1], shape.columns, wrap)
     blender = Blender(rows.side, columns.side, scale, picture.device)
     bands = (
-        picture[..., rows.positions[top : top + shape.rows.tile].to(picture.device), :] for top in rows.side.starts
+        picture[..., rows.positions_on(picture.device)[top : top + shape.rows.tile], :] for top in rows.side.starts
     )
     tiles = iter(enlarged_tiles(bands, columns, enlarge_each, batch))
     across = len(columns.side.starts)
@@ -81,7 +84,7 @@ def enlarged_tiles(bands: Iterable[Tensor], columns: Framed, enlarge_each: Enlar
         nonlocal count
         for band in bands:
             count = band.shape[0]
-            padded = band[..., columns.positions.to(band.device)]
+            padded = band[..., columns.positions_on(band.device)]
             yield from torch.stack([padded[..., left : left + tile] for left in starts]).flatten(0, 1).split(batch)
 
     waiting: list[Tensor] = []

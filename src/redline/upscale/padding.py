@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
+import torch
 from torch import Tensor
 
 from redline.edges import reflected, wrapped
@@ -16,11 +18,18 @@ class Framed:
     length: int
     before: int
     side: Side
+    wraps: bool
     positions: Tensor
 
     def inside(self, scale: int) -> slice:
         """The picture itself in the enlarged side."""
         return slice(self.before * scale, (self.before + self.length) * scale)
+
+    def positions_on(self, device: torch.device) -> Tensor:
+        """Sent there once: a frame of a film has the sides of the one before, and sending waits for the device."""
+        return (
+            self.positions if device.type == "cpu" else _sent_positions(self.length, self.side.cut, self.wraps, device)
+        )
 
 
 def frame(length: int, cut: Cut, wrap: bool = False) -> Framed:
@@ -28,4 +37,9 @@ def frame(length: int, cut: Cut, wrap: bool = False) -> Framed:
     before = math.ceil(cut.overlap / 2 / cut.align) * cut.align if wrap else 0
     side = cut_side(length + 2 * before, cut)
     positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)
-    return Framed(length, before, side, positions)
+    return Framed(length, before, side, wrap, positions)
+
+
+@lru_cache(maxsize=32)
+def _sent_positions(length: int, cut: Cut, wrap: bool, device: torch.device) -> Tensor:
+    return frame(length, cut, wrap).positions.to(device)

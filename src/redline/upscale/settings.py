@@ -1,5 +1,6 @@
 """What an upscaling is asked to do, and the presets: names for settings that belong together."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,8 +28,8 @@ class PictureSettings:
     strip: bool = False
     encoding: Encoding = field(default_factory=Encoding)
     pixel_limit: int = PIXEL_LIMIT
-    # How many pictures may be encoded at once.
-    encoders: int = 4
+    # How many pictures may be encoded at once: one of 16 megapixels keeps a core busy for most of a second.
+    encoders: int = field(default_factory=lambda: max(4, min(12, (os.cpu_count() or 1) // 2)))
 
 
 @dataclass(frozen=True)

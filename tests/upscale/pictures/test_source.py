@@ -78,6 +78,19 @@ def test_other_tiffs(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     assert set(np.unique(read_whole(tmp_path / "fax.tif"))) == {0, 255}
 
 
+def test_luma_and_chroma_are_read_from_jpeg_and_refused_without(tmp_path: Path, read_whole: Read) -> None:
+    ramp = np.linspace(0, 255, 64, dtype=np.uint8)
+    made = np.stack(np.broadcast_arrays(ramp[None], ramp[:, None], np.uint8(90)), -1)
+    Image.fromarray(made).convert("YCbCr").save(tmp_path / "raw.tif")
+    with pytest.raises(PictureError, match=r"luma and chroma without JPEG compression.*save it as RGB first\.$"):
+        open_picture(tmp_path / "raw.tif")
+    vips = load_vips().Image.new_from_array(made).copy(interpretation="srgb")
+    vips.tiffsave(str(tmp_path / "jpeg.tif"), compression="jpeg", Q=85)
+    with tifffile.TiffFile(tmp_path / "jpeg.tif") as file:
+        assert file.pages[0].photometric == 6
+    assert np.abs(read_whole(tmp_path / "jpeg.tif").astype(int) - made).mean() < 4
+
+
 def test_colour_that_was_premultiplied_in_a_tiff_is_given_back_its_strength(
     tmp_path: Path, samples: Make, read_whole: Read
 ) -> None:

@@ -21,6 +21,7 @@ from redline.upscale.pictures.errors import PictureError
 from redline.upscale.pictures.formats import HEAD_BYTES, Format, brands_of, count_png_frames, sniff
 from redline.upscale.pictures.metadata import Metadata, read_metadata
 from redline.upscale.pictures.samples import bits_of, normalise
+from redline.upscale.pictures.tiff import has_raw_ycbcr
 from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
 
 PIXEL_LIMIT = 1_000_000_000
@@ -44,6 +45,11 @@ def open_picture(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access
             raise PictureError(
                 f"{str(path)!r} has {header.width * header.height:,} pixels ({header.width:,} × {header.height:,}), "
                 f"more than the limit of {pixel_limit:,}: raise it with --max-pixels."
+            )
+        if form.name == "tiff" and has_raw_ycbcr(path):
+            raise PictureError(
+                f"cannot read {str(path)!r}: its colours are stored as luma and chroma without JPEG compression, which "
+                "libvips takes for RGB; save it as RGB first."
             )
         metadata = read_metadata(header, path, form)
         notes = _notes_on(header, path, form, head, metadata)

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from redline.upscale.pictures.exif import pack_directories, read_block, read_directories, write_block
-from redline.upscale.pictures.tags import ReadAt, Tag, number_of, read_entries, read_header, reordered
+from redline.upscale.pictures.tags import (
+    ReadAt,
+    Tag,
+    number_of,
+    read_directory,
+    read_entries,
+    read_header,
+    reordered,
+)
 
 # The tags of the main directory that tell of the picture rather than of its storage:
 # description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
@@ -19,6 +27,7 @@ _DESCRIPTION = 0x010E
 _OF_ANOTHER_SHAPE = b'{"shape":'
 _IPTC, _PIXELS_ACROSS, _PIXELS_DOWN = 0x83BB, 0xA002, 0xA003
 _LONG, _UNDEFINED = 4, 7
+_COMPRESSION, _JPEGS, _PHOTOMETRIC, _YCBCR = 0x0103, (6, 7), 0x0106, 6
 
 
 def read_from_tiff(path: Path) -> dict[str, bytes]:
@@ -37,6 +46,19 @@ def read_from_tiff(path: Path) -> dict[str, bytes]:
     if _IPTC in main:
         found["iptc"] = main[_IPTC].data
     return found
+
+
+def has_raw_ycbcr(path: Path) -> bool:
+    """Whether its samples are luma and chroma as they are: libvips converts them in JPEG-compressed files alone."""
+    with open(path, "rb") as file:
+        try:
+            read_at = _in_file(file)
+            layout, offset = read_header(read_at)
+            main = read_directory(read_at, offset, layout)
+            photometric, compression = (layout.number(main[number].data) for number in (_PHOTOMETRIC, _COMPRESSION))
+        except (ValueError, KeyError, OSError, OverflowError):
+            return False
+    return photometric == _YCBCR and compression not in _JPEGS
 
 
 def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, height: int) -> None:
