@@ -71,3 +71,15 @@ def test_no_dark_fringe_where_white_ends_in_transparent_black() -> None:
     clean = unpremultiply(enlarge(premultiply(colour, alpha)), enlarged_alpha)[:, visible]
     assert fringed.min() < 0.5
     assert clean.min() > 0.999
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_strips_give_what_the_whole_gives(channels: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = torch.rand(3, 23, 17) * 1.2 - 0.1
+    alpha = torch.rand(1, 23, 17) if channels in (2, 4) else None
+    whole = from_planes(colour, alpha, channels, bits)
+    monkeypatch.setattr("redline.upscale.pictures.colour._STRIP_BYTES", 5 * 16 * 17)
+    found = from_planes(colour, alpha, channels, bits)
+    assert found.shape == (23, 17, channels) and found.dtype == whole.dtype
+    assert torch.equal(found.view(torch.uint8), whole.view(torch.uint8))

@@ -14,6 +14,7 @@ from redline.upscale.pictures.errors import PictureError
 
 # Less than half of the smallest alpha of a 16-bit picture: such a pixel is written as fully transparent.
 _INVISIBLE = 0.4 / 65535
+_STRIP_BYTES = 64 * 2**20
 
 
 def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = None) -> tuple[Tensor, Tensor | None]:
@@ -39,15 +40,19 @@ def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) 
         raise PictureError(
             f"planes {'without' if alpha is None else 'with'} alpha make no {channels} channels of {bits} bits."
         )
-    if channels < 3:
-        colour = colour.mean(0, keepdim=True)
-    planes = colour if alpha is None else torch.cat([colour, alpha])
-    levels = (planes.float().clamp(0, 1) * (2**bits - 1)).round().permute(1, 2, 0)
-    if bits == 8:
-        return levels.to(torch.uint8).contiguous()
-    # The same sixteen bits read as a signed number, which every device can narrow to.
-    signed = (levels.int() ^ 0x8000) - 0x8000
-    return signed.to(torch.int16).contiguous().view(torch.uint16)
+    height, width = colour.shape[-2:]
+    narrow = torch.uint8 if bits == 8 else torch.int16
+    rows = torch.empty((height, width, channels), dtype=narrow, device=colour.device)
+    # What is made on the way is several times the rows: of a wide picture's band that would be gigabytes.
+    step = max(1, _STRIP_BYTES // max(1, 16 * width))
+    for top in range(0, height, step):
+        strip = slice(top, top + step)
+        part = colour[:, strip].mean(0, keepdim=True) if channels < 3 else colour[:, strip]
+        planes = part if alpha is None else torch.cat([part, alpha[:, strip]])
+        levels = (planes.float().clamp(0, 1) * (2**bits - 1)).round_().permute(1, 2, 0)
+        # Sixteen bits as a signed number, which every device can narrow to.
+        rows[strip] = levels if bits == 8 else (levels.int() ^ 0x8000) - 0x8000
+    return rows if bits == 8 else rows.view(torch.uint16)
 
 
 def premultiply(colour: Tensor, alpha: Tensor) -> Tensor:
