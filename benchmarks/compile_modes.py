@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=4, help="how many plans are compiled at the same time")
     parser.add_argument("--searches", type=int, default=1, help="how many searches over kernels run at the same time")
     parser.add_argument("--timeout", default="4m", help="time limit of one set-up")
-    parser.add_argument("--set-up-for", default="1h", help="set-ups that have not begun by then are left out")
+    parser.add_argument("--set-up-for", default="1h", help="set-ups that are not done by then are left out")
     parser.add_argument("--sampling", default="4s", help="time for the turns of one workload")
     arguments = parser.parse_args()
     names = arguments.names or [name for name in WORKLOADS if (arguments.results / f"{name}.jsonl").exists()]

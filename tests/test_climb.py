@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import planted_rungs
-from redline.budget import Budget
+from redline.budget import Budget, known_compile_s
 from redline.candidates import candidates
 from redline.climb import Climbed, Settings, _Climb, climb
 from redline.errors import RedlineError, WorkloadError
@@ -325,18 +325,17 @@ def test_a_compilation_gets_the_time_that_it_is_known_to_need() -> None:
     assert Budget(None, 40).for_trial_s(compile_, 100) == 40
 
 
-def test_what_a_compiler_has_taken_is_what_the_next_compilation_gets() -> None:
-    one: Any = _Climb.__new__(_Climb)
-    rows = [
-        SimpleNamespace(plan="compile", setup_s={"": 17.0}),
+def test_what_a_compiler_has_taken_is_known_for_what_it_compiles_next() -> None:
+    rows: Any = [
+        SimpleNamespace(plan="compile", setup_s={"a": 10.0, "b": 7.0}),
+        SimpleNamespace(plan="compile(regional=true)", setup_s={"": 4.0}),
         SimpleNamespace(plan="compile(mode=max-autotune)", setup_s={"": 55.0}),
         SimpleNamespace(plan="bf16", setup_s={"": 50.0}),
+        SimpleNamespace(plan="fp16 + compile", setup_s={}),
     ]
-    one.budget = Budget(100, 60, time.monotonic() - 40)
-    one.log = SimpleNamespace(rows=rows)
-    added = parse_rung("bf16")
-    assert one._limit_s(added, Plan.parse("bf16 + compile")) == pytest.approx(34, rel=0.01)
-    assert one._limit_s(added, Plan.parse("bf16")) == pytest.approx(21, rel=0.01)
+    assert known_compile_s(Plan.parse("bf16 + compile"), rows) == 17
+    assert known_compile_s(Plan.parse("bf16"), rows) == known_compile_s(Plan.parse("bf16 + compile"), rows[2:]) == 0
+    assert known_compile_s(Plan.parse("compile(mode=max-autotune)"), rows) == 0
 
 
 @pytest.mark.usefixtures("without_compiler")

@@ -1,7 +1,9 @@
 """What is left of a climb's time, and how much of it one trial may take."""
 
 import time
+from collections.abc import Iterable
 
+from redline.measurement import Measurement
 from redline.plan import Plan
 from redline.rung import Rung
 
@@ -39,3 +41,16 @@ class Budget:
         share = _SHARE_OF_A_SEARCH if "max-autotune" in str(added) else _SHARE
         fair_s = max(share * self.left_s, min(_PATIENCE * known_s, self.left_s - self._for_the_race_s))
         return max(_LEAST_S, min(self._trial_s, fair_s))
+
+
+def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:
+    """The longest that a compiler has taken in these rows, if it has to compile for this plan too."""
+    if not _only_compiles(plan):
+        return 0.0
+    compiled = (row for row in rows if row.setup_s and _only_compiles(Plan.parse(row.plan)))
+    return max((sum(row.setup_s.values()) for row in compiled), default=0.0)
+
+
+def _only_compiles(plan: Plan) -> bool:
+    """And does not search for kernels, which takes as long as it likes."""
+    return "compile" in plan and not any(rung.searches for rung in plan.rungs)

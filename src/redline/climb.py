@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redline.budget import Budget
+from redline.budget import Budget, known_compile_s
 from redline.candidates import candidates, may_try
 from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
@@ -193,12 +193,7 @@ class _Climb:
         self.setups.prepare({str(plan): self._limit_s(change, plan) for change, plan in next_ones})
 
     def _limit_s(self, added: Plan | Rung, candidate: Plan) -> float:
-        """What a compiler has taken before, it will take about as long for again."""
-        known_s = 0.0
-        if _only_compiles(candidate):
-            rows = (row for row in self.log.rows if row.setup_s and _only_compiles(Plan.parse(row.plan)))
-            known_s = max((sum(row.setup_s.values()) for row in rows), default=0.0)
-        return self.budget.for_trial_s(added, known_s)
+        return self.budget.for_trial_s(added, known_compile_s(candidate, self.log.rows))
 
     def _will_be_timed(self, role: str, added: Plan) -> bool:
         candidate = self._with(added)
@@ -389,11 +384,6 @@ class _Climb:
 
 def _stage(row: Measurement) -> Stage:
     return max(rung.stage for rung in Plan.parse(row.rung).rungs)
-
-
-def _only_compiles(plan: Plan) -> bool:
-    """And does not search for kernels, which takes as long as it likes."""
-    return "compile" in plan and not any(rung.searches for rung in plan.rungs)
 
 
 def _typical_s(row: Measurement) -> float:

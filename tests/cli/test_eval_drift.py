@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.cli import eval_drift
+from redline.drift import Finding, judge
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from synthetic_photos import save_synthetic_photos
 from upscale.video.clips import make_clip
@@ -42,6 +44,17 @@ def test_photos_make_three_cases_and_controls_are_refused(
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 3 * 64 and {row["case"] for row in rows} == {"moving", "still", "cut"}
     assert "flicker" in rows[1] and "flicker" not in rows[0] and "response" in rows[0]
+
+
+def test_controls_meet_a_cut_however_long_the_cases_are(
+    weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_synthetic_photos(tmp_path / "photos", 2, 80, 80, seed=1)
+    judged: list[list[Finding]] = []
+    monkeypatch.setattr(eval_drift, "judge", lambda watched: judged.append(judge(watched)) or judged[-1])
+    command("eval", "drift", weights, tmp_path / "photos", *OPTIONS, "--frames", 80, "--steps", 1)
+    over_a_cut = [found for found in judged if any(finding.name == "gets over a cut" for finding in found)]
+    assert len(over_a_cut) == 4, "of the model and of three controls"
 
 
 def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:

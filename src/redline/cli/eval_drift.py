@@ -72,8 +72,7 @@ def evaluate_drift(
             watch(_maker(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
         ]
         # Whole cases of their own, the cut in the middle: the beginning of a long one would be no case at all.
-        short = _cases(clip, LEAST_FRAMES, size, running, seed)
-        refused = _watch_controls(short, status) if controls else {}
+        refused = _watch_controls(_cases(clip, LEAST_FRAMES, size, running, seed), status) if controls else {}
     findings = [finding for one in watched for finding in judge(one)]
     if out is not None:
         write_text(out, "".join(_line(one, index, row) for one in watched for index, row in enumerate(one.rows)))

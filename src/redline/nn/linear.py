@@ -56,9 +56,8 @@ class Linear(nn.Linear, Choosing):
     def chosen(self) -> str:
         if self.implementation == "reference" or not self.weight.is_cuda:
             return "torch"
-        with torch.no_grad():
-            if self._int8() is not None:
-                return f"int8_matmul up to {_MOST_ROWS_OF_INT8} rows"
+        if self._int8() is not None:
+            return f"int8_matmul up to {_MOST_ROWS_OF_INT8} rows"
         return f"small_matmul up to {_MOST_ROWS} rows" if type(self.weight) is nn.Parameter else "torch"
 
 
