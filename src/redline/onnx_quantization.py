@@ -3,6 +3,7 @@
 Unlike torchao this reaches convolutions, whose int8 kernels on a CPU are where most of the gain of int8 lies.
 """
 
+import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RungError
+from redline.machine import cpu_flags
 from redline.quiet import quiet
 
 # Entropy is left out: ONNX Runtime gives it as many bins as levels, so that it never clips anything.
@@ -57,6 +59,8 @@ def quantize_static(
     external: bool,
 ) -> None:
     """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT."""
+    # ONNX Runtime has kernels for convolutions of signed inputs on Arm alone, and elsewhere would leave them in float.
+    signed = symmetric or platform.machine() in ("aarch64", "arm64")
     with quiet():
         from onnxruntime import quantization
 
@@ -74,8 +78,10 @@ def quantize_static(
             Reader(),
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
-            activation_type=quantization.QuantType.QInt8,
+            activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
+            # Without VNNI two such products are added in 16 bits, which eight-bit weights would overflow.
+            reduce_range=not signed and not cpu_flags() & {"avx512_vnni", "avx_vnni"},
             calibrate_method=methods.MinMax if method == "minmax" else methods.Percentile,
             use_external_data_format=external,
             extra_options={

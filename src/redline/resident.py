@@ -1,5 +1,7 @@
 """Memory of the host as the kernel sees it: what this process holds in RAM, its peak, and what is still free."""
 
+import contextlib
+import ctypes
 import os
 import resource
 import sys
@@ -37,10 +39,13 @@ def reset_peak_resident() -> bool:
 def return_freed_memory() -> None:
     """Has the allocator give back what was freed, as it would in time anyway, so that it does not count as held.
 
-    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a tenth of a second later.
+    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a tenth of a second later;
+    that of the C library keeps them until it is told.
     """
     time.sleep(0.2)
     torch.empty(2**28, dtype=torch.uint8)
+    with contextlib.suppress(AttributeError):  # there is none but in glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _status_bytes(field: str) -> int | None:

@@ -87,6 +87,22 @@ def test_what_a_machine_slept_through_is_not_made_up_for() -> None:
     assert times == pytest.approx([1.08, 1.18, 1.23])
 
 
+def test_a_stream_that_is_over_before_a_tick_has_its_figures_too() -> None:
+    latency, lines = Latency(), io.StringIO()
+
+    class Unticked(ManualClock):
+        def wait(self, seconds: float, stop: threading.Event) -> bool:
+            return stop.wait()
+
+    clock = Unticked()
+    with Watch(latency, Worker(), torch.device("cpu"), write=lines.write, clock=clock) as watch:
+        clock.pass_s(0.02)
+        for _ in range(5):
+            latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, clock.now_s()))
+    assert [sample.frames for sample in watch.samples] == [5] and watch.samples[0].frames_per_s == pytest.approx(250)
+    assert len(lines.getvalue().splitlines()) == 1
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_wanted_stop_and_a_failing_file_end_the_stream(fails: bool) -> None:
     latency, stop = Latency(), threading.Event()

@@ -73,11 +73,13 @@ class Watch:
         self._stop, self._fail, self._show, self._write = stop, fail, show, write
         self._clock, self._ended = clock or SystemClock(), threading.Event()
         self._began_s: float | None = None
+        # When it looked last, and how many frames and how much work there were.
         self._last = (0.0, 0, 0.0)
         self._skip = self._turn = 0
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> "Watch":
+        self._last = (self._clock.now_s(), 0, self._busy.busy_s)
         self._thread.start()
         return self
 
@@ -85,6 +87,8 @@ class Watch:
         self._ended.set()
         self._thread.join()
         now_s = self._clock.now_s()
+        if self._began_s is None and self._latency.report().frames:
+            self._began_s = self._last[0]  # it was over before the next tick
         # A rate over a few milliseconds says nothing.
         is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
         if self._began_s is not None and self.error is None and is_due:
@@ -102,6 +106,7 @@ class Watch:
                     self._stop()
                 if self._began_s is None:
                     if not self._latency.report().frames:
+                        self._last = (now_s, 0, self._busy.busy_s)
                         continue
                     # The clock starts with the first frame: setting up is not part of the stream.
                     self._began_s, next_s = now_s, now_s + self._every_s

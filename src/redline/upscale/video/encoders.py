@@ -9,6 +9,7 @@ from av.codec import Codec
 from av.video.format import VideoFormat
 
 from redline.errors import RedlineError
+from redline.machine import cpu_flags
 from redline.upscale.video.colour import RGB, Colour
 from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
@@ -125,6 +126,9 @@ def _codec(asked: str, container: str) -> tuple[str, list[str]]:
 
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
+    if codec == "h264" and "avx512f" in cpu_flags():
+        # Its AVX-512 code gives another film each time at some widths, and a resumed one has to be the same.
+        options["x264-params"] = "asm=avx2"
     if settings.crf is not None and kind.crf is None:
         raise RedlineError(f"{codec} takes no crf: its quality is fixed.")
     if settings.preset is not None and settings.preset not in kind.presets:
