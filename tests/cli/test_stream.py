@@ -178,10 +178,9 @@ def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> 
     assert "there is no precision 'fp4'" in sentence(command("stream", "synthetic", "null", "--precision", "fp4"))
 
 
-def test_without_weights_it_says_how_to_get_some(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.loading._SHIPPED", Path("nowhere"))
-    said = sentence(command("stream", "synthetic:8x8,1", "null", "--device", "cpu"))
-    assert said.startswith("no weights are shipped yet: train some with `redline train lsd lsd-tiny --photos FOLDER`")
+def test_without_a_model_the_shipped_one_runs(command: Callable[..., Seen]) -> None:
+    found = command("stream", "synthetic:64x48,0.2", "null", "--device", "cpu", "--plan", "eager", "--json").json()
+    assert found["model"] == "LSD tiny" and found["report"]["frames"] == 5 and found["whole"]
 
 
 def test_the_folder_of_a_training(command: Callable[..., Seen], weights: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Crops lie where they say, in all eight turns; detail is preferred; bad photos are said and skipped."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,36 @@ def test_a_share_of_the_crops_is_of_one_colour(tmp_path: Path) -> None:
     assert torch.equal(*(batch[flat][..., 0, 0] for batch in crops.batch(3)))
     with pytest.raises(RedlineError, match="flat is a share"):
         PhotoSettings("x", flat=1.0)
+
+
+def test_recoloured_crops_are_what_the_bicubic_makes_of_recoloured_photos(tmp_path: Path) -> None:
+    save_synthetic_photos(tmp_path, 2, 64, 72)
+    plain = PhotoSettings(str(tmp_path), crop_px=12, batch=64)
+    before, after = (PhotoCrops(replace(plain, recolour=share), 2, CPU, seed=3) for share in (0.0, 0.75))
+    draw, (small, large), (new_small, new_large) = after.draw(1), before.batch(1), after.batch(1)
+    for old, new in ((small, new_small), (large, new_large)):
+        assert new.is_contiguous(memory_format=torch.channels_last) and new.min() >= 0 and new.max() <= 1
+        mixed = torch.einsum("bij,bjhw->bihw", draw.mix, old) + draw.shift[..., None, None]
+        torch.testing.assert_close(new, mixed)
+    # What was changed is the small picture of the changed large one, but for the rounding to bytes.
+    inner = slice(3, -3)
+    reduced = resize(new_large, 1 / 2)
+    assert (reduced - new_small)[..., inner, inner].abs().max() < 1.5 / 255
+    changed = (draw.mix != torch.eye(3)).flatten(1).any(1)
+    assert 0.5 < changed.float().mean() < 0.95
+    assert torch.equal(new_large[~changed], large[~changed])
+    # Every order of the channels, and some inverted.
+    assert len({tuple(order) for order in draw.mix[changed].abs().argmax(2).tolist()}) == 6
+    assert (draw.mix.sum((1, 2)) < 0).any()
+
+
+def test_photos_are_shrunk_by_fractions_too(tmp_path: Path) -> None:
+    save_synthetic_photos(tmp_path, 1, 60, 90)
+    pairs = PhotoPairs(PhotoSettings(str(tmp_path), shrink=(1.5, 2), crop_px=8), 2, CPU)
+    assert [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low in pairs] == [
+        (1.5, (3, 40, 60), (3, 20, 30)),
+        (2, (3, 30, 44), (3, 15, 22)),
+    ]
 
 
 def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:

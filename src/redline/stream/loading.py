@@ -18,7 +18,7 @@ from redline.stream.lsd_frames import LsdFrames
 # What `redline train lsd` leaves in its folder.
 _TRAINED = "model.safetensors"
 _USUAL_STEPS = 1
-_SHIPPED = Path(str(resources.files("redline.models.lsd"))) / "weights" / "lsd-tiny.safetensors"
+SHIPPED = Path(str(resources.files("redline.models.lsd"))) / "weights" / "lsd-tiny.safetensors"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def load_model(
     path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None, prompt: str = ""
 ) -> Loaded:
     """Without a path the model that is shipped. One that does not fit is told, mostly before it is read."""
-    found, device = shipped_model() if path is None else path, torch.device(device)
+    found, device = SHIPPED if path is None else path, torch.device(device)
     try:
         return _loaded(found, plan, device, sampler, prompt)
     except Exception as error:
@@ -67,12 +67,3 @@ def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None, 
     # A distilled model is trained for every number of steps up to its own, and a CPU is live with one.
     once = device.type == "cpu" and frames.sampler == "distilled"
     return Loaded(frames, frames.plan, steps, 1.0, 1 if once else steps)
-
-
-def shipped_model() -> Path:
-    if not _SHIPPED.is_file():
-        raise ModelError(
-            "no weights are shipped yet: train some with `redline train lsd lsd-tiny --photos FOLDER` and give them "
-            "with --model, which also takes the folder of a diffusers pipeline."
-        )
-    return _SHIPPED

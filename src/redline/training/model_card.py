@@ -87,7 +87,8 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "",
         f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
         f"after shrinking by {_listed(settings.data.shrink)}. Small pictures: Matlab's antialiased bicubic. "
-        "No picture of the test sets below is among them.",
+        + (f"Of {settings.data.recolour:.0%} of the crops the colours are changed. " if settings.data.recolour else "")
+        + "No picture of the test sets below is among them.",
         "",
         "## Training",
         "",
@@ -136,8 +137,8 @@ def _name(folder: str) -> str:
     return Path(folder).resolve().name
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return " and ".join(str(number) for number in numbers)
+def _listed(numbers: tuple[float, ...]) -> str:
+    return " and ".join(f"{number:g}" for number in numbers)
 
 
 def _device(device: torch.device) -> str:

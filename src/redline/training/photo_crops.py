@@ -9,6 +9,10 @@ power `focus`: 0 draws every place alike.
 
 What is never drawn is never learnt: the corner of a white page is an edge of nothing, and came out grey. So a share of
 the crops, `flat`, is of one colour, pure ones among them.
+
+A few dozen photos are soon known by heart. Of a share of the crops, `recolour`, the channels are exchanged, weakened
+and inverted: the bicubic is linear and keeps what is even, so that what it makes of the new picture is the new small
+one.
 """
 
 import math
@@ -29,7 +33,7 @@ _LEAST_LOSS = 0.5
 
 @dataclass(frozen=True)
 class Draw:
-    """Which crops make up a batch: their picture, their place in the small picture, and one of eight turns."""
+    """Which crops make up a batch: their picture, their place in the small one, one of eight turns, and colours."""
 
     picture: Tensor
     top: Tensor
@@ -37,6 +41,8 @@ class Draw:
     turn: Tensor
     flat: Tensor
     colour: Tensor
+    mix: Tensor
+    shift: Tensor
 
 
 class PhotoCrops:
@@ -71,6 +77,9 @@ class PhotoCrops:
         start_large = (first * scale + draw.top * width * scale + draw.left) * scale
         small = _cut(self._small, start, width, draw.turn, crop)
         large = _cut(self._large, start_large, width * scale, draw.turn, crop * scale)
+        if self.settings.recolour:
+            mix, shift = (_sent(table, small.device) for table in (draw.mix, draw.shift))
+            small, large = (_recoloured(crops, mix, shift) for crops in (small, large))
         if not self.settings.flat:
             return small, large
         flat, colour = (_sent(table, small.device)[..., None, None] for table in (draw.flat[:, None], draw.colour))
@@ -88,7 +97,27 @@ class PhotoCrops:
         # Half again as wide as what there is, so that a third of all channels are at an end.
         colour = (1.5 * torch.rand((count, 3), generator=generator) - 0.25).clamp(0, 1)
         top, left = torch.minimum(top + moved[0], height - crop), torch.minimum(left + moved[1], width - crop)
-        return Draw(picture, top, left, turn, flat, (255 * colour).round() / 255)
+        mix, shift = _recolouring(count, self.settings.recolour, generator)
+        return Draw(picture, top, left, turn, flat, (255 * colour).round() / 255, mix, shift)
+
+
+def _recoloured(crops_BCHW: Tensor, mix_BCC: Tensor, shift_BC: Tensor) -> Tensor:
+    pixels = crops_BCHW.permute(0, 2, 3, 1)
+    mixed = torch.baddbmm(shift_BC[:, None], pixels.flatten(1, 2), mix_BCC.mT)
+    return mixed.view(pixels.shape).permute(0, 3, 1, 2)
+
+
+def _recolouring(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A matrix and a shift for the channels of each crop, which keep them in [0, 1]; (count, 3, 3) and (count, 3)."""
+    order = torch.rand(count, 3, generator=generator).argsort(1)
+    gain = 0.5 + 0.5 * torch.rand(count, 3, generator=generator)
+    shift = (1 - gain) * torch.rand(count, 3, generator=generator)
+    inverted = torch.rand(count, 1, generator=generator) < 0.5
+    chosen = torch.rand(count, 1, generator=generator) < share
+    order = torch.where(chosen, order, torch.arange(3))
+    shift = torch.where(chosen, torch.where(inverted, shift + gain, shift), torch.zeros(()))
+    gain = torch.where(chosen, torch.where(inverted, -gain, gain), torch.ones(()))
+    return gain[:, :, None] * F.one_hot(order, 3).float(), shift
 
 
 def _cut(pixels: Tensor, start: Tensor, width: Tensor, turn: Tensor, side: int) -> Tensor:

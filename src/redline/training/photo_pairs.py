@@ -4,6 +4,7 @@ A photo that cannot be read or is too small is skipped and said; a folder with n
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,26 +25,29 @@ class PhotoSettings:
 
     `crop_px` is a side of the small picture. `shrink` reduces photos first, which takes the traces of JPEG out of them
     and puts more detail into a crop; with several factors, crops come from each of them equally often. `flat` is the
-    share of crops that are of one colour.
+    share of crops that are of one colour, and `recolour` of those whose channels are exchanged, weakened and inverted.
     """
 
     photos: str = ""
     validation: tuple[str, ...] = ()
-    shrink: tuple[int, ...] = (1,)
+    shrink: tuple[float, ...] = (1,)
     crop_px: int = 64
     batch: int = 32
     focus: float = 0.5
     flat: float = 0.0
+    recolour: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.photos:
             raise RedlineError("there is nothing to train on: name a folder of photos under [data] or with --photos.")
         if not self.shrink or min(self.shrink) < 1 or len(set(self.shrink)) != len(self.shrink):
-            raise RedlineError(f"shrink holds different whole numbers from 1 up, not {self.shrink}.")
+            raise RedlineError(f"shrink holds different numbers from 1 up, not {self.shrink}.")
         if self.batch < 1 or self.crop_px < 1 or self.focus < 0:
             raise RedlineError("batch and crop_px must be above zero, and focus must not be negative.")
         if not 0 <= self.flat < 1:
             raise RedlineError(f"flat is a share of the crops, from 0 up to 1, not {self.flat}.")
+        if not 0 <= self.recolour <= 1:
+            raise RedlineError(f"recolour is a share of the crops, from 0 to 1, not {self.recolour}.")
 
 
 @dataclass
@@ -58,7 +62,7 @@ class PhotoPairs:
     skipped: list[str] = field(default_factory=list)
     hashes: set[str] = field(default_factory=set)
 
-    def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[float, Tensor, Tensor]]:
         """How much a photo was shrunk; it, and the small picture of it: bytes of (3, H, W) on the device."""
         for path, photo in self._read():
             used = False
@@ -86,13 +90,13 @@ class PhotoPairs:
                     else:
                         yield path, photo
 
-    def _shrunk(self, path: Path, photo: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def _shrunk(self, path: Path, photo: Tensor) -> Iterator[tuple[float, Tensor]]:
         crop, scale = self.settings.crop_px, self.scale
         for shrink in self.settings.shrink:
-            height, width = (length // shrink // scale for length in photo.shape[1:])
+            height, width = (int(length / shrink) // scale for length in photo.shape[1:])
             if min(height, width) < crop:
-                size, needed = f"{photo.shape[2]} × {photo.shape[1]}", crop * scale * shrink
-                self.skipped.append(f"{path.name!r} is {size}, and shrink {shrink} needs {needed} pixels a side.")
+                size, needed = f"{photo.shape[2]} × {photo.shape[1]}", math.ceil(crop * scale * shrink)
+                self.skipped.append(f"{path.name!r} is {size}, and shrink {shrink:g} needs {needed} pixels a side.")
                 continue
             reduced = photo.to(self.device)
             if shrink > 1:

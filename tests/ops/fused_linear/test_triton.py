@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redline.errors import MachineError, ModelError
-from redline.ops.fused_linear import fused_linear
+from redline.ops.fused_linear import fused_linear, parts_of
 
 triton = pytest.importorskip("redline.ops.fused_linear.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
@@ -32,6 +32,13 @@ def test_agrees_at_odd_sizes(
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
 def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
     agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
+
+
+@pytest.mark.parametrize("columns", range(8, 400, 8))
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_part_of_the_moments_is_written_by_one_block(columns: int, size: int) -> None:
+    tiles = triton.TILES[size, triton.kind(columns, True)]
+    assert -(-columns // tiles.columns) == parts_of(columns)
 
 
 def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:

@@ -17,7 +17,7 @@ class ClipSettings:
 
     photos: str = ""
     validation: tuple[str, ...] = ()
-    shrink: tuple[int, ...] = (1,)
+    shrink: tuple[float, ...] = (1,)
     frame_px: int = 256
     world_px: int = 512
     batch: int = 16
