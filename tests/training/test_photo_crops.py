@@ -116,10 +116,11 @@ def test_recoloured_crops_are_what_the_bicubic_makes_of_recoloured_photos(tmp_pa
         assert new.is_contiguous(memory_format=torch.channels_last) and new.min() >= 0 and new.max() <= 1
         mixed = torch.einsum("bij,bjhw->bihw", draw.mix, old) + draw.shift[..., None, None]
         torch.testing.assert_close(new, mixed)
-    # What was changed is the small picture of the changed large one, but for the rounding to bytes.
+    # The changed small picture is as near to what the bicubic makes of the changed large one as they were before.
     inner = slice(3, -3)
-    reduced = resize(new_large, 1 / 2)
-    assert (reduced - new_small)[..., inner, inner].abs().max() < 1.5 / 255
+    rounded, off = ((resize(high, 1 / 2) - low)[..., inner, inner].abs().amax((1, 2, 3))
+                    for high, low in ((large, small), (new_large, new_small)))  # fmt: skip
+    assert (off <= rounded + 1e-5).all() and off.median() < 1 / 255
     changed = (draw.mix != torch.eye(3)).flatten(1).any(1)
     assert 0.5 < changed.float().mean() < 0.95
     assert torch.equal(new_large[~changed], large[~changed])

@@ -12,7 +12,7 @@ the crops, `flat`, is of one colour, pure ones among them.
 
 A few dozen photos are soon known by heart. Of a share of the crops, `recolour`, the channels are exchanged, weakened
 and inverted: the bicubic is linear and keeps what is even, so that what it makes of the new picture is the new small
-one.
+one, except where it overshot and was cut off.
 """
 
 import math
