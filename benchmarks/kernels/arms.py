@@ -11,9 +11,10 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         dest="asked",
         help="an arm that is slow to build; repeatable",
     )
+    parser.add_argument("--compilers", type=int, default=1, help="processes that compile kernels before any is timed")
+    parser.add_argument("--compile-share", metavar="I/N", help=argparse.SUPPRESS)
     if sweep is not None:
         parser.add_argument("--sweep", action="store_true", help="time tiles of the Triton kernels instead")
     arguments = parser.parse_args()
@@ -74,10 +77,12 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     if not torch.cuda.is_available():
         print(f"the benchmark of {op} needs a CUDA device.", file=sys.stderr)
         return 2
+    if arguments.compilers > 1 and not arguments.compile_share:
+        compile_beforehand(arguments.compilers)
     import triton
 
     about = {"op": op, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    about["copy_tb_per_s"] = copy_rate()
+    about["copy_tb_per_s"] = 0.0 if arguments.compile_share else copy_rate()
     about["command"] = command_line(sys.argv)
     rows: list[dict[str, object]] = []
     for case in cases():
@@ -86,6 +91,9 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
             continue
         torch.compiler.reset()  # else its limit of compilations of one function is soon met
         case = with_arms(case, arguments.without, arguments.asked)
+        if arguments.compile_share:
+            run_share(case, *map(int, arguments.compile_share.split("/")))
+            continue
         measured = measure(case, arguments.rounds)
         rows += [about | row for row in measured]
         write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
@@ -94,6 +102,22 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         del case
         free()
     return 0
+
+
+def compile_beforehand(processes: int) -> None:
+    """Runs every arm once, shared out among processes: their kernels are then in Triton's cache for this one."""
+    command = [sys.executable, *sys.argv]
+    shares = [subprocess.Popen([*command, "--compile-share", f"{i}/{processes}"]) for i in range(processes)]
+    for share in shares:
+        share.wait()
+
+
+def run_share(case: Case, index: int, count: int) -> None:
+    """One of `count` equal parts of the arms; one that fails says so later, when it is to be timed."""
+    for build in list(case.arms.values())[index::count]:
+        with suppress(Exception):
+            build()()
+    torch.cuda.synchronize()
 
 
 def with_arms(case: Case, without: Iterable[str], asked: Iterable[str]) -> Case:

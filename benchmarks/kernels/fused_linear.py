@@ -7,6 +7,7 @@ widths as they are; the fused kernel takes them filled up to multiples of 8, and
 """
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -65,7 +66,8 @@ def case(layer: Layer) -> Case:
         half_norm.bfloat16()
     wide = F.pad(x, (0, filled(layer.channels) - layer.channels))
     wide_old = F.pad(old, (0, filled(layer.columns) - layer.columns))
-    sums = torch.stack([moments(block) for block in wide.split(128, 1)])
+    pieces = [128, filled(180) - 128] + [32] * ((layer.channels - 180) // 32)
+    sums = torch.stack([moments(block) for block in wide.split(pieces, 1)]) if layer.normalize else None
     out = torch.empty_like(wide_old)
     new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
 
@@ -75,7 +77,7 @@ def case(layer: Layer) -> Case:
     def fused(x: Tensor, old: Tensor) -> Tensor:
         packed(
             wide,
-            sums if layer.normalize else None,
+            sums,
             out,
             layer.activation,
             wide_old if layer.residual else None,
@@ -110,16 +112,14 @@ def sweep() -> Iterable[Case]:
         plain = case(layer)
         build = plain.arms["redline"]
         arms: dict[str, Callable[[], Run]] = {"as shipped": build}
-        widths = (32, 64) if layer.columns <= 64 else (128,) if layer.residual else (64, 128, 256)
-        for rows in (64, 128, 256):
-            for columns in widths:
-                for channels in (32, 64, 128):
-                    for warps, stages in ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4)):
-                        tiles = triton.Tiles(rows, columns, channels, warps, stages)
-                        if rows * columns > 128 * 256 or rows * columns > 64 * 256 * warps // 4:
-                            continue  # more than fits into registers
-                        values: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles)}
-                        arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
+        widths = (32,) if layer.columns <= 32 else (128,) if layer.residual else (64, 128, 256)
+        shapes = itertools.product((64, 128, 256), widths, (32, 64), ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4)))
+        for (rows, columns, channels, (warps, stages)), ahead in itertools.product(shapes, {False, layer.residual}):
+            if not 16 <= rows * columns // (32 * warps) <= 128:
+                continue  # more than fits into registers, or next to nothing
+            tiles = triton.Tiles(rows, columns, channels, warps, stages, ahead)
+            values: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles)}
+            arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 

@@ -83,3 +83,22 @@ def test_an_arm_that_fails_in_the_race_leaves_it(monkeypatch: pytest.MonkeyPatch
     runs = {"large": out_of_memory, "small": lambda: None}
     assert arms.race_without_the_failed(runs, 1, lambda: None, rows) == {"small": [1.0]}
     assert rows == {"large": {"failure": "beside the others: MemoryError: no room"}, "small": {}}
+
+
+def test_shares_compile_every_arm_once_and_go_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms.torch.cuda, "synchronize", lambda: None)
+    ran: list[int] = []
+
+    def build(number: int):
+        def run() -> tuple:
+            ran.append(number)
+            if number == 1:
+                raise RuntimeError("out of resource")
+            return ()
+
+        return lambda: run
+
+    case = arms.Case("op", {}, {str(n): build(n) for n in range(7)}, expected=lambda: (), largest_error=0.0)
+    for index in range(3):
+        arms.run_share(case, index, 3)
+    assert sorted(ran) == list(range(7))

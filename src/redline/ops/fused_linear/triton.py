@@ -14,13 +14,17 @@ INTERPRETED = kernel.INTERPRETED
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows, columns and channels of a block, warps of a program, steps of the loop in flight."""
+    """Rows, columns and channels of a block, warps of a program, steps of the loop in flight.
+
+    `ahead` reads residuals before the product, which takes registers.
+    """
 
     rows: int
     columns: int
     channels: int
     warps: int
     stages: int
+    ahead: bool = False
 
 
 # By bytes of a number and the kind of columns: few (32), some (64) or many; or such whose moments are written, in parts
@@ -113,6 +117,7 @@ def constants(
         "BLOCK_M": tiles.rows,
         "BLOCK_N": tiles.columns,
         "BLOCK_K": tiles.channels,
+        "AHEAD": tiles.ahead,
         # Three products of halves of the numbers: fp32's accuracy on tensor cores.
         "PRECISION": "tf32x3" if dtype == torch.float32 else "ieee",
         "num_warps": tiles.warps,

@@ -11,6 +11,7 @@ from redline.ops.fused_linear.reference import SLOPE
 
 STEP = 8
 _STEP = tl.constexpr(STEP)
+_PARTS = tl.constexpr(8)
 _SLOPE = tl.constexpr(SLOPE)
 _HALF_ROOT = tl.constexpr(0.7071067811865476)
 _LOG2_E = tl.constexpr(1.4426950408889634)
@@ -33,7 +34,8 @@ def linear_kernel(
     x, weight, bias, weight_sums, moments, residual, new_moments, out,
     rows, K_steps, N_steps, parts, x_steps, residual_steps, out_steps, channels, eps, share,
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of rows and columns; blocks of the same rows run side by side, to find them in the cache."""
     K = K_steps * _STEP
@@ -45,6 +47,10 @@ def linear_kernel(
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     there = row < rows
     row_place = row.to(tl.int64)
+    inside = there[:, None] & (column < N)[None, :]
+    old_place = residual + row_place[:, None] * (residual_steps * _STEP) + column[None, :]
+    if RESIDUAL and AHEAD:
+        old = tl.load(old_place, mask=inside, other=0.0)  # comes while the product is made
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     x_row = x + row_place[:, None] * (x_steps * _STEP)
@@ -58,9 +64,13 @@ def linear_kernel(
     if NORMALIZE:
         sums = tl.zeros((BLOCK_M,), tl.float32)
         squares = tl.zeros((BLOCK_M,), tl.float32)
-        for part in range(parts):
-            sums += tl.load(moments + row_place + 2 * part * rows, mask=there, other=0.0)
-            squares += tl.load(moments + row_place + (2 * part + 1) * rows, mask=there, other=0.0)
+        # Several parts at once: one after another, each would wait for the one before.
+        for start in range(0, parts, _PARTS):
+            part = start + tl.arange(0, _PARTS)[:, None]
+            known = (part < parts) & there[None, :]
+            place = moments + row_place[None, :] + 2 * part * rows
+            sums += tl.sum(tl.load(place, mask=known, other=0.0), 0)
+            squares += tl.sum(tl.load(place + rows, mask=known, other=0.0), 0)
         mean = sums / channels
         scale = tl.rsqrt(tl.maximum(squares / channels - mean * mean, 0.0) + eps)
         of_weights = tl.load(weight_sums + column, mask=column < N, other=0.0)
@@ -70,10 +80,10 @@ def linear_kernel(
         total = _gelu(total)
     if ACTIVATION == "leaky_relu":
         total = tl.where(total > 0, total, _SLOPE * total)
-    inside = there[:, None] & (column < N)[None, :]
     if RESIDUAL:
-        place = residual + row_place[:, None] * (residual_steps * _STEP) + column[None, :]
-        total = tl.load(place, mask=inside, other=0.0).to(tl.float32) + share * total
+        if not AHEAD:
+            old = tl.load(old_place, mask=inside, other=0.0)
+        total = old.to(tl.float32) + share * total
     written = total.to(out.dtype.element_ty)
     tl.store(out + row_place[:, None] * (out_steps * _STEP) + column[None, :], written, mask=inside)
     if MOMENTS:
