@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from redline import Rung, Stage, Workload, worker
 from redline.job import Job
+from redline.rung import option
 from redline.rungs import RUNGS
 
 
@@ -164,6 +165,15 @@ class PlantedHang(Planted):
 
 
 @dataclass(frozen=True)
+class PlantedSearch(PlantedHang):
+    """Never comes to an end, as a search over kernels does."""
+
+    name: ClassVar[str] = "planted_search"
+    mode: str = option("default", "what is planted", choices=("default", "max-autotune"))
+    wide: bool = option(False, "what is planted")
+
+
+@dataclass(frozen=True)
 class PlantedRaises(Planted):
     name: ClassVar[str] = "planted_raises"
 
@@ -236,6 +246,7 @@ PLANTED = (
     PlantedEmpty,
     PlantedCrash,
     PlantedHang,
+    PlantedSearch,
     PlantedRaises,
     PlantedFixed,
 )

@@ -146,6 +146,18 @@ def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(tmp_path: Path) 
     assert verdict == "unmeasured" and "for want of budget" in reason
 
 
+@pytest.mark.usefixtures("without_compiler")
+def test_a_search_that_did_not_end_is_not_begun_again_with_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.climb._WORTH_ANOTHER_SEARCH", 1.0)
+    only = ("planted_search(mode=max-autotune)", "planted_search(mode=max-autotune, wide=true)")
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, budget_s=40, sampling_s=1)
+    (_, first), (verdict, second) = verdicts(climb(settings)).values()
+    assert "for want of budget" in first
+    assert verdict == "unmeasured" and re.fullmatch(
+        r"a search over kernels did not end within \d s before, and now has less", second
+    )
+
+
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
     assert all(not m.samples for m in climbed[0].measurements if m.verdict in ("refused", "failed"))
 

@@ -38,9 +38,14 @@ class Budget:
 
     def for_trial_s(self, added: Plan | Rung, known_s: float = 0.0) -> float:
         """No single trial may eat up the budget, but one that needs about `known_s` gets that if it is there."""
-        share = _SHARE_OF_A_SEARCH if "max-autotune" in str(added) else _SHARE
+        share = _SHARE_OF_A_SEARCH if searches_kernels(added) else _SHARE
         fair_s = max(share * self.left_s, min(_PATIENCE * known_s, self.left_s - self._for_the_race_s))
         return max(_LEAST_S, min(self._trial_s, fair_s))
+
+
+def searches_kernels(added: Plan | Rung) -> bool:
+    """Whether a compiler is to time many kernels for each operation."""
+    return "max-autotune" in str(added)
 
 
 def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redline.budget import Budget, known_compile_s
+from redline.budget import Budget, known_compile_s, searches_kernels
 from redline.candidates import candidates, may_try
 from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
@@ -230,7 +230,7 @@ class _Climb:
         if self.budget.is_spent:
             self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(added))
             return
-        if _searches(candidate) and self._limit_s(added, candidate) < _WORTH_ANOTHER_SEARCH * self.search_s:
+        if searches_kernels(added) and self._limit_s(added, candidate) < _WORTH_ANOTHER_SEARCH * self.search_s:
             reason = f"a search over kernels did not end within {self.search_s:.0f} s before, and now has less"
             self._record(role, candidate, "unmeasured", reason, rung=str(added))
             return
@@ -282,7 +282,7 @@ class _Climb:
             close(arm)
             if self.kept.died(failure) and again:
                 return self._trial(role, added, candidate, again=False)
-            if failure.kind == "timeout" and _searches(candidate):
+            if failure.kind == "timeout" and searches_kernels(added):
                 self.search_s = max(self.search_s, limit_s)
             verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
             text = f"out of memory: {failure}" if failure.kind == "oom" else str(failure)
@@ -390,10 +390,6 @@ class _Climb:
             return self._record("ablation", smaller, verdict, f"{said}: {failure}", **about)
         finally:
             close(arm)
-
-
-def _searches(plan: Plan) -> bool:
-    return any(rung.searches for rung in plan.rungs)
 
 
 def _stage(row: Measurement) -> Stage:
