@@ -33,6 +33,8 @@ WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
     ),
     "timm_resnet50": ("examples/timm_model.py:resnet50", {"batch": 8}),
     "drct_l": ("drct_l", {}),
+    # A tile that a CPU enlarges in a second.
+    "drct_64": ("drct", {"size": 64}),
 }
 
 
