@@ -246,7 +246,6 @@ PLANTED = (
     PlantedEmpty,
     PlantedCrash,
     PlantedHang,
-    PlantedSearch,
     PlantedRaises,
     PlantedFixed,
 )
@@ -254,14 +253,15 @@ PLANTED = (
 
 RESCUED = (PlantedHasty, PlantedCareful)
 LATE = (PlantedLater, PlantedEngine)
+ENDLESS = (PlantedSearch,)
 
 
 def plant() -> None:
-    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE)})
+    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE, *ENDLESS)})
 
 
 def uproot() -> None:
-    for rung in (*PLANTED, *RESCUED, *LATE):
+    for rung in (*PLANTED, *RESCUED, *LATE, *ENDLESS):
         RUNGS.pop(rung.name, None)
 
 
