@@ -173,5 +173,9 @@ def times(path: Path) -> list[Fraction]:
 def rgb(path: Path) -> Tensor:
     """All pictures as a player would show them, by swscale, (N, H, W, 3) in [0, 1]."""
     with av.open(str(path)) as container:
-        pictures = [frame.reformat(format="gbrp", dst_color_range=2) for frame in container.decode(video=0)]
-    return torch.stack([torch.from_numpy(picture.to_ndarray()) for picture in pictures]).float() / 255
+        return torch.stack([shown_by_swscale(frame) for frame in container.decode(video=0)])
+
+
+def shown_by_swscale(frame: av.VideoFrame) -> Tensor:
+    """(H, W, 3) in [0, 1]. By way of 16 bits: to gbrp of 8 it leaves the last columns of halved chroma out on x86."""
+    return torch.from_numpy(frame.reformat(format="gbrp16le", dst_color_range=2).to_ndarray() / np.float32(65535))

@@ -12,6 +12,7 @@ from av.video.frame import VideoFrame
 from redline.errors import RedlineError
 from redline.upscale.video.colour import Colour, colour_of
 from redline.upscale.video.pixels import to_frame, to_planes, to_rgb
+from upscale.video.clips import shown_by_swscale
 
 BT709, BT601, BT2020 = 1, 6, 9
 # From the standards' texts, not from the code under test: Y = r·R + g·G + b·B.
@@ -74,7 +75,7 @@ def test_there_and_back(layout: str, tolerance: float, matrix: int, full: bool) 
 @pytest.mark.parametrize(("layout", "matrix", "full"), [*product(("yuv420p", "yuv422p10le"), LUMA, (False, True))])
 def test_a_players_converter_sees_the_same_colours(layout: str, matrix: int, full: bool) -> None:
     frame, ours = round_trip(chart(2), layout, colour(matrix, full))
-    theirs = torch.from_numpy(frame.reformat(format="gbrp", dst_color_range=2).to_ndarray()).permute(2, 0, 1) / 255
+    theirs = shown_by_swscale(frame).permute(2, 0, 1)
     assert float((inside(theirs) - inside(ours)).abs().max()) * 255 < 2.6
     wrong = colour(BT601 if matrix != BT601 else BT709, full)
     assert float((inside(theirs) - inside(to_rgb(frame, wrong))).abs().max()) * 255 > 10
