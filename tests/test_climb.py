@@ -150,7 +150,7 @@ def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(tmp_path: Path) 
 def test_a_search_that_did_not_end_is_not_begun_again_with_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.climb._WORTH_ANOTHER_SEARCH", 1.0)
+    monkeypatch.setattr("redline.budget._WORTH_ANOTHER_SEARCH", 1.0)
     only = ("planted_search(mode=max-autotune)", "planted_search(mode=max-autotune, wide=true)")
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, budget_s=40, sampling_s=1)
     (_, first), (verdict, second) = verdicts(climb(settings)).values()

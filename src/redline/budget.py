@@ -12,6 +12,8 @@ _SHARE, _SHARE_OF_A_SEARCH = 0.35, 0.15
 _LEAST_S = 5.0
 # Times what a set-up of its kind has taken: to stop it just before its end wins nothing.
 _PATIENCE = 2.0
+# Other kernels may be found sooner, in half precision say; but hardly in less than half the time.
+_WORTH_ANOTHER_SEARCH = 0.5
 
 
 class Budget:
@@ -20,6 +22,8 @@ class Budget:
     def __init__(self, total_s: float | None, trial_s: float, started_s: float | None = None) -> None:
         self._total_s, self._trial_s = total_s, trial_s
         self._started_s = time.monotonic() if started_s is None else started_s
+        # The longest that a search over kernels was given without coming to its end.
+        self.search_s = 0.0
 
     @property
     def left_s(self) -> float:
@@ -41,6 +45,9 @@ class Budget:
         share = _SHARE_OF_A_SEARCH if searches_kernels(added) else _SHARE
         fair_s = max(share * self.left_s, min(_PATIENCE * known_s, self.left_s - self._for_the_race_s))
         return max(_LEAST_S, min(self._trial_s, fair_s))
+
+    def is_worth_a_search(self, limit_s: float) -> bool:
+        return limit_s >= _WORTH_ANOTHER_SEARCH * self.search_s
 
 
 def searches_kernels(added: Plan | Rung) -> bool:

@@ -24,8 +24,6 @@ from redline.setups import SetUps, may_stand_beside_others
 from redline.trial import Arm, close, face, geometric_mean_s, measure_peak, take_turns
 from redline.workers import WorkerFailed, WorkerPool
 
-# Other kernels may be found sooner, in half precision say; but hardly in less than half the time.
-_WORTH_ANOTHER_SEARCH = 0.5
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
 
 
@@ -75,8 +73,6 @@ class _Climb:
         self.setups = SetUps(pool, self.course, self.machine)
         self.kept = Kept(self.setups, self.course, lambda text: self.listen(text, None))
         self.best_compile: Measurement | None = None
-        # The time in which a search over kernels has not come to its end.
-        self.search_s = 0.0
 
     @property
     def plan(self) -> Plan:
@@ -230,8 +226,8 @@ class _Climb:
         if self.budget.is_spent:
             self._record(role, candidate, "unmeasured", "the budget was spent", rung=str(added))
             return
-        if searches_kernels(added) and self._limit_s(added, candidate) < _WORTH_ANOTHER_SEARCH * self.search_s:
-            reason = f"a search over kernels did not end within {self.search_s:.0f} s before, and now has less"
+        if searches_kernels(added) and not self.budget.is_worth_a_search(self._limit_s(added, candidate)):
+            reason = f"a search over kernels did not end within {self.budget.search_s:.0f} s before, and now has less"
             self._record(role, candidate, "unmeasured", reason, rung=str(added))
             return
         row = self._trial(role, added, candidate)
@@ -283,7 +279,7 @@ class _Climb:
             if self.kept.died(failure) and again:
                 return self._trial(role, added, candidate, again=False)
             if failure.kind == "timeout" and searches_kernels(added):
-                self.search_s = max(self.search_s, limit_s)
+                self.budget.search_s = max(self.budget.search_s, limit_s)
             verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
             text = f"out of memory: {failure}" if failure.kind == "oom" else str(failure)
             # Without an arm it was the set-up that took too long; later on it is a hang, whatever the budget.

@@ -1,6 +1,7 @@
 """The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,13 @@ def test_agrees_at_odd_sizes(
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
 def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
     agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
+
+
+def test_residuals_read_before_the_product_are_the_same(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = {key: replace(tiles, ahead=True) for key, tiles in triton.TILES.items()}
+    monkeypatch.setattr(triton, "TILES", ahead)
+    for columns in (24, 72):
+        agrees("triton", 70, 24, columns, 0, True, "", True, 0.2, True, HALF, DEVICE)
 
 
 @pytest.mark.parametrize("columns", range(8, 400, 8))

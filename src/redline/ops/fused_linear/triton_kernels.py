@@ -19,7 +19,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _gelu(x):
-    """x · Φ(x), Φ off by 1e-7 at most (Abramowitz and Stegun 7.1.26): erf costs as much as the product."""
+    """x · Φ(x), Φ off by 3e-7 at most (Abramowitz and Stegun 7.1.26), in fewer steps than erf."""
     z = tl.abs(x) * _HALF_ROOT
     t = 1.0 / (1.0 + 0.3275911 * z)
     sums = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
