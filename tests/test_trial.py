@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.objective import WORTHWHILE, Objective
 from redline.plan import Plan
-from redline.trial import WORTHWHILE, Arm, Course, compare, measure_peak, open_arm, take_turns
+from redline.trial import Arm, Course, compare, face, measure_peak, open_arm, take_turns
 from redline.workers import WorkerPool
 
 pytestmark = pytest.mark.alone
@@ -48,29 +49,31 @@ def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
         arm.stop()
 
 
-def test_a_against_a_is_no_difference_in_at_least_95_of_100(arms: list[Arm], pool: WorkerPool) -> None:
+def test_a_against_a_is_no_difference_in_at_least_95_of_100(arms: list[Arm]) -> None:
     told_apart = 0
     for _ in range(100):
-        old, new = take_turns(arms[:2], course_of(arms[0], pool))
+        old, new = take_turns(arms[:2], course_of_few_turns())
         ratio = compare(old, new)
         told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
     assert told_apart <= 5
 
 
-def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm], pool: WorkerPool) -> None:
+def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
+    """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
     found = 0
     for _ in range(20):
-        old, new = take_turns([arms[0], arms[2]], course_of(arms[0], pool))
-        found += compare(old, new).below(1 / WORTHWHILE)
+        duel = face(arms[0], arms[2], *take_turns([arms[0], arms[2]], Course("sleeper", {"": {}}, "cpu", {})))
+        better, why = Objective.LATENCY.judge(duel)
+        found += not better and why.startswith("slower")
     assert found >= 19
 
 
-def course_of(arm: Arm, pool: WorkerPool) -> Course:
+def course_of_few_turns() -> Course:
     return Course("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
 
 
-def test_the_same_number_of_turns_for_every_arm(arms: list[Arm], pool: WorkerPool) -> None:
-    taken = take_turns(arms, course_of(arms[0], pool))
+def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
+    taken = take_turns(arms, course_of_few_turns())
     assert len({len(samples[""]) for samples in taken}) == 1
     assert all(value > 1.9e-3 for samples in taken for value in samples[""])
 
