@@ -37,13 +37,13 @@ class Layer:
 
 LAYERS = tuple(
     layer
-    for width, hidden in ((180, 360), (308, 308))
+    for width, hidden, columns in ((180, 360, 32), (308, 308, 180))
     for layer in (
         Layer("qkv", width, 3 * width, normalize=True),
         Layer("proj", width, width, residual=True),
         Layer("fc1", width, hidden, normalize=True, activation="gelu"),
-        Layer("fc2", hidden, width, residual=True),
-        Layer("adjust", width, 32, activation="leaky_relu"),
+        # Of the row and the MLP's hidden channels: the MLP's second layer is part of it.
+        Layer("adjust", width + hidden, columns, activation="leaky_relu" if columns == 32 else "", residual=columns > 32),
     )
 )
 

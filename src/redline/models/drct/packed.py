@@ -4,7 +4,8 @@ No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is a head's (30, 5
 first 180 channels and each 32 that a block adds, begins at a multiple of 8, and so does every head; what fills up
 between is zero, in rows and weights alike. A group keeps one wide row a token, into which each block writes what it
 adds, so that nothing is joined. LayerNorms are part of the linear layers behind them: their weights are folded in, and
-each kernel leaves the moments of what it writes for the next.
+each kernel leaves the moments of what it writes for the next. Between a block's MLP and the 1×1 convolution behind it
+there is nothing but a sum: A(x + Fh) = Ax + (AF)h, so that the MLP's second layer, as wide as the row, is never run.
 
 M rows are the tokens of all pictures. "Places" say where channels of the original stand in a filled-up row.
 """
@@ -102,6 +103,16 @@ class PackedLinear(nn.Module):
         return out_MN
 
 
+def _in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
+    """outer(x + inner(h)) as one layer of [x | h]."""
+    through = outer.weight.detach().double()
+    weight = torch.cat((through, through @ inner.weight.detach().double()), 1)
+    bias = outer.bias.detach().double() + through @ inner.bias.detach().double()
+    layer = nn.Linear(*reversed(weight.shape), device="meta")
+    layer.weight, layer.bias = (nn.Parameter(tensor.to(outer.weight.dtype)) for tensor in (weight, bias))
+    return layer
+
+
 class PackedBlock(nn.Module):
     """A Swin block, and the 1×1 convolution behind it."""
 
@@ -124,8 +135,8 @@ class PackedBlock(nn.Module):
         self.qkv = PackedLinear(attention.qkv, rows, of_qkv, block.norm1, scale.flatten())
         self.proj = PackedLinear(attention.proj, of_heads, rows)
         self.fc1 = PackedLinear(block.mlp.fc1, rows, hidden, block.norm2)
-        self.fc2 = PackedLinear(block.mlp.fc2, hidden, rows)
-        self.adjust = PackedLinear(adjust, rows, out_of)
+        self.wide = filled(int(rows[-1]) + 1)
+        self.adjust = PackedLinear(_in_one(block.mlp.fc2, adjust), torch.cat((rows, self.wide + hidden)), out_of)
 
     def forward(
         self,
@@ -140,12 +151,13 @@ class PackedBlock(nn.Module):
         """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
         qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
         mixed = window_attention(qkv, self.relative_position_bias_table, self.window, self.shift)
-        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
-        tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
-        hidden = self.fc1(tokens, between, activation="gelu")
-        tokens = self.fc2(hidden, residual_MN=tokens)
+        between = x_MK.new_empty((parts_of(self.wide), 2, x_MK.shape[0]), dtype=torch.float32)
+        both = x_MK.new_empty(x_MK.shape[0], self.wide + self.fc1.columns)
+        tokens, hidden = both[:, : self.wide], both[:, self.wide :]
+        self.proj(mixed.flatten(0, 2), None, tokens, residual_MN=x_MK, new_moments_P2M=between)
+        self.fc1(tokens, between, hidden, activation="gelu")
         activation = "leaky_relu" if residual_MN is None else ""
-        self.adjust(tokens, None, out_MN, activation, residual_MN, share, new_moments_P2M)
+        self.adjust(both, None, out_MN, activation, residual_MN, share, new_moments_P2M)
 
 
 class PackedGroup(nn.Module):
