@@ -43,7 +43,9 @@ LAYERS = tuple(
         Layer("proj", width, width, residual=True),
         Layer("fc1", width, hidden, normalize=True, activation="gelu"),
         # Of the row and the MLP's hidden channels: the MLP's second layer is part of it.
-        Layer("adjust", width + hidden, columns, activation="leaky_relu" if columns == 32 else "", residual=columns > 32),
+        Layer(
+            "adjust", width + hidden, columns, activation="leaky_relu" if columns == 32 else "", residual=columns > 32
+        ),
     )
 )
 

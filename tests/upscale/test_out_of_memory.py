@@ -1,6 +1,6 @@
 """Memory that runs out around the network: the rows of tiles are put together elsewhere, or the network takes less."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from redline.upscale import pictures_run
 from redline.upscale.blend import Blender
 from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies
 from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling
+from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.network import Network
 from redline.upscale.picture_under_way import PictureUnderWay
 from redline.upscale.pictures_run import PictureRun
@@ -28,6 +28,7 @@ from redline.upscale.video import run as video_run
 from redline.upscale.whole_pictures import WholePictures
 from upscale.video.clips import make_clip, shown
 
+Strips = Iterator[tuple[slice, Tensor]]
 TILES = Tiling((TileShape(Cut(24, 4, 4, 4), Cut(40, 4, 4, 4)), TileShape(Cut(40, 4, 4, 4), Cut(24, 4, 4, 4))))
 
 
@@ -109,13 +110,12 @@ def test_a_wide_picture_is_put_together_in_main_memory(
     said, places = [], []
     blend = Blender.blend
 
-    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+    def planted(self: Blender, row: int, tiles: object) -> Strips:
         width = self._columns.length
         places.append((width, on_device(self)))
-        finished = blend(self, row, tiles)
+        yield from blend(self, row, tiles)
         if on_device(self) and width > 200 and row > 0:
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
-        return finished
 
     monkeypatch.setattr(Blender, "blend", planted)
     enlarged(tmp_path, made(said), (60, 300, channels), (61, 50, 3), (60, 301, 3), (300, 61, 3))
@@ -126,16 +126,17 @@ def test_a_wide_picture_is_put_together_in_main_memory(
     assert all(there for width, there in places if width < 200)
 
 
+@pytest.mark.parametrize("at_end", [False, True])
 def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is carried over to the next row has gone on by then, and must go back."""
     said, calls = [], []
-    from_planes = pictures_run.from_planes
+    from_planes, across = pictures_run.from_planes, count_tiles(300, TILES.shape_for((300, 90)).columns)
 
     def planted(*arguments: object) -> Tensor:
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == at_end * (across - 1) + across + 1:  # of the second row, the first strip or the last
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return from_planes(*arguments)
 
@@ -156,7 +157,7 @@ def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, m
     said: list[str] = []
     using, blend = made(said, apart=False), Blender.blend
 
-    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+    def planted(self: Blender, row: int, tiles: object) -> Strips:
         if row and using.batch > 1:
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return blend(self, row, tiles)
@@ -215,7 +216,7 @@ def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     said, blend = [], Blender.blend
     frames, whole = torch.rand(2, 3, 50, 90), WholePictures(made(said))
 
-    def planted(self: Blender, row: int, tiles: object) -> Tensor:
+    def planted(self: Blender, row: int, tiles: object) -> Strips:
         if row and whole._place.index is not None:
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return blend(self, row, tiles)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from redline.edges import reflected, wrapped
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig
-from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.blend import Blender, enlarge_by_tiles
 from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, cut_side
 from redline.upscale.padding import frame
 from redline.workloads.drct import draw
@@ -185,3 +185,18 @@ def test_no_seam_where_tiles_meet() -> None:
     assert step < visible / 2 and times < 50
     step, times = seam(Cut(48, 12, 0, 4), uneven)  # the same overlap without the fading
     assert step > visible and times > 100
+
+
+def test_strips_are_no_wider_than_a_tile_and_cover_every_column_once() -> None:
+    """So that no sums of a wide picture's whole row of tiles are ever held."""
+    rows, columns = cut_side(40, Cut(32, 4, 4, 4)), cut_side(501, Cut(32, 4, 4, 4))
+    blender, end, carried = Blender(rows, columns, 2), 0, []
+    for row in range(len(rows.starts)):
+        end = 0
+        for across, strip in blender.blend(row, (torch.ones(1, 3, 64, 64) for _ in columns.starts)):
+            assert across.start == end and strip.shape[-1] == across.stop - across.start <= 64
+            assert strip.shape[-2] == blender.finished_rows(row) and (strip == 1).all()
+            end = across.stop
+        assert end == 2 * columns.padded
+        carried.append(0 if blender.carried is None else blender.carried.shape[-2])
+    assert carried[-1] == 0 and 0 < max(carried) < 64

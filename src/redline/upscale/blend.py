@@ -1,7 +1,8 @@
-"""Tiles become one picture again, a row of tiles at a time, so that only one row of them is ever held.
+"""Tiles become one picture again, strip by strip, so that of the sums only what is unfinished is ever held.
 
 B stands for any leading dimensions (frames, planes), C for channels. A tile's outermost positions count nothing, and
-neighbours fade into each other (`layout`); what the next row of tiles still adds to is carried over to it.
+neighbours fade into each other (`layout`); what the next tile of a row still adds to is kept until it comes, and what
+the next row of tiles still adds to is carried over to it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,25 +28,41 @@ class Blender:
         self.device = torch.device(device)
         self.carried: Tensor | None = None
 
-    def blend(self, row: int, tiles: Iterable[Tensor]) -> Tensor:
-        """The finished rows above the next row of tiles, (…, rows, scale · padded width); tiles go left to right."""
-        scale, starts = self._scale, self._rows.starts
-        row_weights, column_weights = (_weights(side, scale, self.device) for side in (self._rows, self._columns))
-        band: Tensor | None = None
+    def finished_rows(self, row: int) -> int:
+        """How many rows of the picture are finished with this row of tiles: those above the next one."""
+        starts, tile = self._rows.starts, self._rows.cut.tile
+        return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
+
+    def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Those rows from left to right, (…, rows, columns) with the columns of the padded picture that they are."""
+        finished, before, after = self.finished_rows(row), self.carried, None
+        row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
+        last_row = row == len(self._rows.starts) - 1
+        for columns, strip in self._strips(tiles):
+            strip *= row_weights
+            if before is not None:
+                strip[..., : before.shape[-2], :] += before[..., columns].to(self.device)
+            if not last_row:
+                if after is None:
+                    width = self._columns.padded * self._scale
+                    after = strip.new_empty((*strip.shape[:-2], strip.shape[-2] - finished, width))
+                after[..., columns] = strip[..., finished:, :]
+            yield columns, strip[..., :finished, :]
+        self.carried = after
+
+    def _strips(self, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """What no further tile of the row adds to."""
+        starts = [start * self._scale for start in self._columns.starts]
+        weights = _weights(self._columns, self._scale, self.device)
+        unfinished: Tensor | None = None
         for column, tile in enumerate(tiles):
-            tile = tile.to(self.device)
-            if band is None:
-                band = tile.new_zeros((*tile.shape[:-1], self._columns.padded * scale), dtype=torch.float32)
-            left = self._columns.starts[column] * scale
-            band[..., left : left + tile.shape[-1]] += tile * column_weights[column]
-        assert band is not None
-        band *= row_weights[row][:, None]
-        if self.carried is not None:
-            band[..., : self.carried.shape[-2], :] += self.carried.to(self.device)
-        last = row == len(starts) - 1
-        finished = band.shape[-2] if last else (starts[row + 1] - starts[row]) * scale
-        self.carried = None if last else band[..., finished:, :]
-        return band[..., :finished, :]
+            summed = tile.to(self.device).float() * weights[column]
+            if unfinished is not None:
+                summed[..., : unfinished.shape[-1]] += unfinished
+            left = starts[column]
+            right = starts[column + 1] if column + 1 < len(starts) else left + summed.shape[-1]
+            unfinished = summed[..., right - left :]
+            yield slice(left, right), summed[..., : right - left]
 
 
 @lru_cache(maxsize=32)
@@ -71,8 +88,13 @@ def enlarge_each_by_tiles(
         picture[..., rows.positions_on(picture.device)[top : top + shape.rows.tile], :] for top in rows.side.starts
     )
     tiles = iter(enlarged_tiles(bands, columns, enlarge_each, batch))
-    across = len(columns.side.starts)
-    whole = torch.cat([blender.blend(row, islice(tiles, across)) for row in range(len(rows.side.starts))], dim=-2)
+    whole = picture.new_empty(
+        (*picture.shape[:-2], rows.side.padded * scale, columns.side.padded * scale), dtype=torch.float32
+    )
+    for row, top in enumerate(rows.side.starts):
+        done = slice(top * scale, top * scale + blender.finished_rows(row))
+        for across, strip in blender.blend(row, islice(tiles, len(columns.side.starts))):
+            whole[..., done, across] = strip
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 

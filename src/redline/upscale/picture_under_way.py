@@ -58,11 +58,11 @@ class PictureUnderWay:
         first, last = int(positions.min()), int(positions.max())
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
-    def inside(self, row: int, count: int) -> slice:
-        """Which of the `count` rows that a row of tiles finished belong to the picture, or to this part of it."""
+    def inside(self, row: int) -> slice:
+        """Which of the rows that a row of tiles finishes belong to the picture, or to this part of it."""
         if row < self.first:
             return slice(0, 0)
-        begin = self.rows.side.starts[row] * self.scale
+        begin, count = self.rows.side.starts[row] * self.scale, self.blender.finished_rows(row)
         whole = self.rows.inside(self.scale)
         return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
 

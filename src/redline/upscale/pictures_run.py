@@ -170,14 +170,28 @@ class PictureRun:
             of_colour = [tile.to(place) for tile in tiles]
             of_alpha = (tile.to(place) for tile in self._alpha_tiles(alpha, picture, band.has_flat_alpha))
             tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
-        finished = picture.blender.blend(band.row, tiles)
-        finished = finished[..., picture.inside(band.row, finished.shape[-2]), picture.columns.inside(picture.scale)]
-        colour, alpha = finished[0], finished[1].mean(0, keepdim=True) if alpha is not None else None
-        if alpha is not None:
-            colour = unpremultiply(colour, alpha)
-        rows = from_planes(colour, alpha, picture.channels, picture.bits)
+        rows = self._put_together(band, tiles, alpha is not None)
         copies = PlainCopies() if picture.in_main_memory else self._enlarger.copies
         return copies.bring_out(rows)
+
+    def _put_together(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
+        """The finished rows as samples: only these are ever held at a wide picture's full width, and what is carried."""
+        picture, rows = band.picture, None
+        inside, across = picture.inside(band.row), picture.columns.inside(picture.scale)
+        for columns, strip in picture.blender.blend(band.row, tiles):
+            begin, end = max(columns.start, across.start), min(columns.stop, across.stop)
+            if begin >= end:
+                continue
+            strip = strip[..., inside, begin - columns.start : end - columns.start]
+            colour, alpha = strip[0], strip[1].mean(0, keepdim=True) if has_alpha else None
+            if alpha is not None:
+                colour = unpremultiply(colour, alpha)
+            samples = from_planes(colour, alpha, picture.channels, picture.bits)
+            if rows is None:
+                rows = samples.new_empty((len(samples), picture.width, picture.channels))
+            rows[:, begin - across.start : end - across.start] = samples
+        assert rows is not None
+        return rows
 
     def _make_room(self, picture: PictureUnderWay) -> None:
         """First the rows of tiles are put together in main memory, which costs least; then the network takes less."""
