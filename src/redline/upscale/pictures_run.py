@@ -175,7 +175,7 @@ class PictureRun:
         return copies.bring_out(rows)
 
     def _put_together(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
-        """The finished rows as samples: only these are ever held at a wide picture's full width, and what is carried."""
+        """The finished rows as samples, which with what is carried are all that is held at a picture's full width."""
         picture, rows = band.picture, None
         inside, across = picture.inside(band.row), picture.columns.inside(picture.scale)
         for columns, strip in picture.blender.blend(band.row, tiles):
