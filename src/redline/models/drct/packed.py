@@ -108,7 +108,7 @@ def _in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
     through = outer.weight.detach().double()
     weight = torch.cat((through, through @ inner.weight.detach().double()), 1)
     bias = outer.bias.detach().double() + through @ inner.bias.detach().double()
-    layer = nn.Linear(*reversed(weight.shape), device="meta")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     layer.weight, layer.bias = (nn.Parameter(tensor.to(outer.weight.dtype)) for tensor in (weight, bias))
     return layer
 
