@@ -1,5 +1,6 @@
 """What every Triton kernel's host side needs: whether it can run here, how wide the device is, and a launch on it."""
 
+import sys
 from typing import Any
 
 import torch
@@ -45,6 +46,20 @@ def processors(tensor: Tensor) -> int:
     if not tensor.is_cuda:
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def shared_bytes(tensor: Tensor) -> int:
+    """How much shared memory a program may have on the device of this tensor."""
+    if not tensor.is_cuda:
+        return sys.maxsize
+    return torch.cuda.get_device_properties(tensor.device).shared_memory_per_block_optin
+
+
+def pieces(size: int) -> tuple[int, int]:
+    """The power of two and the smaller one that a block of this many numbers is taken in; 0 where one is enough."""
+    first = padded(size) // 2
+    rest = padded(size - first) if size > first else first
+    return (2 * first, 0) if rest >= first else (first, rest)
 
 
 def padded(size: int, least: int = 16) -> int:

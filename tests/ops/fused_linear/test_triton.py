@@ -8,7 +8,9 @@ import torch
 
 from redline.errors import MachineError, ModelError
 from redline.ops.fused_linear import fused_linear, parts_of
+from redline.ops.fused_linear.reference import MOMENT_COLUMNS
 
+kernel = pytest.importorskip("redline.ops.kernel")
 triton = pytest.importorskip("redline.ops.fused_linear.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
 HALF = torch.float16 if triton.INTERPRETED else torch.bfloat16
@@ -19,9 +21,19 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(params=[True, False], ids=["rows are kept", "block by block"])
+def keeps_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Both kernels take all sizes, whichever is chosen for them."""
+    if not request.param:
+        monkeypatch.setattr(triton, "MOST_KEPT_CHANNELS", 0)
+    return request.param
+
+
+@pytest.mark.usefixtures("keeps_rows")
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(
-    ("rows", "channels", "filled", "columns"), [(1, 8, 0, 8), (131, 180, 4, 24), (129, 60, 4, 296), (64, 16, 0, 128)]
+    ("rows", "channels", "filled", "columns"),
+    [(1, 8, 0, 8), (131, 180, 4, 24), (129, 60, 4, 296), (64, 16, 0, 128), (7, 180, 4, 136)],
 )
 def test_agrees_at_odd_sizes(
     agrees: Agrees, rows: int, channels: int, filled: int, columns: int, dtype: torch.dtype
@@ -29,6 +41,7 @@ def test_agrees_at_odd_sizes(
     agrees("triton", rows, channels, columns, filled, with_moments=True, dtype=dtype, device=DEVICE)
 
 
+@pytest.mark.usefixtures("keeps_rows")
 @pytest.mark.parametrize("activation", ["", "gelu", "leaky_relu"])
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
 def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
@@ -38,6 +51,7 @@ def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, nor
 def test_residuals_read_before_the_product_are_the_same(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead = {key: replace(tiles, ahead=True) for key, tiles in triton.TILES.items()}
     monkeypatch.setattr(triton, "TILES", ahead)
+    monkeypatch.setattr(triton, "MOST_KEPT_CHANNELS", 0)
     for columns in (24, 72):
         agrees("triton", 70, 24, columns, 0, True, "", True, 0.2, True, HALF, DEVICE)
 
@@ -47,6 +61,20 @@ def test_residuals_read_before_the_product_are_the_same(agrees: Agrees, monkeypa
 def test_each_part_of_the_moments_is_written_by_one_block(columns: int, size: int) -> None:
     tiles = triton.TILES[size, triton.kind(columns, True)]
     assert -(-columns // tiles.columns) == parts_of(columns)
+
+
+def test_kept_rows_write_whole_parts_of_the_moments() -> None:
+    assert MOMENT_COLUMNS % triton.KEPT_ROWS.columns == 0
+
+
+@pytest.mark.parametrize(
+    ("channels", "found"),
+    [(8, (16, 0)), (16, (16, 0)), (24, (32, 0)), (64, (64, 0)), (72, (64, 16)), (184, (128, 64)), (216, (256, 0)),
+     (280, (256, 32)), (312, (256, 64)), (328, (256, 128))],
+)  # fmt: skip
+def test_channels_are_read_in_pieces(channels: int, found: tuple[int, int]) -> None:
+    assert kernel.pieces(channels) == found
+    assert triton.can_keep_rows(torch.empty(4, channels, dtype=HALF, device=DEVICE)) == (sum(found) <= 320)
 
 
 def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:

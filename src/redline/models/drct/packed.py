@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.ops.fused_linear import MOMENT_COLUMNS, fastest, fused_linear, moments, parts_of
+from redline.ops.fused_linear import fastest, fused_linear, moments_in_parts, parts_of
+from redline.ops.fused_mlp import fused_mlp
 from redline.ops.window_attention import window_attention
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class PackedLinear(nn.Module):
         return out_MN
 
 
-def _in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
+def in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
     """outer(x + inner(h)) as one layer of [x | h]."""
     through = outer.weight.detach().double()
     weight = torch.cat((through, through @ inner.weight.detach().double()), 1)
@@ -135,8 +136,8 @@ class PackedBlock(nn.Module):
         self.qkv = PackedLinear(attention.qkv, rows, of_qkv, block.norm1, scale.flatten())
         self.proj = PackedLinear(attention.proj, of_heads, rows)
         self.fc1 = PackedLinear(block.mlp.fc1, rows, hidden, block.norm2)
-        self.wide = filled(int(rows[-1]) + 1)
-        self.adjust = PackedLinear(_in_one(block.mlp.fc2, adjust), torch.cat((rows, self.wide + hidden)), out_of)
+        both = torch.cat((rows, filled(int(rows[-1]) + 1) + hidden))
+        self.adjust = PackedLinear(in_one(block.mlp.fc2, adjust), both, out_of)
 
     def forward(
         self,
@@ -151,13 +152,13 @@ class PackedBlock(nn.Module):
         """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
         qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
         mixed = window_attention(qkv, self.relative_position_bias_table, self.window, self.shift)
-        between = x_MK.new_empty((parts_of(self.wide), 2, x_MK.shape[0]), dtype=torch.float32)
-        both = x_MK.new_empty(x_MK.shape[0], self.wide + self.fc1.columns)
-        tokens, hidden = both[:, : self.wide], both[:, self.wide :]
-        self.proj(mixed.flatten(0, 2), None, tokens, residual_MN=x_MK, new_moments_P2M=between)
-        self.fc1(tokens, between, hidden, activation="gelu")
-        activation = "leaky_relu" if residual_MN is None else ""
-        self.adjust(both, None, out_MN, activation, residual_MN, share, new_moments_P2M)
+        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
+        tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
+        inner, outer = self.fc1, self.adjust
+        fused_mlp(
+            tokens, inner.weight, inner.bias, outer.weight, outer.bias, out_MN, between, inner.weight_sums,
+            inner.channels, inner.eps, "leaky_relu" if residual_MN is None else "", residual_MN, share, new_moments_P2M,
+        )  # fmt: skip
 
 
 class PackedGroup(nn.Module):
@@ -212,8 +213,7 @@ class PackedBody(nn.Module):
         rows_MC = F.pad(tokens_BHWC.reshape(-1, channels), (0, first + 4 * growth - channels))
         parts = parts_of(first) + 4 * parts_of(growth)
         sums_P2M = rows_MC.new_empty((parts, 2, len(rows_MC)), dtype=torch.float32)
-        blocks = rows_MC[:, :first].split(MOMENT_COLUMNS, 1)
-        sums_P2M[: parts_of(first)] = torch.stack([moments(block) for block in blocks])
+        sums_P2M[: parts_of(first)] = moments_in_parts(rows_MC[:, :first])
         for group in self.groups:
             next_rows, next_sums = torch.empty_like(rows_MC), torch.empty_like(sums_P2M)
             group(rows_MC, sums_P2M, (batch, height, width), next_rows, next_sums)

@@ -11,17 +11,9 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.ops.dispatch import choose
 from redline.ops.fused_linear import reference
-from redline.ops.fused_linear.reference import ACTIVATIONS, moments
+from redline.ops.fused_linear.reference import ACTIVATIONS, moments, moments_in_parts, parts_of
 
-__all__ = ["MOMENT_COLUMNS", "fastest", "fused_linear", "moments", "parts_of"]
-
-# Columns whose sums make one part of the moments.
-MOMENT_COLUMNS = 128
-
-
-def parts_of(columns: int) -> int:
-    """How many parts the moments of so many columns have."""
-    return -(-columns // MOMENT_COLUMNS)
+__all__ = ["fastest", "fused_linear", "moments", "moments_in_parts", "parts_of"]
 
 
 def fused_linear(
@@ -59,8 +51,7 @@ def fused_linear(
         reference.fused_linear(x_MK, weight_NK, bias_N, moments_P2M, channels, eps, activation, residual_MN, share)
     )
     if new_moments_P2M is not None:
-        for part, block in enumerate(out_MN.split(MOMENT_COLUMNS, -1)):
-            new_moments_P2M[part] = moments(block)
+        new_moments_P2M.copy_(moments_in_parts(out_MN))
 
 
 def fastest(x_MK: Tensor, weight_NK: Tensor) -> str:

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 ACTIVATIONS = ("", "gelu", "leaky_relu")
 SLOPE = 0.2  # of the leaky one
+# Columns whose sums make one part of the moments.
+MOMENT_COLUMNS = 128
 
 
 def fused_linear(
@@ -44,3 +46,13 @@ def moments(x_MN: Tensor) -> Tensor:
     """Sums and sums of squares of the rows, (2, M)."""
     wide = x_MN.to(torch.promote_types(x_MN.dtype, torch.float32))
     return torch.stack((wide.sum(-1), wide.square().sum(-1)))
+
+
+def parts_of(columns: int) -> int:
+    """How many parts the moments of so many columns have."""
+    return -(-columns // MOMENT_COLUMNS)
+
+
+def moments_in_parts(x_MN: Tensor) -> Tensor:
+    """Those of whole rows, (parts, 2, M)."""
+    return torch.stack([moments(block) for block in x_MN.split(MOMENT_COLUMNS, -1)])

@@ -1,5 +1,6 @@
-"""The fused linear layer by a Triton kernel, as an operator that torch.compile sees as one node."""
+"""The fused linear layer by Triton kernels, as an operator that torch.compile sees as one node."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops import kernel
-from redline.ops.fused_linear.triton_kernels import STEP, linear_kernel
+from redline.ops.fused_linear.reference import MOMENT_COLUMNS
+from redline.ops.fused_linear.triton_kernels import STEP, linear_kernel, rows_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
@@ -43,6 +45,22 @@ TILES = {
 _FEW, _SOME = 32, 64
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """How a program that keeps its rows works: rows, and columns of a step; warps, steps of the loop in flight."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+KEPT_ROWS = KeptRows(128, 64, 8, 2)
+# Rows of more channels leave no room for the weights that pass by, and smaller cards have none for the rows.
+MOST_KEPT_CHANNELS = 320
+_SHARED_BYTES = 200 * 2**10
+
+
 def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
     """Why the kernel cannot take this, or nothing."""
     reason = kernel.why_not(x_MK)
@@ -73,16 +91,22 @@ def fused_linear(
 ) -> None:
     """The same as the reference; the product and all after it is fp32 until it is written."""
     columns = weight.shape[0]
-    tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
-    blocks = -(-x.shape[0] // tiles.rows) * -(-columns // tiles.columns)
     # What is not given is not read.
     given = [x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)]
-    _check_layout(x, out, given[2], weight, bias, given[1], given[3])
+    sums = (tensor for tensor in (weight_sums, moments, new_moments) if tensor is not None)
+    check_layout((x, out, given[2]), (weight, bias, *sums))
+    around = (moments is not None, activation, residual is not None, new_moments is not None)
+    if columns > _SOME and can_keep_rows(x):
+        program, blocks, chosen = rows_kernel, -(-x.shape[0] // KEPT_ROWS.rows), kept_constants(x.shape[1], *around)
+    else:
+        tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
+        blocks = -(-x.shape[0] // tiles.rows) * -(-columns // tiles.columns)
+        program, chosen = linear_kernel, constants(x.dtype, tiles, *around)
     kernel.launch(
-        linear_kernel, (blocks,), x, weight, bias, *given, out,
+        program, (blocks,), x, weight, bias, *given, out,
         x.shape[0], x.shape[1] // STEP, columns // STEP, 0 if moments is None else moments.shape[0],
         x.stride(0) // STEP, given[2].stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
-        **constants(x.dtype, tiles, moments is not None, activation, residual is not None, new_moments is not None),
+        **chosen,
     )  # fmt: skip
 
 
@@ -97,18 +121,23 @@ def kind(columns: int, with_moments: bool) -> str:
     return "parts" if with_moments else "many"
 
 
-def _check_layout(x: Tensor, out: Tensor, residual: Tensor, *whole: Tensor) -> None:
-    for rows in (x, out, residual):
-        if rows.stride(1) != 1 or rows.stride(0) % STEP or rows.data_ptr() % (STEP * rows.element_size()):
+def can_keep_rows(x: Tensor) -> bool:
+    small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= MOST_KEPT_CHANNELS
+    return small and kernel.shared_bytes(x) >= _SHARED_BYTES
+
+
+def check_layout(rows: Iterable[Tensor], whole: Iterable[Tensor]) -> None:
+    for tensor in rows:
+        if tensor.stride(1) != 1 or tensor.stride(0) % STEP or tensor.data_ptr() % (STEP * tensor.element_size()):
             raise ModelError(f"a fused linear layer reads and writes rows that begin at multiples of {STEP} numbers.")
-    if not all(tensor.is_contiguous() for tensor in whole if tensor is not x):
+    if not all(tensor.is_contiguous() for tensor in whole):
         raise ModelError("weights, biases and moments of a fused linear layer lie in one piece.")
 
 
 def constants(
     dtype: torch.dtype, tiles: Tiles, normalize: bool, activation: str, residual: bool, moments: bool
 ) -> dict[str, object]:
-    """What the kernel is compiled for."""
+    """What the kernel of one block is compiled for."""
     return {
         "NORMALIZE": normalize,
         "ACTIVATION": activation,
@@ -122,4 +151,22 @@ def constants(
         "PRECISION": "tf32x3" if dtype == torch.float32 else "ieee",
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
+    }
+
+
+def kept_constants(channels: int, normalize: bool, activation: str, residual: bool, moments: bool) -> dict[str, object]:
+    """What the kernel that keeps its rows is compiled for."""
+    first, rest = kernel.pieces(channels)
+    return {
+        "NORMALIZE": normalize,
+        "ACTIVATION": activation,
+        "RESIDUAL": residual,
+        "MOMENTS": moments,
+        "MOMENT_COLUMNS": MOMENT_COLUMNS,
+        "BLOCK_M": KEPT_ROWS.rows,
+        "BLOCK_N": KEPT_ROWS.columns,
+        "FIRST": first,
+        "REST": rest,
+        "num_warps": KEPT_ROWS.warps,
+        "num_stages": KEPT_ROWS.stages,
     }

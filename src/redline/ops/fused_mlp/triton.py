@@ -1,0 +1,93 @@
+"""The fused MLP by a Triton kernel, as an operator that torch.compile sees as one node.
+
+Where rows or results are too wide to be kept, or numbers too long, it is two fused linear layers.
+"""
+
+import torch
+from torch import Tensor
+
+from redline.ops import kernel
+from redline.ops.fused_linear import triton as linear
+from redline.ops.fused_linear.reference import MOMENT_COLUMNS
+from redline.ops.fused_linear.triton import KeptRows
+from redline.ops.fused_linear.triton_kernels import STEP
+from redline.ops.fused_mlp.triton_kernels import mlp_kernel
+
+INTERPRETED = kernel.INTERPRETED
+
+# By the columns of the result: few (up to 32), or more. `columns` are hidden channels of a step here.
+KEPT_ROWS = {"few": KeptRows(128, 64, 8, 2), "many": KeptRows(128, 32, 8, 2)}
+_FEW, _MANY = 32, 192
+
+
+def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
+    """Why the kernels cannot take this, or nothing."""
+    return linear.why_not(x_MK, inner_HK) or linear.why_not(x_MK, outer_NJ)
+
+
+@torch.library.custom_op("redline::fused_mlp", mutates_args=("out", "new_moments"))
+def fused_mlp(
+    x: Tensor,
+    inner: Tensor,
+    inner_bias: Tensor,
+    outer: Tensor,
+    outer_bias: Tensor,
+    out: Tensor,
+    moments: Tensor,
+    inner_sums: Tensor,
+    channels: int,
+    eps: float,
+    activation: str,
+    residual: Tensor | None,
+    share: float,
+    new_moments: Tensor | None,
+) -> None:
+    """The same as the reference; products and all between them are fp32, but for the hidden channels once made."""
+    rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
+    if columns > _MANY or not linear.can_keep_rows(x):
+        both = x.new_empty(rows, wide + hidden)
+        both[:, :wide] = x
+        linear.fused_linear(
+            x, inner, inner_bias, both[:, wide:], moments, inner_sums, channels, eps, "gelu", None, 1.0, None
+        )
+        linear.fused_linear(both, outer, outer_bias, out, None, None, 0, eps, activation, residual, share, new_moments)
+        return
+    old, new = (x if tensor is None else tensor for tensor in (residual, new_moments))
+    whole = (inner, inner_bias, inner_sums, outer, outer_bias, moments)
+    linear.check_layout((x, out, old), whole if new_moments is None else (*whole, new_moments))
+    blocks = -(-rows // kept(columns).rows)
+    kernel.launch(
+        mlp_kernel, (blocks,), x, inner, inner_bias, inner_sums, moments, outer, outer_bias, old, new, out,
+        rows, wide // STEP, hidden // STEP, columns // STEP, moments.shape[0],
+        x.stride(0) // STEP, old.stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
+        **constants(wide, columns, activation, residual is not None, new_moments is not None),
+    )  # fmt: skip
+
+
+@fused_mlp.register_fake
+def _(*_: object) -> None:
+    return None
+
+
+def kept(columns: int) -> KeptRows:
+    return KEPT_ROWS["few" if columns <= _FEW else "many"]
+
+
+def constants(channels: int, columns: int, activation: str, residual: bool, moments: bool) -> dict[str, object]:
+    """What the kernel is compiled for."""
+    chosen = kept(columns)
+    first, rest = kernel.pieces(channels)
+    return {
+        "ACTIVATION": activation,
+        "RESIDUAL": residual,
+        "MOMENTS": moments,
+        "BLOCK_M": chosen.rows,
+        "BLOCK_H": chosen.columns,
+        "FIRST": first,
+        "REST": rest,
+        # A piece is a part of the moments.
+        "OUT": min(MOMENT_COLUMNS, kernel.padded(columns)),
+        "OUT_REST": kernel.padded(columns - MOMENT_COLUMNS) if columns > MOMENT_COLUMNS else 0,
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+    }

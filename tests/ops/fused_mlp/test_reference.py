@@ -1,0 +1,67 @@
+"""The specification against torch's own modules, and what the fused MLP refuses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops.fused_mlp import fused_mlp
+
+Agrees = Callable[..., None]
+
+
+@pytest.mark.parametrize(("rows", "channels", "hidden", "columns"), [(1, 3, 1, 1), (5, 20, 40, 6), (9, 180, 360, 136)])
+@pytest.mark.parametrize(("activation", "residual", "share"), [("", True, 0.2), ("leaky_relu", False, 1.0)])
+def test_agrees(
+    agrees: Agrees, rows: int, channels: int, hidden: int, columns: int, activation: str, residual: bool, share: float
+) -> None:
+    agrees("reference", rows, channels, hidden, columns, 4, activation, residual, share)
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    """Three rows of 8 channels, 16 hidden ones and 5 columns."""
+    whole: dict[str, Any] = {
+        "x_MK": torch.zeros(3, 8),
+        "inner_HK": torch.zeros(16, 8),
+        "inner_bias_H": torch.zeros(16),
+        "outer_NJ": torch.zeros(5, 24),
+        "outer_bias_N": torch.zeros(5),
+        "out_MN": torch.zeros(3, 5),
+        "moments_P2M": torch.zeros(1, 2, 3),
+        "inner_sums_H": torch.zeros(16),
+        "channels": 8,
+    }
+    return whole | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"x_MK": torch.zeros(8)}, r"takes \(rows, channels\)"),
+        ({"inner_HK": torch.zeros(16, 7)}, r"not \(16, 7\) and \(5, 24\)"),
+        ({"outer_NJ": torch.zeros(5, 16)}, r"\(columns, 24\), not \(16, 8\) and \(5, 16\)"),
+        ({"inner_bias_H": torch.zeros(5)}, r"the inner bias of 16 columns cannot be \(5,\)"),
+        ({"outer_bias_N": torch.zeros(16)}, r"the outer bias of 5 columns cannot be \(16,\)"),
+        ({"out_MN": torch.zeros(2, 5)}, r"out is \(3, 5\) in torch.float32 here, not \(2, 5\)"),
+        ({"residual_MN": torch.zeros(3, 5).double()}, "residual is .* not .* in torch.float64"),
+        ({"activation": "relu"}, "knows no 'relu': it knows gelu and leaky_relu"),
+        ({"moments_P2M": torch.zeros(2, 3)}, r"\(parts, 2, 3\), not \(2, 3\)"),
+        ({"inner_sums_H": torch.zeros(5)}, "sums of all 16 rows of the inner weight"),
+        ({"channels": 0}, "between 1 and 8 channels .* not 0"),
+        ({"new_moments_P2M": torch.zeros(1, 1, 3)}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
+        ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "for inference: it has no gradient"),
+        ({"implementation": "cuda"}, "no implementation 'cuda'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        fused_mlp(**given(**changes))
+
+
+def test_triton_needs_a_cuda_device() -> None:
+    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
+        pytest.skip("the interpreter runs anywhere")
+    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
+        fused_mlp(**given(implementation="triton"))
