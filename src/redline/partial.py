@@ -48,6 +48,17 @@ def remove_abandoned(folder: Path) -> None:
                 path.unlink()
 
 
+def owner_mark() -> str:
+    """Says whose something is, for `is_at_work`."""
+    return f"{os.getpid()} {_machine()}"
+
+
+def is_at_work(mark: str) -> bool:
+    """Whether the mark is that of another process of this machine that is still there."""
+    process, _, machine = mark.strip().partition(" ")
+    return machine == _machine() and process.isdigit() and int(process) != os.getpid() and _is_alive(int(process))
+
+
 def _machine() -> str:
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
 

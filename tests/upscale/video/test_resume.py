@@ -128,6 +128,9 @@ def test_kill_minus_9(tmp_path: Path, source: Path, whole: dict[str, Path]) -> N
     while int(child.stdout.readline() or 99) < 14:
         child.stdin.write("\n")
         child.stdin.flush()
+    for resume in (False, True):  # as long as the child is there, its parts are its own
+        with pytest.raises(RedlineError, match="another run is at work on"):
+            upscale(source, tmp_path / "b.mp4", resume=resume, **SETTINGS)
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert child.returncode == -signal.SIGKILL and not (tmp_path / "b.mp4").exists()

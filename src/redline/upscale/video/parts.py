@@ -7,6 +7,7 @@ Matroska would round, stand in the JSON file that is written, in one step, once 
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ import av
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.films import opened
+from redline.partial import is_at_work, owner_mark
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
 from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import VideoSettings
 
 _SAMPLE_BYTES = 1 << 20
-_JOB = "job.json"
+_JOB, _OWNER = "job.json", "owner"
 _MODEL, _TILES = "the model", "the tiles"
 
 
@@ -47,7 +49,7 @@ class Part:
 
 class PartsFolder:
     def __init__(self, target: Path) -> None:
-        self.path = target.parent / f".{target.name}.redline-parts"
+        self.target, self.path = target, target.parent / f".{target.name}.redline-parts"
 
     def film_path(self, number: int) -> Path:
         return self.path / f"part-{number:06d}.mkv"
@@ -57,13 +59,22 @@ class PartsFolder:
 
     def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
         """The finished parts that can be used, and why others cannot; what is of no use is removed."""
+        with suppress(OSError, UnicodeDecodeError):
+            if is_at_work((self.path / _OWNER).read_text()):
+                raise RedlineError(
+                    f"another run is at work on {str(self.target)!r}: wait for it, or choose another target."
+                )
         parts, notes = self._usable(job) if resume else ([], [])
         try:
             if not parts:
                 self.remove()
                 self.path.mkdir(parents=True)
+            write_text(self.path / _OWNER, owner_mark())
+            if not parts:
                 write_text(self.path / _JOB, json.dumps(job, indent=2))
-            kept = {_JOB} | {path.name for n in range(len(parts)) for path in (self.film_path(n), self._record(n))}
+            kept = {_JOB, _OWNER} | {
+                path.name for n in range(len(parts)) for path in (self.film_path(n), self._record(n))
+            }
             for path in self.path.iterdir():
                 if path.name not in kept:
                     path.unlink()
