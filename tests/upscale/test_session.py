@@ -21,7 +21,7 @@ from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
+from redline.upscale.layout import Cut, TileShape, Tiling, cut_side, smallest_tile
 from redline.upscale.listener import Listener
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import Tiles, UpscaleSettings, with_preset
@@ -89,6 +89,7 @@ def test_paths_that_mean_nothing(tmp_path: Path) -> None:
 
 def test_presets_fill_in_what_was_not_asked_for() -> None:
     assert with_preset(UpscaleSettings(), "memory").tile == 256
+    assert with_preset(UpscaleSettings(margin_px=4), "speed") == UpscaleSettings(margin_px=4, ramp_px=8)
     assert with_preset(UpscaleSettings(tile=64), "memory").tile == 64
     assert with_preset(UpscaleSettings(), "quality").precision == "fp32"
     assert with_preset(UpscaleSettings(plan=Path("plan.toml")), "quality").precision == "auto"
@@ -347,3 +348,14 @@ def test_a_file_that_goes_while_the_others_are_done_is_reported(weights: Path, t
     outcomes = Upscaling(settings).run(tasks, tmp_path / "out")
     assert [o.task.source.name for o in outcomes if o.error] == ["1.png"]
     assert sorted(p.name for p in (tmp_path / "out").glob("*.png")) == ["0.png", "2.png"]
+
+
+@pytest.mark.parametrize("size", [(500, 375), (1024, 1024), (1920, 1080), (4000, 3000)])
+def test_the_preset_for_speed_computes_less(size: tuple[int, int]) -> None:
+    cost, computed = TileCost(0, 10_000.0), {}
+    for preset in ("speed", "balanced", "quality"):
+        settings = with_preset(UpscaleSettings(), preset)
+        like = Cut(smallest_tile(settings.margin_px, settings.ramp_px, 16), settings.margin_px, settings.ramp_px, 16)
+        tiling, batch = choose_tiles(cost, 2 * 2**30, like, [size])
+        computed[preset] = tiling.shape_for(size).computed_pixels(size, batch)
+    assert computed["speed"] <= computed["balanced"] <= computed["quality"]
