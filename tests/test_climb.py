@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -252,7 +253,13 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
         log = Logbook(course, machine, facts)
         setups = SetUps(pool, course, machine)
         assert run_race(setups, course, log, Plan.parse("planted_useless"), []).plan == "eager"
-        assert run_race(setups, course, log, Plan.parse("planted_fast"), []).plan == "planted_fast"
+        final = run_race(setups, course, log, Plan.parse("planted_fast"), [])
+        assert final.plan == "planted_fast" and not final.notes
+        # The start was on a machine of another mood.
+        quick = {label: [0.3 * s for s in samples] for label, samples in log.rows[0].samples.items()}
+        log.rows.insert(0, replace(log.rows[0], role="baseline", samples=quick))
+        (note,) = run_race(setups, course, log, Plan.parse("planted_fast"), []).notes
+        assert "trust ratios taken in turns" in note
 
 
 def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:

@@ -156,12 +156,21 @@ def test_a_large_right_output_cannot_hide_a_small_wrong_one(metric: str) -> None
     assert not Gate(metric, LIMITS[metric]).judge([large, small], [large, wrong]).passed
 
 
+def test_scores_beside_boxes_in_pixels_are_judged_on_their_own_scale() -> None:
+    boxes, scores = 1280 * torch.rand(50, 4), torch.rand(50)
+    for gate in INFERENCE_GATES:
+        assert gate.judge([boxes, scores], [boxes, scores * 1.001]).passed
+        assert not gate.judge([boxes, scores], [boxes, torch.zeros(50)]).passed
+        assert not gate.judge([boxes, 0.01 * scores], [boxes, -0.01 * scores]).passed
+
+
 def test_a_small_gradient_that_is_wrong_is_not_hidden_by_the_large_ones() -> None:
     """A norm's few weights beside a matrix: with the wrong sign they are a fiftieth of the whole."""
     losses, matrix, norm = torch.ones(3), torch.randn(400, 400), 0.5 * torch.randn(100)
     gate = Gate("gradient_difference", 0.05)
     assert gate.judge([losses, matrix, norm], [losses, matrix * 1.01, norm * 0.99]).passed
-    assert not gate.judge([losses, matrix, norm], [losses, matrix, -norm]).passed
+    for scale in (1, 1e-3):
+        assert not gate.judge([losses, matrix, scale * norm], [losses, matrix, -scale * norm]).passed
     # Rounding noise where a gradient should be zero is no error.
     assert gate.judge([losses, matrix, norm * 1e-6], [losses, matrix, -norm * 1e-6]).passed
 

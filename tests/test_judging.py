@@ -1,6 +1,7 @@
 """Whose fault it is when an output does not react: the inputs' or the model's."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,3 +34,18 @@ def test_a_model_that_does_not_listen() -> None:
     with pytest.raises(WorkloadError, match="the output does not react to the input"):
         check(lambda seed: torch.randn(3, 5), lambda x: FIXED)
     check(lambda seed: torch.randn(3, 5), lambda x: x * 2)
+
+
+@pytest.mark.parametrize("other", [2, 5])
+def test_batches_of_other_lengths_are_compared_where_both_are(other: int) -> None:
+    def inputs(seed: int) -> Tensor:
+        return torch.randn(3 if seed == SEEDS[0] else other, 5)
+
+    with pytest.raises(WorkloadError, match="the output does not react to the input"):
+        check(inputs, lambda x: torch.ones_like(x))
+    check(inputs, lambda x: x * 2)
+
+
+def test_what_holds_no_tensor_is_named() -> None:
+    with pytest.raises(WorkloadError, match="returned a SimpleNamespace in which no tensor is seen"):
+        check(lambda seed: torch.randn(3, 5), lambda x: SimpleNamespace(logits=x))  # pyright: ignore

@@ -1,6 +1,7 @@
 """What a machine says of itself, and what its measured rates decide."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -79,3 +80,14 @@ def test_a_ceiling_that_the_machine_outruns_is_measured_again(monkeypatch: pytes
 def test_unknown_devices_are_one_sentence(device: str) -> None:
     with pytest.raises(MachineError):
         resolve_device(device)
+
+
+def test_measuring_again_lowers_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only fp32 was too low; what else is running now makes the others low."""
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    known = Ceilings(1e9, {"fp32": 1.0, "bf16": 9e9}, {"fp32": 2e9, "bf16": 3e9})
+    now = Ceilings(2e9, {"fp32": 5e9, "bf16": 1e6}, {"fp32": 1e9, "bf16": 4e9})
+    monkeypatch.setattr("redline.ceilings.measure_ceilings", lambda _: now)
+    found = with_ceilings(replace(CPU, ceilings=known)).ceilings
+    assert found == Ceilings(2e9, {"fp32": 5e9, "bf16": 9e9}, {"fp32": 2e9, "bf16": 4e9})
+    assert with_ceilings(replace(CPU, ceilings=known), again=True).ceilings == now

@@ -178,3 +178,40 @@ class Dies(nn.Module):
 
 def dies(how: str = "crash") -> Workload:
     return Workload(lambda: Dies(how), lambda seed: torch.randn(2, 3))
+
+
+def in_another_precision(dtype: str = "float16") -> Workload:
+    kind = getattr(torch, dtype)
+    return Workload(lambda: nn.Linear(16, 16).to(kind), lambda seed: torch.randn(4, 16).to(kind))
+
+
+class Remembers(nn.Module):
+    """Adds a mean over all that it was ever shown."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = 0.5 * self.seen + 10 * x.detach().mean(0)
+        return self.layer(x + self.seen)
+
+
+def remembers() -> Workload:
+    return Workload(Remembers, lambda seed: torch.randn(4, 8))
+
+
+def remembers_in_training() -> Workload:
+    return Workload(
+        Remembers,
+        lambda seed: torch.randn(4, 8),
+        loss=lambda output, _: output.square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 1e-3),
+    )
+
+
+def of_width(width: int = 4, batch: int = 3) -> Workload:
+    return Workload(lambda: nn.Linear(width, 5), lambda seed: torch.randn(batch, width))

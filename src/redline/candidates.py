@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from redline.course import Settings
+from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.plan import parse_rung
 from redline.rung import Rung, Stage
@@ -37,6 +38,17 @@ def may_try(name: str, settings: Settings, training: bool) -> bool:
     # Their plans are for `redline train`, whose loop makes a step in parts.
     fits = fits and not (settings.workload.startswith(TRAINING) and RUNGS[name].stage is Stage.LAUNCH)
     return fits and name not in left_out and (not chosen or name in chosen)
+
+
+def check_asked(settings: Settings, training: bool) -> None:
+    """A rung that was asked for by name and cannot be tried is refused, not passed over."""
+    for text in settings.only:
+        name = parse_rung(text).name
+        kind = "training steps" if RUNGS[name].training else "inference"
+        if not (RUNGS[name].training if training else RUNGS[name].inference):
+            raise RedlineError(f"{name} is for {kind}, which {settings.workload} is not: leave it out of --rungs.")
+        if settings.workload.startswith(TRAINING) and RUNGS[name].stage is Stage.LAUNCH:
+            raise RedlineError(f"{name} launches whole steps, and `redline train` makes them in parts: leave it out.")
 
 
 def _variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,11 +22,26 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
     """The machine with its ceilings, measured now unless the cache has them and they still look right."""
     if machine.ceilings is not None and not again and not _outrun(machine, machine.ceilings):
         return machine
-    machine = replace(machine, ceilings=measure_ceilings(machine))
-    assert machine.ceilings is not None
+    known, measured = machine.ceilings, measure_ceilings(machine)
+    # Measured again because one was too low; something else may be running now too, and make others lower.
+    machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
     with suppress(RedlineError):  # without a writable cache they are measured again next time
+        assert machine.ceilings is not None
         write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
     return machine
+
+
+def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
+    """A ceiling is the most that was ever seen."""
+
+    def rates(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+        return {name: max(known.get(name, 0.0), rate) for name, rate in measured.items()}
+
+    return Ceilings(
+        max(one.bytes_per_s, other.bytes_per_s),
+        rates(one.matmul_flops_per_s, other.matmul_flops_per_s),
+        rates(one.convolution_flops_per_s, other.convolution_flops_per_s),
+    )
 
 
 def _outrun(machine: Machine, cached: Ceilings) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redline.budget import Budget, known_compile_s, searches_kernels
-from redline.candidates import candidates, may_try
+from redline.candidates import candidates, check_asked, may_try
 from redline.course import Settings, ask_machine, lay_course
 from redline.errors import WorkloadError
+from redline.files import check_can_write
 from redline.kept import Kept
 from redline.logbook import Logbook
 from redline.machine import Machine
@@ -60,12 +61,14 @@ class _Climb:
         self.budget = Budget(settings.budget_s, settings.timeout_s)
         self.settings = settings
         self.listen = listen
+        check_can_write(settings.folder)
         self.listen("running the untouched model for reference", None)
         # The workload first: a wrong address must not wait for the ceilings to be measured.
         self.course, facts = lay_course(pool, settings, ask_machine(pool, settings.device, measure=False))
         self.listen("reading the machine", None)
         self.machine = ask_machine(pool, settings.device)
         self.training: bool = facts["training"]
+        check_asked(settings, self.training)
         self.log = Logbook(self.course, self.machine, facts, settings.measurements_path)
         self.resumed = self.log.open(settings.resume)
         if self.resumed:

@@ -39,3 +39,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             raise CannotWrite(path, error) from error
         raise
+
+
+def check_can_write(folder: Path) -> None:
+    """Raises where files could not be written into the folder, before any work is done; makes nothing."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise RedlineError(f"cannot write into {str(folder)!r}: {str(there)!r} is not a folder.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RedlineError(f"cannot write into {str(folder)!r}: permission denied.")

@@ -65,6 +65,7 @@ class Job:
             loss=loss,
             optimizer=optimizer,
             host_inputs=host_inputs,
+            precision=_built_in(own),
             parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
         )
 
@@ -98,6 +99,19 @@ class Job:
     def finish(self) -> "Applied | TrainingStep":
         """The callable that the user gets."""
         return TrainingStep(self) if self.training else Applied(self)
+
+
+def _built_in(model: nn.Module) -> str:
+    """What most weights are in as the user builds them."""
+    counts = {torch.float16: 0, torch.bfloat16: 0}
+    others = 0
+    for parameter in model.parameters():
+        if parameter.dtype in counts:
+            counts[parameter.dtype] += parameter.numel()
+        else:
+            others += parameter.numel()
+    half = max(counts, key=lambda dtype: counts[dtype])
+    return {torch.float16: "fp16", torch.bfloat16: "bf16"}[half] if counts[half] > others else "fp32"
 
 
 @contextmanager

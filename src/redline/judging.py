@@ -44,10 +44,10 @@ def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
     """An error inside every limit can still be all that the input contributes, where outputs hardly differ."""
     changes = []
     for results in (expected, outputs):
-        floats = [[t.double().flatten() for t in tensors_of(r) if t.is_floating_point()] for r in results[:2]]
-        if not all(floats) or [t.shape for t in floats[0]] != [t.shape for t in floats[1]]:
+        floats = [[t for t in tensors_of(r) if t.is_floating_point()] for r in results[:2]]
+        if not all(floats) or (pair := _in_common(*floats)) is None:
             return
-        changes.append(torch.cat(floats[0]).cpu() - torch.cat(floats[1]).cpu())
+        changes.append(pair[0].cpu() - pair[1].cpu())
     reference, seen = changes
     if reference.shape == seen.shape and not (seen - reference).norm() <= _LOST * reference.norm():
         raise Refused("what the input changes in the output is lost: two batches differ otherwise than they should")
@@ -63,11 +63,15 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
     """Raises when the untouched model's outputs are no ground to judge on."""
     for seed, result in zip(seeds, results, strict=True):
         if not tensors_of(result):
-            raise WorkloadError(f"{workload.label}: the model returned no tensor, so there is nothing to judge")
+            raise WorkloadError(
+                f"{workload.label}: the model returned {_kind(result)} in which no tensor is seen, so there is nothing "
+                "to judge: return tensors, or tuples, lists or dicts of them"
+            )
         if not all_finite(result):
             raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
-    first, second = (torch.cat([t.double().flatten() for t in tensors_of(r)]) for r in results[:2])
-    if first.shape == second.shape:
+    common = _in_common(*(tensors_of(result) for result in results[:2]))
+    if common is not None:
+        first, second = common
         change = float((first - second).norm() / first.norm().clamp_min(1e-300))
         if not change > _SENSITIVITY:
             _check_inputs(workload, seeds[0], seeds[1], results)
@@ -75,6 +79,22 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
                 f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
                 "batches), so no speed-up of it would mean anything"
             )
+
+
+def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Two outputs as numbers, cut to the sizes that both have, since batches may differ in length; None if in kind."""
+    if [tensor.ndim for tensor in one] != [tensor.ndim for tensor in other]:
+        return None
+    cut: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in zip(one, other, strict=True):
+        common = tuple(slice(min(sizes)) for sizes in zip(*(tensor.shape for tensor in pair), strict=True))
+        for tensors, tensor in zip(cut, pair, strict=True):
+            tensors.append(tensor[common].double().flatten())
+    return torch.cat(cut[0]), torch.cat(cut[1])
+
+
+def _kind(result: Any) -> str:
+    return "nothing" if result is None else f"a {type(result).__name__}"
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:

@@ -35,16 +35,20 @@ def _flat(reference: Tensors, output: Tensors) -> tuple[Tensor, Tensor]:
     return torch.cat(_floats(reference)), torch.cat(_floats(output))
 
 
-def _worst_tensor(measure: Callable[[Tensors, Tensors], float], better: str) -> Callable[[Tensors, Tensors], float]:
-    """The metric of the output that fares worst, so that a large right output cannot hide a small wrong one.
+# What is smaller than this beside the others is rounding, and is judged on their scale: the gradient of a bias before a
+# norm, which is zero but for it, and outputs that are.
+_LEAST_GRADIENT, _LEAST_OUTPUT = 1e-4, 1e-6
 
-    An output a thousand times smaller than the others is noise beside them, and is judged on their scale.
-    """
+
+def _worst_tensor(
+    measure: Callable[[Tensors, Tensors], float], better: str, least_share: float = _LEAST_OUTPUT
+) -> Callable[[Tensors, Tensors], float]:
+    """The metric of the output that fares worst, so that a large right output cannot hide a small wrong one."""
 
     def over_outputs(reference: Tensors, output: Tensors) -> float:
         pairs = [(e, s) for e, s in zip(reference, output, strict=True) if e.is_floating_point()]
         flat = torch.cat(_floats(reference))
-        least = 1e-3 * float(flat.norm()) / math.sqrt(flat.numel())
+        least = least_share * float(flat.norm()) / math.sqrt(flat.numel())
         large = [(e, s) for e, s in pairs if float(e.detach().double().norm()) > least * math.sqrt(max(e.numel(), 1))]
         values = [measure([e], [s]) for e, s in large] + [measure(reference, output)]
         # torch's min and max carry a NaN through, Python's do not.
@@ -147,7 +151,7 @@ def loss_difference(reference: Tensors, output: Tensors) -> float:
 
 def gradient_difference(reference: Tensors, output: Tensors) -> float:
     """Relative error of the first step's gradients (every tensor after the first), of the one that fares worst."""
-    return _worst_tensor(relative_error, "lower")(reference[1:], output[1:])
+    return _worst_tensor(relative_error, "lower", _LEAST_GRADIENT)(reference[1:], output[1:])
 
 
 METRICS = {

@@ -77,7 +77,7 @@ class Plan:
     @classmethod
     def from_document(cls, document: Mapping[str, Any], origin: str = "plan") -> "Plan":
         schema = document.get("schema")
-        if not isinstance(schema, int):
+        if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
             raise PlanError(f"{origin!r} is not a plan: it has no whole number `schema`.")
         if schema > SCHEMA:
             raise PlanError(f"{origin!r} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade it.")

@@ -7,9 +7,13 @@ from redline.logbook import Logbook
 from redline.measurement import Measurement
 from redline.objective import ANY, Objective
 from redline.plan import Plan
+from redline.quantities import format_seconds
 from redline.setups import SetUps, may_stand_beside_others
-from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, measure_peak, take_turns
+from redline.trial import FRESH_SEEDS, Arm, Course, Samples, close, face, geometric_mean_s, measure_peak, take_turns
 from redline.workers import WorkerFailed
+
+# Further apart than this, two times of the same plan are of two moods of the machine.
+_MOOD = 1.25
 
 
 def run_race(
@@ -24,7 +28,7 @@ def run_race(
     arms, notes = _open_racers(setups, course, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
         taken, more = _race_to_the_end(arms, course)
-        notes += more
+        notes += (*more, *_drift(log, taken[0]))
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
         winner = _winner(arms, taken, allowed, course.objective, favourite=str(plan))
         rows = []
@@ -53,6 +57,20 @@ def run_race(
         return log.rows[-1]
     finally:
         close(*arms)
+
+
+def _drift(log: Logbook, eager: Samples) -> tuple[str, ...]:
+    """What a reader of the whole table must know: times of other rows are of another mood of the machine."""
+    before = next((row.samples for row in log.rows if row.role == "baseline" and row.samples), None)
+    if before is None:
+        return ()
+    then_s, now_s = geometric_mean_s(before), geometric_mean_s(eager)
+    if 1 / _MOOD < now_s / then_s < _MOOD:
+        return ()
+    return (
+        f"the model as it is took {format_seconds(then_s)} at the start and {format_seconds(now_s)} in the final race: "
+        "something else ran on this machine, so trust ratios taken in turns, not times of different rows",
+    )
 
 
 def _race_to_the_end(arms: list[Arm], course: Course) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:

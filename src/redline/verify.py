@@ -23,6 +23,8 @@ from redline.trial import (
 )
 from redline.workers import WorkerFailed, WorkerPool
 
+_UNKNOWN = "can run here; the whole plan does not, so its worth is unknown"
+
 
 @dataclass(frozen=True)
 class RungVerdict:
@@ -80,7 +82,14 @@ def _verify(
                 measure_peak(whole, course)
             except WorkerFailed as failure:
                 reason = f"the plan does not run: {failure}"
-        verdicts = tuple(_check_rung(pool, course, plan, rung.name, whole, impossible, say) for rung in plan.rungs)
+        # Where rungs cannot run at all they are to blame, and the others are not asked.
+        asked = () if impossible else plan.rungs
+        verdicts = tuple(
+            _check_rung(pool, course, plan, rung.name, whole, say)
+            if rung in asked
+            else RungVerdict(rung.name, rung.name not in impossible, impossible.get(rung.name, _UNKNOWN))
+            for rung in plan.rungs
+        )
         speedup, median_s = None, float("nan")
         if whole is not None and whole.passed:
             try:
@@ -130,17 +139,14 @@ def _check_rung(
     plan: Plan,
     name: str,
     whole: Arm | None,
-    impossible: dict[str, str],
     say: Callable[[str], None],
 ) -> RungVerdict:
-    if name in impossible:
-        return RungVerdict(name, False, impossible[name])
-    if whole is None:
-        return RungVerdict(name, True, "can run here; the whole plan does not, so its worth is unknown")
-    say(f"timing the plan without {name}")
+    say(f"{'timing' if whole is not None else 'running'} the plan without {name}")
     arm: Arm | None = None
     try:
         arm = open_arm(pool, course, plan.without(name), FRESH_SEEDS)
+        if whole is None:
+            return RungVerdict(name, False, "the plan runs without it")
         if not whole.passed:
             blame = arm.passed
             return RungVerdict(
@@ -153,6 +159,8 @@ def _check_rung(
         duel = face(arm, whole, without_rung, with_rung)
         return RungVerdict(name, *course.objective.judge(duel), duel.ratio)
     except WorkerFailed as failure:
+        if whole is None:
+            return RungVerdict(name, True, "not what keeps the plan from running, as far as can be seen")
         unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
         said = "its worth is unknown" if unknown else "the others do not run without it"
         return RungVerdict(name, True, f"{said}: {failure}")

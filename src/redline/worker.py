@@ -103,22 +103,17 @@ class Bench:
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(workloads.values()))
-        job = _job(first, device, ())
-        if dtype == "fp64":
-            job.model.double()
+        _check_same_model(workloads, device)
+        # On a model of its own: one that changes with every call would answer otherwise afterwards.
+        flops = self._first_look(workloads, device, seeds, dtype)
+        run = _in_dtype(_job(first, device, ()), dtype).finish()
         outputs: dict[str, Any] = {}
-        flops: dict[str, float] = {}
-        run = job.finish()
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
             if workload.training:
-                with torch.no_grad():
-                    check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches[:2]])
-                flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
                 if label == next(iter(workloads)):
                     outputs[label] = [losses_and_gradients(run, batches[:TRAINING_STEPS])]
                 continue
-            flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
             results = [workload.step(run, batch) for batch in batches]
             check_reference(workload, seeds, results)
             outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
@@ -132,6 +127,22 @@ class Bench:
             "items": {label: w.items for label, w in workloads.items()},
             "gates": [str(gate.metric) for gate in first.gates],
         }
+
+    def _first_look(
+        self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
+    ) -> dict[str, float]:
+        """The arithmetic of a step of each shape; and a training model that does not react to its input is refused."""
+        job = _in_dtype(_job(next(iter(workloads.values())), device, ()), dtype)
+        run, flops = job.finish(), {}
+        for label, workload in workloads.items():
+            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
+            if workload.training:
+                with torch.no_grad():
+                    check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches])
+                flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
+            else:
+                flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
+        return flops
 
     def setup(
         self,
@@ -305,6 +316,30 @@ def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
         host_inputs=workload.host_inputs,
         share=True,
     )
+
+
+def _in_dtype(job: Job, dtype: str) -> Job:
+    """The reference's precision, also where the model was built in half."""
+    job.model.double() if dtype == "fp64" else job.model.float()
+    return job
+
+
+def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
+    """Shapes are of the inputs: one model is built, and runs them all."""
+    if len(workloads) < 2:
+        return
+    (first, workload), *others = workloads.items()
+    sizes = _sizes(workload.fresh_model(device))
+    for label, other in others:
+        if _sizes(other.fresh_model(device)) != sizes:
+            raise WorkloadError(
+                f"{workload.label}: the model of {label} has other weights than that of {first}; shapes change the "
+                "inputs alone, so climb the two apart"
+            )
+
+
+def _sizes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _forward_backward(job: Job, batch: Inputs) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.errors import WorkloadError
+from redline.errors import RedlineError, WorkloadError
 from redline.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 
 # An address that begins so names the settings of a training: a file, or bundled ones.
@@ -111,6 +111,8 @@ class Workload:
 
 def _describe(error: BaseException) -> str:
     text = str(error).strip().splitlines()
+    if isinstance(error, RedlineError) and text:
+        return f'"{text[0].rstrip(".")}"'
     return f"{type(error).__name__}: {text[0] if text else 'no message'}"
 
 

@@ -109,6 +109,8 @@ def test_a_gpu_that_is_not_there(name: str, command: Callable[..., Seen], tmp_pa
     ("text", "words"),
     [
         ("schema = 1\n[[rung]\n", "is not a plan"),
+        ("schema = true\n", "it has no whole number `schema`"),
+        ("schema = -3\n", "it has no whole number `schema`"),
         ("schema = 99\n", "is of schema 99, newer than this Redline reads"),
         ('schema = 1\n[[rung]]\nmode = "default"\n', "a [[rung]] has no name"),
         ('schema = 1\n[[rung]]\nname = "warp"\n', "unknown rung 'warp'"),
@@ -157,7 +159,24 @@ def test_a_broken_baseline(document: object, words: str, command: Callable[..., 
 def test_a_folder_that_cannot_be_written(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file, not a folder")
     seen = command("climb", f"{TINY}:perceptron", "--device", "cpu", "--out", "taken", "--rungs", "tf32")
-    assert_one_sentence(seen, "cannot write the measurements")
+    assert_one_sentence(seen, "cannot write into 'taken': 'taken' is not a folder")
+
+
+@pytest.mark.parametrize(
+    ("workload", "rung", "words"),
+    [("perceptron", "fused_optimizer", "is for training steps"), ("training", "onnxruntime", "is for inference")],
+)
+def test_a_rung_that_was_asked_for_and_cannot_be_tried(
+    workload: str, rung: str, words: str, command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    seen = command("climb", f"{TINY}:{workload}", "--device", "cpu", "--rungs", rung)
+    assert_one_sentence(seen, f"{rung} {words}, which {TINY}:{workload} is not: leave it out of --rungs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shapes_that_make_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
+    seen = command("climb", f"{TINY}:of_width", "--device", "cpu", "--shapes", "width=4", "--shapes", "width=8")
+    assert_one_sentence(seen, "the model of width=8 has other weights than that of width=4")
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

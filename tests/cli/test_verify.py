@@ -52,3 +52,12 @@ def test_a_rung_that_cannot_run_here(command: Callable[..., Seen]) -> None:
     said = seen.json()
     assert seen.code == 1 and not said["holds"] and said["median_s"] is None
     assert "cannot run here" in said["reason"] and said["rungs"][0]["reason"]
+
+
+def test_a_rung_that_does_not_apply_to_this_model_is_named(command: Callable[..., Seen]) -> None:
+    """A plan of another model: there is no attention here."""
+    seen = command("verify", "sdpa + planted_fast", *ARGUMENTS, "--json")
+    said = seen.json()
+    assert seen.code == 1 and "the plan does not run" in said["reason"]
+    verdicts = {row["rung"]: (row["holds"], row["reason"]) for row in said["rungs"]}
+    assert verdicts["sdpa"] == (False, "the plan runs without it") and verdicts["planted_fast"][0]

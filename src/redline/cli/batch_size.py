@@ -89,4 +89,4 @@ def _print(found: BatchSizeResult) -> None:
     )
     fastest = found.fastest
     if fastest.batch != found.batch:
-        results.print(f"batch {fastest.batch} makes the most {found.unit}s a second", highlight=False)
+        results.print(f"batch {fastest.batch} made the most {found.unit}s a second, timed briefly", highlight=False)
