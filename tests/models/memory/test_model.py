@@ -13,6 +13,7 @@ from redline.errors import ModelError
 from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model
 from redline.models.memory.neural_memory import NeuralMemory, NeuralState
 from redline.models.memory.passage import Passage
+from redline.models.memory.updates import Titans
 from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
 
@@ -173,6 +174,32 @@ def test_the_state_is_the_same_from_1k_to_64k_tokens(update: str) -> None:
     long = replace(SMALL, width=16, layers=2, heads=1, key_value_heads=0, memory_heads=1, memory_update=update)
     model = built(replace(long, segment=256, memory_chunk=128, memory_compression_ratio=0.01), torch.float32)
     assert bytes_held(model, 1024, 65_536, 1024) == [model.new_state(1).bytes] * 7
+
+
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+@pytest.mark.parametrize("text", ["random", "one token", "two tokens"])
+def test_the_memory_stays_in_bounds_over_8k_tokens(update: str, text: str) -> None:
+    """Of a model that has learnt nothing yet, and in the steps that its gates allow at the most."""
+    config = replace(SMALL, width=64, layers=1, heads=2, key_value_heads=0, memory_heads=2, attention_every=0)
+    model = built(replace(config, memory_update=update, memory_chunk=64), torch.float32)
+    shown = {
+        "random": tokens(1, 8192),
+        "one token": torch.ones(1, 8192).long(),
+        "two tokens": torch.arange(8192)[None] % 2,
+    }
+    for most in (False, True):
+        if most and update == "titans":
+            gates = next(module.gates for module in model.modules() if isinstance(module, Titans))
+            with torch.no_grad():  # no momentum and the largest step, which overshoots most
+                gates.weight.zero_()
+                gates.register_forward_hook(
+                    lambda _module, _x, out: out + torch.tensor([-9.0, -9.0, 9.0]).repeat_interleave(2)
+                )
+        with torch.no_grad():
+            _, state = model.advance(shown[text], model.new_state(1))
+        floats = [tensor for _, tensor in state.named_tensors() if tensor.is_floating_point()]
+        largest = torch.stack([tensor.abs().max() for tensor in floats]).max()  # which carries a NaN through
+        assert largest < 100
 
 
 def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,9 @@ from redline.ops.titans_memory import TitansState, titans_memory
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
 # Before anything is learned: little is forgotten, half of the momentum stays.
 _FORGETTING_BIAS = -5.0
+# What a chunk of one and the same key may correct of what it finds, momentum included. All of a chunk's steps go down
+# the gradient at its start: from 2 on they overshoot by more than they correct, and the memory grows without bound.
+_LARGEST_CORRECTION = 1.5
 
 UpdateState = Tensor | TitansState
 
@@ -79,9 +82,14 @@ class Titans(nn.Module):
         documents_BS: Tensor | None,
         implementation: str,
     ) -> tuple[Tensor, TitansState]:
-        forgetting, momentum, step = self.gates(x_BSD).unflatten(-1, (3, self.heads)).unbind(-2)
-        gates = (forgetting + self.forgetting_bias).sigmoid(), momentum.sigmoid(), F.softplus(step)
-        return titans_memory(query_BSHK, key_BSHK, value_BSHV, *gates, state, documents_BS, self.chunk, implementation)
+        exact = torch.promote_types(x_BSD.dtype, torch.float32)
+        forgetting, momentum, step = self.gates(x_BSD).to(exact).unflatten(-1, (3, self.heads)).unbind(-2)
+        alpha_BSH, eta_BSH = (forgetting + self.forgetting_bias.to(exact)).sigmoid(), momentum.sigmoid()
+        theta_BSH = _LARGEST_CORRECTION / self.chunk * (1 - eta_BSH) * step.sigmoid()
+        return titans_memory(
+            query_BSHK, key_BSHK, value_BSHV, alpha_BSH, eta_BSH, theta_BSH, state, documents_BS, self.chunk,
+            implementation,
+        )  # fmt: skip
 
 
 UPDATES = {"gated_delta": GatedDelta, "titans": Titans}
