@@ -11,7 +11,11 @@ import re
 import secrets
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.files import write_text
 
 _PARTIAL = ".redline-partial"
 # Characters of the target's name in the hidden one, which must not become longer than a name may be.
@@ -57,6 +61,23 @@ def is_at_work(mark: str) -> bool:
     """Whether the mark is that of another process of this machine that is still there."""
     process, _, machine = mark.strip().partition(" ")
     return machine == _machine() and process.isdigit() and int(process) != os.getpid() and _is_alive(int(process))
+
+
+@contextlib.contextmanager
+def claimed(path: Path, refusal: str) -> Iterator[None]:
+    """Holds a file that says who is at work; raises `refusal` while another process of this machine holds it."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if is_at_work(path.read_text()):
+            raise RedlineError(refusal)
+    is_new = not path.parent.exists()
+    write_text(path, owner_mark())
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # where nothing came of it
 
 
 def _machine() -> str:

@@ -132,6 +132,19 @@ def test_a_write_that_breaks_off_leaves_the_last_one(
     assert kept.load(state()).step == 3 and [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
 
 
+def test_what_a_killed_process_left_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, write = Checkpoints(tmp_path), checkpoints._write
+    (tmp_path / ".step-abcd").write_bytes(b"half of one")
+
+    def checked(file: object, content: object) -> None:
+        assert not (tmp_path / ".step-abcd").exists()
+        write(file, content)
+
+    monkeypatch.setattr(checkpoints, "_write", checked)
+    kept.save(state(), Position(3))
+    assert [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
+
+
 def test_a_disk_that_fills_up_is_said_plainly(tmp_path: Path) -> None:
     """A real limit of the system in the middle of torch's own writing, wherever in it that falls."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.partial import owner_mark
 from redline.training.checkpoints import FOLDER
 from redline.training.journal import read_journal
 from redline.training.loop import Outcome, Progress, train
@@ -205,6 +206,39 @@ def test_too_many_in_a_row_end_it_and_spare_the_checkpoint(tmp_path: Path, first
     # Apart by a good one, as many do no harm.
     spread = train(Lines((1, 2, 3, 5, 6, 7)), often, tmp_path / "spread", CPU)
     assert spread.position.skipped == 6
+
+
+def test_a_long_way_to_the_next_line_does_not_hide_them(tmp_path: Path) -> None:
+    rarely = settings(log_every=1000, skip_limit=4)
+    with pytest.raises(RedlineError, match="[4-7] steps in a row up to step [4-8] had"):
+        train(Lines(tuple(range(60))), rarely, tmp_path, CPU)
+
+
+def test_steps_in_a_row_are_counted_on_after_resuming(tmp_path: Path) -> None:
+    """Else a training that is stopped again and again would go on for ever."""
+    spoilt = tuple(range(2, 60))
+    first = train(Lines(spoilt), settings(steps=5, log_every=1, skip_limit=6), tmp_path, CPU)
+    assert first.position.skipped_in_a_row == 3
+    with pytest.raises(RedlineError, match="6 steps in a row up to step 8"):
+        train(Lines(spoilt), settings(steps=40, log_every=1, skip_limit=6), tmp_path, CPU, resume=True)
+
+
+def test_one_training_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    with pytest.raises(RedlineError, match="there is no checkpoint"):
+        train(Lines(), settings(steps=4), folder, CPU, resume=True)
+    assert not folder.exists()
+    train(Lines(), settings(steps=4), folder, CPU)
+    held = sorted(path.name for path in folder.iterdir())
+    (folder / ".training").write_text(owner_mark())  # a run of this process that is over leaves none
+    monkeypatch.setattr("redline.partial.os.getpid", lambda: 1)
+    for resume in (False, True):
+        with pytest.raises(RedlineError, match="a training is running in"):
+            train(Lines(), settings(steps=8), folder, CPU, resume=resume)
+    monkeypatch.undo()
+    (folder / ".training").write_text("99999999 ffff\n")  # another machine's, or a process that is gone
+    train(Lines(), settings(steps=8), folder, CPU, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == held
 
 
 def test_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:

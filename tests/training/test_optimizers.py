@@ -80,6 +80,23 @@ def test_the_rate_can_be_set_and_a_bad_step_is_none(kind: str) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["adafactor", "muon"])
+def test_one_learning_rate_serves_all(kind: str) -> None:
+    """Weights as small as models begin with move as far in a step as AdamW moves them."""
+    moved = {}
+    for name in ("adamw", kind):
+        torch.manual_seed(0)
+        model = Tiny()
+        for weight in model.parameters():
+            weight.data.mul_(0.02)
+        optimizer = build_optimizer(model, settings(optimizer=name, weight_decay=0.0))
+        set_rate(optimizer, 1e-3)
+        before = [weight.detach().clone() for weight in model.parameters()]
+        learn(model, optimizer, 3)
+        moved[name] = sum(float((a - b.detach()).norm()) for a, b in zip(before, model.parameters(), strict=True))
+    assert 0.3 < moved[kind] / moved["adamw"] < 3
+
+
 def test_weight_decay_is_for_matrices() -> None:
     optimizer = build_optimizer(Tiny(), settings())
     assert type(optimizer) is torch.optim.AdamW

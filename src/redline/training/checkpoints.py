@@ -38,6 +38,7 @@ class Position:
     step: int = 0
     elapsed_s: float = 0.0
     skipped: int = 0
+    skipped_in_a_row: int = 0  # up to here
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class State:
             "step": position.step,
             "elapsed_s": position.elapsed_s,
             "skipped": position.skipped,
+            "skipped_in_a_row": position.skipped_in_a_row,
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -80,7 +82,8 @@ class State:
             raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
         self.arithmetic.load_state_dict(content["arithmetic"])
         _set_random_states(content["random"])
-        return Position(content["step"], content["elapsed_s"], content["skipped"])
+        in_a_row = content.get("skipped_in_a_row", 0)  # older ones do not say
+        return Position(content["step"], content["elapsed_s"], content["skipped"], in_a_row)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class Checkpoints:
         temporary = ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # Before anything is written: what a killed process left may be the room that is missing.
+            for left in self.folder.glob(".step-*"):
+                left.unlink(missing_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
             with os.fdopen(handle, "wb") as file:
                 _write(file, state.content(position))
@@ -114,8 +120,6 @@ class Checkpoints:
             raise
         for old in self.files()[: -self.keep]:
             old.unlink(missing_ok=True)
-        for left in self.folder.glob(".step-*"):
-            left.unlink(missing_ok=True)  # by a process that was killed while writing
         return path
 
     def load(self, state: State) -> Position:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.memory import is_out_of_memory
+from redline.partial import claimed
 from redline.quiet import unadvised
 from redline.resident import peak_resident_bytes
 from redline.training.checkpoints import FOLDER, Checkpoints, Position, State
@@ -29,6 +30,9 @@ from redline.training.optimizers import set_rate, step_unless
 from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
+
+# Says who trains in a folder.
+_OWNER = ".training"
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,20 @@ def train(
     ceiling_flops_per_s: float | None = None,
 ) -> Outcome:
     """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`."""
+    with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
+        return _train(task, settings, out, device, resume, tell, clock, ceiling_flops_per_s)
+
+
+def _train(
+    task: Task,
+    settings: LoopSettings,
+    out: Path,
+    device: torch.device,
+    resume: bool,
+    tell: Callable[[Progress], None],
+    clock: Callable[[], float],
+    ceiling_flops_per_s: float | None,
+) -> Outcome:
     if device.type == "cuda":
         # What came before it, such as looking for a batch, is not the training's.
         torch.cuda.reset_peak_memory_stats(device)
@@ -112,7 +130,7 @@ class _Loop:
         self.figures, self._judged = self._last_figures()
         # On the device: sums of losses and norms and the count of good steps; skipped ones in a row, and at most.
         self._sums = torch.zeros(3, device=device)
-        self._row = torch.zeros(2, device=device)
+        self._row = torch.full((2,), float(before.skipped_in_a_row), device=device)
         self._logged = self._saved = before.step
         self._logged_s = self._saved_s = before.elapsed_s
 
@@ -122,7 +140,7 @@ class _Loop:
 
     @property
     def position(self) -> Position:
-        return Position(self.step, self.elapsed_s, self.skipped)
+        return Position(self.step, self.elapsed_s, self.skipped, round(float(self._row[0])))
 
     @property
     def result(self) -> nn.Module:
@@ -139,6 +157,8 @@ class _Loop:
             self._one_step()
             if self.step % settings.log_every == 0:
                 self._log()
+            elif self.step % settings.skip_limit == 0:
+                self._check_finite(float(self._row[1]))
             if self.step % settings.validate_every == 0:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
@@ -190,13 +210,7 @@ class _Loop:
         loss, norm, good, _, worst = torch.cat((self._sums, self._row)).tolist()
         self.skipped += steps - round(good)
         loss, norm = (value / good if good else math.nan for value in (loss, norm))
-        if worst >= self.settings.skip_limit:
-            kept = f"the checkpoint of step {self._saved} is untouched" if self._saved else "no checkpoint was written"
-            raise RedlineError(
-                f"{round(worst)} steps in a row up to step {self.step} had a loss or gradient that is not finite; "
-                f"{kept}. "
-                'A lower learning_rate or clip_norm helps, or precision = "fp32".'
-            )
+        self._check_finite(worst)
         now_s = self.elapsed_s
         steps_per_s = steps / max(now_s - self._logged_s, 1e-9)
         self._sums.zero_()
@@ -221,6 +235,16 @@ class _Loop:
         names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
         self._write(**{name: getattr(progress, name) for name in names})
         self.tell(progress)
+
+    def _check_finite(self, in_a_row: float) -> None:
+        if in_a_row < self.settings.skip_limit:
+            return
+        kept = f"the checkpoint of step {self._saved} is untouched" if self._saved else "no checkpoint was written"
+        helps = "" if self.settings.precision == "fp32" else ', or precision = "fp32"'
+        raise RedlineError(
+            f"{round(in_a_row)} steps in a row up to step {self.step} had a loss or gradient that is not finite; "
+            f"{kept}. A lower learning_rate or clip_norm helps{helps}."
+        )
 
     def _validate(self) -> None:
         self._log()

@@ -144,7 +144,8 @@ def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> 
 
 
 def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
-    return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate)
+    # Steps of AdamW's size: by default they are a share of each weight's own, a fiftieth at the start.
+    return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate, eps=(None, 1.0))
 
 
 def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
