@@ -114,6 +114,7 @@ class WorkloadCase:
             optimizer=workload.optimizer,
             host_inputs=workload.host_inputs,
             share=True,
+            master_weights=workload.master_weights,
         )
         run = job.finish()
         # A workload that does not say what a step is worth counts calls; here a call is worth its batch.

@@ -18,6 +18,7 @@ from redline.workload import Inputs, LossFunction, OptimizerFactory, call
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Job:
     # What most of the arithmetic runs in, to choose the ceiling that a measurement is held against.
     precision: str = "fp32"
     host_inputs: bool = False
+    master_weights: bool = False
     # The trainable parameters under the user's own names, however deep rungs bury them.
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     # What rungs leave for their own proof, by rung name.
@@ -54,6 +56,7 @@ class Job:
         optimizer: OptimizerFactory | None = None,
         host_inputs: bool = False,
         share: bool = False,
+        master_weights: bool = False,
     ) -> "Job":
         """Copies the model (its weights too) unless `share` says that nobody else needs it."""
         own = model if share else copy.deepcopy(model)
@@ -65,6 +68,7 @@ class Job:
             loss=loss,
             optimizer=optimizer,
             host_inputs=host_inputs,
+            master_weights=master_weights,
             precision=_built_in(own),
             parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
         )
@@ -181,7 +185,12 @@ class TrainingStep:
         assert job.loss is not None and job.optimizer is not None
         self.job = job
         self.model = job.model
-        self.optimizer = job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+        trained = [p for p in job.model.parameters() if p.requires_grad]
+        # By the weight that is computed with; a step is often smaller than what half precision can tell apart.
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        if job.master_weights:
+            self._masters = {p: nn.Parameter(p.detach().float()) for p in trained if p.dtype in _HALVES}
+        self.optimizer = job.optimizer([self._masters.get(p, p) for p in trained])
         self.scaler = job.scaler(self.optimizer) if job.scaler is not None else None
         function: Callable[..., Any] = self._step
         for wrapper in job.wrappers:
@@ -196,15 +205,21 @@ class TrainingStep:
         assert self.job.loss is not None
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.job.loss(call(self.model, batch), batch)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        for computed, master in self._masters.items():
+            master.grad = None if computed.grad is None else computed.grad.float()
+            computed.grad = None
         if self.scaler is None:
-            loss.backward()
             self.optimizer.step()
         else:
-            self.scaler.scale(loss).backward()
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._masters), list(self._masters.values()))
         return loss.detach()
 
     def gradients(self) -> dict[str, Tensor]:
         """What the last step's backward pass left, under the user's own names."""
-        return {name: p.grad for name, p in self.job.parameters.items() if p.grad is not None}
+        found = {name: self._masters.get(p, p).grad for name, p in self.job.parameters.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}

@@ -176,6 +176,7 @@ class Bench:
             first.optimizer,
             host_inputs=first.host_inputs,
             share=True,
+            master_weights=first.master_weights,
         )
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -315,6 +316,7 @@ def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
         workload.optimizer,
         host_inputs=workload.host_inputs,
         share=True,
+        master_weights=workload.master_weights,
     )
 
 

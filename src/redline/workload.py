@@ -53,6 +53,8 @@ class Workload:
     unit: str = "call"
     # Inputs that live in host memory: each call copies them in and its output out, as a server does.
     host_inputs: bool = False
+    # Half-precision weights of a training step follow fp32 ones, which the optimizer steps.
+    master_weights: bool = False
     name: str = ""
     address: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)

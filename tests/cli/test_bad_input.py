@@ -29,6 +29,7 @@ def assert_one_sentence(seen: Seen, words: str) -> None:
     [
         (["climb", "resnet", "--rungs", "warp"], "unknown rung 'warp': choose from"),
         (["climb", "resnet", "--without", "warp"], "unknown rung 'warp'"),
+        (["climb", "resnet", "--rungs", "warp", "--rungs", "bf16"], "unknown rung 'warp'"),
         (["climb", "resnet", "--rungs", "compile(speed=9)"], "compile has no option 'speed'"),
         (["climb", "resnet", "--rungs", "compile(mode=warp)"], "mode is one of default"),
         (["climb", "resnet", "--rungs", "compile(fullgraph=maybe)"], "fullgraph wants true or false"),

@@ -149,7 +149,6 @@ def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path)
 
 
 def test_lists_of_rungs() -> None:
-    assert split_rungs(None) == ()
     assert split_rungs("bf16, compile(mode=default, fullgraph=true)") == (
         "bf16",
         "compile(mode=default, fullgraph=true)",

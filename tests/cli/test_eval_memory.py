@@ -122,3 +122,15 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
     ]:
         assert_one_sentence(command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html"), said)
         assert not (tmp_path / "p.html").exists()
+
+
+def test_the_loss_of_a_text_alone(textual: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
+    """At lengths that no question fits in."""
+    (tmp_path / "text.txt").write_text("words and words again " * 40)
+    options = ("--task", "none", "--lengths", "16,32", "--device", "cpu")
+    seen = command(
+        "eval", "memory", textual, *options, "--text", tmp_path / "text.txt", "--page", tmp_path / "page.html"
+    )
+    assert seen.code == 0 and "tokens before" in seen.out and "recall" not in seen.out
+    assert "loss" in (tmp_path / "page.html").read_text()
+    assert_one_sentence(command("eval", "memory", textual, *options), "without a task there is nothing to ask")

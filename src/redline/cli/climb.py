@@ -37,8 +37,10 @@ def climb(
             help="Time for the whole climb, 10m; some of it is kept for the final race, which is finished all the same."
         ),
     ] = None,
-    rungs: Annotated[str | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'.")] = None,
-    without: Annotated[str | None, typer.Option(help="Not these: 'int8, onnxruntime'.")] = None,
+    rungs: Annotated[
+        list[str] | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'; repeatable.")
+    ] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Not these: 'int8, onnxruntime'; repeatable.")] = None,
     shapes: Annotated[
         list[str] | None,
         typer.Option("--shapes", "--shape", help="An input shape, batch=8,size=224; repeat it to plan for several."),
@@ -73,8 +75,8 @@ def climb(
         target_s=aim.seconds,
         target_bytes=aim.size_bytes,
         budget_s=parse_seconds(budget) if budget else None,
-        only=split_rungs(rungs),
-        without=split_rungs(without),
+        only=tuple(rung for text in rungs or [] for rung in split_rungs(text)),
+        without=tuple(rung for text in without or [] for rung in split_rungs(text)),
         reference=reference,
         timeout_s=parse_seconds(timeout),
         sampling_s=parse_seconds(sampling),
@@ -102,6 +104,8 @@ def climb(
         return
     results.print(ladder_table(climbed.measurements, results.width))
     results.print(f"\n[bold]plan[/]  {escape(str(climbed.plan))}", highlight=False, soft_wrap=True)
+    for note in climbed.final.notes:
+        results.print(f"[bold]note[/]  {escape(note)}", highlight=False, soft_wrap=True)
     if climbed.resumed:
         results.print(f"[bold]resume[/]  {escape(climbed.resumed)}", highlight=False, soft_wrap=True)
     if climbed.target:
@@ -111,9 +115,9 @@ def climb(
         results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
 
 
-def split_rungs(text: str | None) -> tuple[str, ...]:
+def split_rungs(text: str) -> tuple[str, ...]:
     """`bf16, compile(mode=default, fullgraph=true)` -> its two rungs; plus signs separate too."""
-    parts = [part.strip() for part in split_outside_brackets(text, ",+")] if text is not None else []
+    parts = [part.strip() for part in split_outside_brackets(text, ",+")]
     if not all(parts):
         raise RedlineError(f"{text!r} has a rung without a name: write 'bf16, compile'.")
     return tuple(parts)

@@ -28,7 +28,10 @@ _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 def evaluate_memory(
     model: Annotated[str, typer.Argument(help="A folder with config.json and safetensors.")],
     task: Annotated[
-        list[str] | None, typer.Option(help="mqar, needle, passkey, number or word; repeatable. Its own by default.")
+        list[str] | None,
+        typer.Option(
+            help="mqar, needle, passkey, number or word; repeatable. Its own by default; none for --text alone."
+        ),
     ] = None,
     lengths: Annotated[
         str | None, typer.Option(help="Tokens of the texts, from short to long: 1024,4096,16384.")
@@ -48,7 +51,9 @@ def evaluate_memory(
     """
     choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
     folder, own = _language_folder(model)
-    tasks = _tasks(task or [], own, folder)
+    tasks = [] if task == ["none"] else _tasks(task or [], own, folder)
+    if not tasks and text is None:
+        raise RedlineError("without a task there is nothing to ask: give a text with --text.")
     content = None if text is None else _read_text(text, folder)
     where = torch.device(resolve_device(device))
     dtype = choose_holding(Machine.detect(str(where)), precision).dtype

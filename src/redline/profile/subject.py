@@ -106,6 +106,7 @@ def prepare(workload: Workload, plan: Plan, machine: Machine) -> Subject:
         optimizer=workload.optimizer,
         host_inputs=workload.host_inputs,
         share=True,
+        master_weights=workload.master_weights,
     )
     plan, job = plan.build(job, machine)
     root = job.model

@@ -3,8 +3,8 @@
 Bundled settings go by their name: `redline climb train:decoder-tiny`.
 
 One step is a forward pass, a backward pass and the optimizer on the best implementation there is, as in training, but
-in fp32 and without any plan: what the file says of precision and plan is what a climb is to find out. No text is
-needed; batches are synthetic, packed as real ones are.
+in fp32 and without any plan: what the file says of precision and plan is what a climb is to find out. Half-precision
+weights follow fp32 ones, as in training. No text is needed; batches are synthetic, packed as real ones are.
 """
 
 from collections.abc import Callable, Iterable
@@ -68,4 +68,5 @@ def make_workload(training: TextTraining) -> Workload:
         gates=(Gate("loss_difference", 0.01), Gate("gradient_difference", 0.05)),
         items=rows * length,
         unit="token",
+        master_weights=True,
     )
