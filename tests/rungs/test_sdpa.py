@@ -473,3 +473,9 @@ def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.Mon
     rung, job = built(model, tokens)
     assert rung.proof(job) == "" and job.model.config._attn_implementation == "eager"
     assert "the model itself (equality is not proven: relative error" in rung.why_nothing(job)
+
+
+def test_torchs_encoder_layers_say_why_there_is_nothing_to_switch() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True).eval()
+    job = Job.of(layer, (inputs(0),))
+    assert "take their fast path" in Sdpa().why_not(CPU, job)

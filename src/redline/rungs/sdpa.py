@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.attention import AttentionCall, Observation, observe
@@ -98,6 +99,8 @@ class Sdpa(Rung):
             return ""
         seen = observe(job)
         if not seen.calls and not seen.handwritten:
+            if any(isinstance(module, nn.MultiheadAttention) for module in job.model.modules()):
+                return "torch's own attention layers take their fast path here, one operation without a call to switch"
             return "no attention was seen: no scaled_dot_product_attention, no softmax between two products"
         if not seen.handwritten and self.backend in ("auto", "default") and not machine.is_cuda:
             return "the model's attention is fused already, and there is one kernel for it here"

@@ -58,6 +58,7 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     assert task.vocabulary == 320
     assert task.training.loop.learning_rate == pytest.approx(0.07)
     assert any("batch 7: 1000 B of 1.95 KiB at its peak; a larger one does not fit" in line for line in said)
+    assert "learning rate 0.07 for 203 tokens a step (linear scaling)" in said
     # Resumed, it is the batch of before, whatever would be found now.
     train(task, replace(task.training.loop, steps=1), tmp_path / "out", CPU)
     seen.clear()

@@ -41,6 +41,17 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer.json", "a").end == first.inner.token_to_id("a")
 
 
+def test_other_libraries_know_its_end(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = train_tokenizer(texts(), 280)
+    (tmp_path / "tokenizer.json").write_text(made.to_text())
+    (tmp_path / "tokenizer_config.json").write_text(made.config_text())
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (found.eos_token, found.eos_token_id) == (END, made.end)
+    text = texts(1)[0]
+    assert found(text)["input_ids"] == made.encode([text])[0][:-1].tolist()
+
+
 def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(RedlineError, match="is not a tokenizer.json"):

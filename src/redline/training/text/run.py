@@ -60,7 +60,7 @@ def prepare_training(
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    training = training.with_batch(batch or _batch(training, vocabulary, device, rows, update, say))
+    training = _with_batch(training, batch or _batch(training, vocabulary, device, rows, update, say), say)
     task = TextTask(training, corpus, device)
     say(_about(task, len(corpus.lengths)))
     return task
@@ -83,10 +83,19 @@ def _prepare_recall(
 ) -> RecallTask:
     vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    task = RecallTask(training.with_batch(batch or _batch(training, vocabulary, device, None, update, say)), device)
+    batch = batch or _batch(training, vocabulary, device, None, update, say)
+    task = RecallTask(_with_batch(training, batch, say), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
     say(f"{name_of(task.recall)} ({options}), fresh samples of {training.data.length:,} tokens in every step")
     return task
+
+
+def _with_batch(training: TextTraining, batch: int, say: Say) -> TextTraining:
+    chosen = training.with_batch(batch)
+    if training.loop.rate_scaling != "none":
+        per_step = f"{chosen.tokens_per_step:,} tokens a step"
+        say(f"learning rate {chosen.loop.learning_rate:.3g} for {per_step} ({training.loop.rate_scaling} scaling)")
+    return chosen
 
 
 def _batch_before(training: TextTraining, checkpoints: Checkpoints) -> int | None:

@@ -12,7 +12,7 @@ from redline.training.text.config import TextTraining
 from redline.training.text.corpus import Corpus
 from redline.training.text.language_task import LanguageTask
 from redline.training.text.packing import Batch, PackedRows, padding_share
-from redline.training.text.tokenizer import NAME
+from redline.training.text.tokenizer import CONFIG_NAME, NAME
 
 # Rows at once when a model is judged: without gradients there is room enough, and few are needed.
 _JUDGED_AT_ONCE = 8
@@ -46,6 +46,7 @@ class TextTask(LanguageTask):
     def save(self, model: nn.Module, folder: Path) -> None:
         self.training.model.save(model, folder, self.corpus.tokenizer.end)
         write_text(folder / NAME, self.corpus.tokenizer.to_text())
+        write_text(folder / CONFIG_NAME, self.corpus.tokenizer.config_text())
 
     def _draw(self, step: int) -> Batch:
         rows = self.items_per_step // self.training.data.length

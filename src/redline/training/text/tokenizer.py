@@ -5,6 +5,7 @@ one token of its own, from which a model learns where to stop.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from redline.errors import RedlineError
 
 END = "<|end|>"
-NAME = "tokenizer.json"
+NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 # What known tokenizers call the token that ends a document.
 _ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 # The alphabet of bytes, and the token that ends a document.
@@ -48,6 +49,11 @@ class TextTokenizer:
 
     def to_text(self) -> str:
         return self.inner.to_str(pretty=True)
+
+    def config_text(self) -> str:
+        """What other libraries need beside it, to know the token that ends a text."""
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.inner.id_to_token(self.end)}
+        return json.dumps(about, indent=2) + "\n"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
