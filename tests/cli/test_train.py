@@ -183,6 +183,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
         (SETTINGS.partition("[data]")[2].partition("[training]")[0], LOADED, "line 2 of 'bad.jsonl' is not JSON"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
         ("steps = 6", 'steps = 6\nplan = "tf32"', "the plan's tf32 cannot be had here"),
+        ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "none is in a list 3 times"),
     ],
     ids=lambda value: str(value).split("\n")[-1][:24],
 )

@@ -9,6 +9,7 @@ import torch
 from redline.batch_size import Probe
 from redline.ceilings import with_ceilings
 from redline.errors import RedlineError
+from redline.files import check_can_write
 from redline.machine import Machine
 from redline.quantities import format_bytes
 from redline.recall.tasks import describe, name_of
@@ -43,6 +44,7 @@ def prepare_training(
     """The task of a settings file, its text tokenized; `update` hears of progress, `say` of what is worth keeping."""
     training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
     check_machine(training, device)
+    check_can_write(out)
     checkpoints = Checkpoints(out / FOLDER).files()
     if resume and not checkpoints:
         raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")

@@ -13,6 +13,7 @@ from redline.errors import RedlineError
 from redline.job import Job, entered
 from redline.machine import Machine
 from redline.plan import Plan
+from redline.rung import Stage
 from redline.training.arithmetic import Arithmetic
 from redline.training.fp8 import to_fp8, why_no_fp8
 from redline.training.optimizers import build_optimizer, describe
@@ -20,6 +21,9 @@ from redline.training.precision import resolve_precision
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, own_loss
 from redline.training.working_copy import WorkingCopy
+
+# A model's form depends on none.
+_ANY_VOCABULARY = 512
 
 
 @dataclass(frozen=True)
@@ -74,8 +78,14 @@ def check_machine(training: TextTraining, device: torch.device) -> None:
     machine = Machine.detect(str(device))
     if training.loop.asked_precision == "fp8" and (reason := why_no_fp8(machine)):
         raise RedlineError(f'precision = "fp8" cannot be had here: {reason}.')
+    if not training.loop.applied_plan.rungs:
+        return
+    # Of the model's form alone, which needs no text yet: what a plan cannot do with it is known before any is read.
+    with torch.device("meta"):
+        module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
+    job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)
     for rung in training.loop.applied_plan.rungs:
-        if reason := rung.why_not(machine):
+        if reason := rung.why_not(machine) or (rung.why_not(machine, job) if rung.stage is Stage.COMPILE else ""):
             raise RedlineError(f"the plan's {rung.name} cannot be had here: {reason}.")
 
 
