@@ -99,7 +99,7 @@ class Compile(Rung):
         if job is not None and job.training and self.freeze:
             return "freeze=true takes weights as constants, and training changes them"
         if job is not None and self.regional and not _repeated_blocks(job.model):
-            return f"regional=true compiles blocks that repeat, and none is in a list {_LEAST_REPEATS} times, which fewer are not worth"
+            return f"regional=true saves compiling blocks that repeat, and none is in a list {_LEAST_REPEATS} times"
         return ""
 
     def apply(self, job: Job) -> Job:
