@@ -14,7 +14,13 @@ OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redl
 # Cheap next to a product: computed again.
 CHEAP = {"rms_norm", "add_rms_norm", "layer_norm_dropout_relu", "swiglu", "packed_swiglu", "rope", "cross_entropy"}
 # Never inside what is computed again: the first two have no gradient, and the others are parts of a backward pass.
-ELSEWHERE = {"decode_attention", "fused_linear", "linear_cross_entropy_scaled", "window_attention_table_gradient"}
+ELSEWHERE = {
+    "decode_attention",
+    "fused_linear",
+    "fused_mlp",
+    "linear_cross_entropy_scaled",
+    "window_attention_table_gradient",
+}
 
 
 @pytest.fixture(scope="module")

@@ -108,16 +108,22 @@ def test_little_is_held_before_a_slow_sink() -> None:
 
 def test_settings_change_between_frames_and_never_inside() -> None:
     settings = LiveSettings(Settings(steps=1, seed=1))
-    ended = threading.Event()
+    ended, turns = threading.Event(), 0
 
     def turn() -> None:
-        number = 1
+        nonlocal turns
         while not ended.is_set():
-            number = number % 900 + 1
-            settings.change(steps=number, seed=number)
+            turns += 1
+            settings.change(steps=turns % 900 + 1, seed=turns % 900 + 1)
             time.sleep(0)
 
-    transform = Noted(lambda frame: time.sleep(1e-3))
+    def stay(_frame: object) -> None:
+        """Until they were changed again, however late the other thread's turn comes on a busy machine."""
+        before, deadline = turns, time.monotonic() + PATIENCE_S
+        while turns == before and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+    transform = Noted(stay)
     turner = threading.Thread(target=turn)
     turner.start()
     try:
