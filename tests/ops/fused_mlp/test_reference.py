@@ -12,7 +12,7 @@ from redline.ops.fused_mlp import fused_mlp
 Agrees = Callable[..., None]
 
 
-@pytest.mark.parametrize(("rows", "channels", "hidden", "columns"), [(1, 3, 1, 1), (5, 20, 40, 6), (9, 180, 360, 136)])
+@pytest.mark.parametrize(("rows", "channels", "hidden", "columns"), [(1, 8, 3, 9), (5, 20, 40, 6), (9, 180, 360, 136)])
 @pytest.mark.parametrize(("activation", "residual", "share"), [("", True, 0.2), ("leaky_relu", False, 1.0)])
 def test_agrees(
     agrees: Agrees, rows: int, channels: int, hidden: int, columns: int, activation: str, residual: bool, share: float

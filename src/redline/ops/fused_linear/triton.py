@@ -55,7 +55,7 @@ class KeptRows:
     stages: int
 
 
-KEPT_ROWS = KeptRows(128, 64, 8, 2)
+KEPT_ROWS = KeptRows(128, 64, 8, 2)  # a guess, as are those of `fused_mlp`: none was timed yet
 # Rows of more channels leave no room for the weights that pass by, and smaller cards have none for the rows.
 MOST_KEPT_CHANNELS = 320
 _SHARED_BYTES = 200 * 2**10
