@@ -44,7 +44,7 @@ def test_small_steps_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
     exact, followed = weight_of(stepped("", False)), weight_of(stepped(plan, True))
     assert (exact - 1).abs().max() > 4e-3
-    torch.testing.assert_close(followed, exact, rtol=0, atol=4e-3)
+    torch.testing.assert_close(followed, exact, rtol=0, atol=2e-3)  # half of what bf16 tells apart below 1
     if plan == "bf16":
         assert (weight_of(stepped(plan, False)) == 1).all()  # without them it never learns
 

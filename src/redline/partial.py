@@ -53,22 +53,24 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def owner_mark() -> str:
-    """Says whose something is, for `is_at_work`."""
+    """Says whose something is, for `check_is_free`."""
     return f"{os.getpid()} {_machine()}"
 
 
-def is_at_work(mark: str) -> bool:
-    """Whether the mark is that of another process of this machine that is still there."""
-    process, _, machine = mark.strip().partition(" ")
-    return machine == _machine() and process.isdigit() and int(process) != os.getpid() and _is_alive(int(process))
+def check_is_free(path: Path, refusal: str) -> None:
+    """Raises `refusal` where the file holds the mark of another process of this machine that is still there."""
+    try:
+        process, _, machine = path.read_text().strip().partition(" ")
+    except (OSError, UnicodeDecodeError):
+        return  # nobody's, or nobody's who can be known
+    if machine == _machine() and process.isdigit() and int(process) != os.getpid() and _is_alive(int(process)):
+        raise RedlineError(refusal)
 
 
 @contextlib.contextmanager
 def claimed(path: Path, refusal: str) -> Iterator[None]:
     """Holds a file that says who is at work; raises `refusal` while another process of this machine holds it."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if is_at_work(path.read_text()):
-            raise RedlineError(refusal)
+    check_is_free(path, refusal)
     is_new = not path.parent.exists()
     write_text(path, owner_mark())
     try:

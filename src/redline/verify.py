@@ -82,14 +82,11 @@ def _verify(
                 measure_peak(whole, course)
             except WorkerFailed as failure:
                 reason = f"the plan does not run: {failure}"
-        # Where rungs cannot run at all they are to blame, and the others are not asked.
-        asked = () if impossible else plan.rungs
-        verdicts = tuple(
-            _check_rung(pool, course, plan, rung.name, whole, say)
-            if rung in asked
-            else RungVerdict(rung.name, rung.name not in impossible, impossible.get(rung.name, _UNKNOWN))
-            for rung in plan.rungs
-        )
+        names = [rung.name for rung in plan.rungs]
+        if impossible:  # they are to blame, and the others are not asked
+            verdicts = tuple(RungVerdict(n, n not in impossible, impossible.get(n, _UNKNOWN)) for n in names)
+        else:
+            verdicts = tuple(_check_rung(pool, course, plan, name, whole, say) for name in names)
         speedup, median_s = None, float("nan")
         if whole is not None and whole.passed:
             try:

@@ -48,7 +48,7 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"residual_MN": torch.zeros(3, 5).double()}, "residual is .* not .* in torch.float64"),
         ({"activation": "relu"}, "knows no 'relu': it knows gelu and leaky_relu"),
         ({"moments_P2M": torch.zeros(2, 3)}, r"\(parts, 2, 3\), not \(2, 3\)"),
-        ({"inner_sums_H": torch.zeros(5)}, "sums of all 16 rows of the inner weight"),
+        ({"inner_sums_H": torch.zeros(5)}, "sums of all 16 rows of the weight"),
         ({"channels": 0}, "between 1 and 8 channels .* not 0"),
         ({"new_moments_P2M": torch.zeros(1, 1, 3)}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
         ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "for inference: it has no gradient"),

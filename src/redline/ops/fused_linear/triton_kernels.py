@@ -63,6 +63,22 @@ def read_rows(base, steps, row_place, there, begin, K, PIECE: tl.constexpr):
     return tl.load(place, mask=there[:, None] & (channel < K)[None, :], other=0.0)
 
 
+@triton.jit
+def finish(
+    total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share,
+    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Writes what comes of a product in these columns, and gives what was written: zeros where nothing was."""
+    inside = there[:, None] & known[None, :]
+    total = activated(total + tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :], ACTIVATION)
+    if RESIDUAL:
+        old_place = residual + row_place[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
+        total = tl.load(old_place, mask=inside, other=0.0).to(tl.float32) + share * total
+    written = total.to(out.dtype.element_ty)
+    tl.store(out + row_place[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], written, mask=inside)
+    return tl.where(inside, written.to(tl.float32), 0.0)
+
+
 # Sizes are known at run time, so that few kernels serve all layers. They come in steps of 8 numbers: that tells the
 # compiler that it may read 8 at once.
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
@@ -142,23 +158,18 @@ def rows_kernel(
     for start in range(0, N, BLOCK_N):
         column = start + tl.arange(0, BLOCK_N)
         known = column < N
-        inside = there[:, None] & known[None, :]
         total = tl.dot(first, tl.trans(read_rows(weight, K_steps, column, known, 0, K, FIRST)))
         if REST > 0:
             total = tl.dot(rest, tl.trans(read_rows(weight, K_steps, column, known, FIRST, K, REST)), total)
         if NORMALIZE:
             of_weights = tl.load(weight_sums + column, mask=known, other=0.0)
             total = (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
-        total += tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :]
-        total = activated(total, ACTIVATION)
-        if RESIDUAL:
-            old_place = residual + row_place[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
-            total = tl.load(old_place, mask=inside, other=0.0).to(tl.float32) + share * total
-        written = total.to(out.dtype.element_ty)
-        tl.store(out + row_place[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], written, mask=inside)
+        seen = finish(
+            total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,
+            RESIDUAL,
+        )  # fmt: skip
         if MOMENTS:
             # A part that takes several blocks is written with each, the last time whole.
-            seen = tl.where(inside, written.to(tl.float32), 0.0)
             begins = start % MOMENT_COLUMNS == 0
             sums = tl.where(begins, 0.0, sums) + tl.sum(seen, 1)
             squares = tl.where(begins, 0.0, squares) + tl.sum(seen * seen, 1)

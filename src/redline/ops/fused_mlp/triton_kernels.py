@@ -8,29 +8,14 @@ result, OUT and OUT_REST.
 import triton
 import triton.language as tl
 
-from redline.ops.fused_linear.triton_kernels import STEP_OF_ROWS, activated, gelu, mean_and_scale, read_rows
+from redline.ops.fused_linear.triton_kernels import STEP_OF_ROWS, finish, gelu, mean_and_scale, read_rows
 
 
 @triton.jit
-def _finish(
-    total, begin, part, bias, residual, new_moments, out, row_place, there, rows, N, residual_steps, out_steps, share,
-    ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
-):  # fmt: skip
-    """What stands behind the product, for a piece of the columns."""
-    column = begin + tl.arange(0, total.shape[1])
-    known = column < N
-    inside = there[:, None] & known[None, :]
-    total = activated(total + tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :], ACTIVATION)
-    if RESIDUAL:
-        old_place = residual + row_place[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
-        total = tl.load(old_place, mask=inside, other=0.0).to(tl.float32) + share * total
-    written = total.to(out.dtype.element_ty)
-    tl.store(out + row_place[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], written, mask=inside)
-    if MOMENTS:
-        seen = tl.where(inside, written.to(tl.float32), 0.0)
-        place = new_moments + row_place + 2 * part * rows
-        tl.store(place, tl.sum(seen, 1), mask=there)
-        tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
+def _write_moments(seen, part, new_moments, row_place, there, rows):
+    place = new_moments + row_place + 2 * part * rows
+    tl.store(place, tl.sum(seen, 1), mask=there)
+    tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
 
 
 @triton.jit(
@@ -81,12 +66,16 @@ def mlp_kernel(
         if OUT_REST > 0:
             weights = read_rows(outer, J_steps, more, more_known, K + start, K + H, BLOCK_H)
             total_rest = tl.dot(given, tl.trans(weights), total_rest)
-    _finish(
-        total, 0, 0, outer_bias, residual, new_moments, out, row_place, there, rows, N, residual_steps, out_steps,
-        share, ACTIVATION, RESIDUAL, MOMENTS,
+    seen = finish(
+        total, column, known, outer_bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,
+        RESIDUAL,
     )  # fmt: skip
+    if MOMENTS:
+        _write_moments(seen, 0, new_moments, row_place, there, rows)
     if OUT_REST > 0:
-        _finish(
-            total_rest, OUT, 1, outer_bias, residual, new_moments, out, row_place, there, rows, N, residual_steps,
-            out_steps, share, ACTIVATION, RESIDUAL, MOMENTS,
+        seen_rest = finish(
+            total_rest, more, more_known, outer_bias, residual, out, row_place, there, residual_steps, out_steps, share,
+            ACTIVATION, RESIDUAL,
         )  # fmt: skip
+        if MOMENTS:
+            _write_moments(seen_rest, 1, new_moments, row_place, there, rows)

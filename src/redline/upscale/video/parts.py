@@ -7,7 +7,6 @@ Matroska would round, stand in the JSON file that is written, in one step, once 
 import hashlib
 import json
 import shutil
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import av
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.films import opened
-from redline.partial import is_at_work, owner_mark
+from redline.partial import check_is_free, owner_mark
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
 from redline.upscale.video.probe import Film
@@ -59,11 +58,8 @@ class PartsFolder:
 
     def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
         """The finished parts that can be used, and why others cannot; what is of no use is removed."""
-        with suppress(OSError, UnicodeDecodeError):
-            if is_at_work((self.path / _OWNER).read_text()):
-                raise RedlineError(
-                    f"another run is at work on {str(self.target)!r}: wait for it, or choose another target."
-                )
+        busy = f"another run is at work on {str(self.target)!r}: wait for it, or choose another target."
+        check_is_free(self.path / _OWNER, busy)
         parts, notes = self._usable(job) if resume else ([], [])
         try:
             if not parts:
