@@ -4,8 +4,10 @@ Inputs are copied into static buffers, the recording is replayed, outputs are co
 be kept or fed back. A training step is recorded with its optimizer: what the rehearsals change is put back.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +25,18 @@ class Recorder(Protocol):
     def rehearse(self, run: Callable[[], Any]) -> Any: ...
     def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]: ...
     def pool_bytes(self) -> int: ...
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """A graph that nobody needs any more must not be found now: taking it down breaks off the recording under way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class CudaRecorder:
@@ -57,6 +71,7 @@ class CudaRecorder:
         # their copies.
         try:
             with (
+                without_collection(),
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
             ):

@@ -1,3 +1,4 @@
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.errors import PlanError, RungError
-from redline.graphed import GraphedCallable, Tally, TrainingState
+from redline.graphed import CudaRecorder, GraphedCallable, Tally, TrainingState, without_collection
 from redline.job import Job
 from redline.machine import Machine
 from redline.metrics import relative_error
@@ -375,6 +376,45 @@ def test_on_cuda_training_equals_eager_step_by_step(optimizer: str, drop: float)
         assert relative_error([expected[index][1][n] for n in names], [gradients[n] for n in names]) < 1e-3, index
     assert relative_error(list(eager.model.state_dict().values()), list(step.model.state_dict().values())) < 1e-4
     assert plan.rungs[0].proof(job).startswith("2 graphs recorded, 7 replays")
+
+
+class Littering(nn.Linear):
+    """Forgets a graph in a ring of references while another one is recorded, and then the collector's turn comes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.zeros(8, device=GPU)
+        self.ring: list[object] = [graph]
+        self.ring.append(self.ring)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            self.ring = []
+            if gc.isenabled():
+                gc.collect()
+        return super().forward(input)
+
+
+@pytest.mark.gpu
+def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> None:
+    model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
+    graphed = GraphedCallable(model, CudaRecorder(torch.device(GPU)), Tally())
+    with torch.no_grad():
+        assert relative_error(model(x), graphed(x)) < 1e-6
+    assert not model.ring
+
+
+def test_nothing_is_collected_during_a_recording() -> None:
+    for wanted in (True, False):
+        (gc.enable if wanted else gc.disable)()
+        try:
+            with without_collection():
+                assert not gc.isenabled()
+            assert gc.isenabled() == wanted
+        finally:
+            gc.enable()
 
 
 @pytest.mark.gpu
