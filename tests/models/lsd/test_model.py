@@ -123,6 +123,21 @@ def test_gradients_are_the_same_when_activations_are_computed_again() -> None:
     assert seen[1][1] < 0.6 * seen[0][1]
 
 
+def test_casts_of_large_weights_are_not_kept_either() -> None:
+    """Of every pass that a gradient is taken through together, autocast's copies would be kept once more."""
+    model, given = fresh(batch=7, height=8, width=8)
+    model.recompute()
+    kept: list[Tensor] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        model(**given)
+    weights = [one for name, one in model.named_parameters() if name.startswith(("up", "down", "film"))]
+    large = {weight.numel() for weight in weights if weight.ndim > 1}
+    assert not [x.shape for x in kept if x.dtype == torch.bfloat16 and x.numel() in large]
+
+
 @torch.no_grad()
 def test_whole_in_one_compiled_graph() -> None:
     model, given = fresh(height=9, width=14)

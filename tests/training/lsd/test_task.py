@@ -361,18 +361,25 @@ def test_the_bundled_settings_are_whole(path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_compiled_training_learns_on_a_gpu(tmp_path: Path, settings: LsdTraining, precision: str) -> None:
+def test_compiled_training_learns_on_a_gpu_as_plain_fp32_does(tmp_path: Path, settings: LsdTraining) -> None:
+    """200 steps gain 0.88 dB in fp32 on a CPU; what differs from it by more than noise is no rounding."""
     gpu = torch.device("cuda")
     save_synthetic_photos(tmp_path / "photos", 8, 128, 128, seed=3)
     data = replace(settings.data, frame_px=64, world_px=96, batch=8)
     save_synthetic_photos(tmp_path / "test", 2, 128, 128, seed=4)
-    loop = replace(settings.loop, steps=200, precision=precision, compile=True, learning_rate=3e-3, ema_decay=0.97)
-    model = replace(settings.model, width=32, patch=4, multipliers=(1, 2, 4))
-    task = LsdTask(replace(settings, model=model, data=data, loop=loop), gpu)
-    outcome = train(task, loop, tmp_path / "out", gpu)
-    (learnt,) = task.judge(outcome.model, 16).values()
-    assert learnt.psnr_db > learnt.input_psnr_db + 1 and outcome.position.skipped < 20
+    model, learnt = replace(settings.model, width=32, patch=4, multipliers=(1, 2, 4)), {}
+    for precision in ("fp32", "bf16", "fp16"):
+        loop = replace(settings.loop, steps=200, precision=precision, learning_rate=3e-3, ema_decay=0.97)
+        loop = replace(loop, compile=precision != "fp32")
+        task = LsdTask(replace(settings, model=model, data=data, loop=loop), gpu)
+        outcome = train(task, loop, tmp_path / precision, gpu)
+        (learnt[precision],) = task.judge(outcome.model, 16).values()
+        assert outcome.position.skipped < 20
+    exact = learnt["fp32"]
+    assert exact.psnr_db > exact.input_psnr_db + 0.7
+    for one in learnt.values():
+        assert one.psnr_db == pytest.approx(exact.psnr_db, abs=0.1)
+        assert one.warp_error == pytest.approx(exact.warp_error, rel=0.05)
 
 
 @pytest.mark.gpu

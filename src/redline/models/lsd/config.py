@@ -101,6 +101,6 @@ def _up_to_eights(channels: int) -> int:
 SIZES = {
     "tiny": LsdConfig(),
     "light": LsdConfig(patch=2, width=176, multipliers=(1, 2, 4, 8), blocks=1, attending=2),
-    "medium": LsdConfig(patch=2, width=352, multipliers=(1, 2, 4, 8), blocks=1, attending=2),
+    "medium": LsdConfig(patch=2, width=344, multipliers=(1, 2, 4, 8), blocks=1, attending=2),
     "heavy": LsdConfig(patch=2, width=512, multipliers=(1, 2, 4, 8), blocks=1, attending=2),
 }

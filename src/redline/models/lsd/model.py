@@ -29,11 +29,18 @@ from redline.nn.checkpointing import recomputed
 PROCESS, PREDICTION = "flow", "sample"
 
 
-class Level(nn.Module):
-    """The blocks of one size of picture, and attention where the level has it."""
+class _Recomputing(nn.Module):
+    """What its parts compute on the way, and autocast's copies of their weights, may be thrown away: they are made
+    again for the gradient."""
 
-    # Whether what blocks compute on the way is thrown away, and computed again for the gradient.
     recomputes: bool = False
+
+    def through(self, part: nn.Module, *args: Tensor) -> Tensor:
+        return recomputed(part, *args) if self.recomputes else part(*args)
+
+
+class Level(_Recomputing):
+    """The blocks of one size of picture, and attention where the level has it."""
 
     def __init__(self, channels_in: int, channels: int, blocks: int, attends: bool) -> None:
         super().__init__()
@@ -44,11 +51,11 @@ class Level(nn.Module):
 
     def forward(self, x: Tensor, conditions: list[Tensor]) -> Tensor:
         for block, condition in zip(self.blocks, conditions, strict=True):
-            x = recomputed(block, x, condition) if self.recomputes else block(x, condition)
-        return x if self.attention is None else self.attention(x)
+            x = self.through(block, x, condition)
+        return x if self.attention is None else self.through(self.attention, x)
 
 
-class Lsd(nn.Module):
+class Lsd(_Recomputing):
     """`forward(noisy, frame, previous, timestep, control)` gives the clean picture of `frame`."""
 
     sinusoids: Tensor
@@ -81,7 +88,7 @@ class Lsd(nn.Module):
     def recompute(self, wanted: bool = True) -> None:
         """Less memory in training, for a forward pass more."""
         for module in self.modules():
-            if isinstance(module, Level):
+            if isinstance(module, _Recomputing):
                 module.recomputes = wanted
 
     def reset_sinusoids(self) -> None:
@@ -107,10 +114,11 @@ class Lsd(nn.Module):
             x = level(x, conditions[index * blocks : (index + 1) * blocks])
             if index < len(self.down):
                 skips.append(x)
-                x = self.down[index](x)
+                x = self.through(self.down[index], x)
         after = conditions[len(self.encoder) * blocks :]
         for index, (up, level) in enumerate(zip(self.up, self.decoder, strict=True)):
-            x = level(torch.cat([up(x), skips.pop()], dim=1), after[index * blocks : (index + 1) * blocks])
+            larger = torch.cat([self.through(up, x), skips.pop()], dim=1)
+            x = level(larger, after[index * blocks : (index + 1) * blocks])
         patches = self.head(F.silu(self.norm(x)))[:, : (PICTURE_CHANNELS + PICTURES_BLENDED) * self.config.patch**2]
         said = F.pixel_shuffle(patches, self.config.patch)
         change, *weights = said.split((PICTURE_CHANNELS, *[1] * PICTURES_BLENDED), dim=1)
@@ -134,7 +142,7 @@ class Lsd(nn.Module):
         embedding = self.time(self.sinusoids[timestep].to(self.stem.weight.dtype))
         if self.control is not None and control is not None:
             embedding = embedding + self.control(control.to(embedding.dtype))
-        return list(self.film(F.silu(embedding)).split(self._splits, dim=1))
+        return list(self.through(self.film, F.silu(embedding)).split(self._splits, dim=1))
 
     def _check(self, noisy: Tensor, frame: Tensor, previous: Tensor, timestep: Tensor, control: Tensor | None) -> None:
         if frame.ndim != 4 or frame.shape[1] != PICTURE_CHANNELS or 0 in frame.shape:
