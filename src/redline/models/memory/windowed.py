@@ -37,7 +37,8 @@ def windowed_attention(
     if query_BSQD.is_cuda and head_dim < _LEAST_HEAD_DIM and not torch.compiler.is_compiling():
         warnings.warn(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.", stacklevel=2)
     if query_BSQD.is_cuda and head_dim >= _LEAST_HEAD_DIM:
-        return _by_flex_attention(*tensors, segment, window_segments, far)
+        by_flex_attention = _by_flex_attention if far is None else _apart
+        return by_flex_attention(*tensors, segment, window_segments, far)
     return plain(*tensors, segment, window_segments, far)
 
 
@@ -121,14 +122,19 @@ def _by_flex_attention(
     return torch.lerp(near, beyond, share).transpose(1, 2)
 
 
+# Where a bias is made in the same compiled graph as flex attention, gradients come out wrong (attention-gym#20): ours
+# were off by up to their own size, the loss by nothing. Called outside of the graph, it is compiled on its own, and
+# right.
+_apart = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
+
+
 def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest
 
     batch, length = query_BSQD.shape[:2]
-    block_mask = create_block_mask(mask, batch, None, length, length, device=str(query_BSQD.device))
+    make_mask, attend = _uncompiled() if torch.compiler.is_compiling() else _compiled()
+    block_mask = make_mask(mask, batch, None, length, length, device=str(query_BSQD.device))
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
-    # A model that is compiled compiles it too; on its own it would store all scores.
-    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     mixed, beside = attend(
         query,
         key,
@@ -142,8 +148,14 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, s
     return mixed, beside.lse
 
 
-@cache
-def _compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def _uncompiled() -> tuple[Any, Any]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return torch.compile(flex_attention)
+    return create_block_mask, flex_attention
+
+
+@cache
+def _compiled() -> tuple[Any, Any]:
+    """A model that is compiled compiles them too; on their own they would make something of the size of all pairs."""
+    create_block_mask, flex_attention = _uncompiled()
+    return torch.compile(create_block_mask), torch.compile(flex_attention)
