@@ -55,9 +55,10 @@ class KeptRows:
     stages: int
 
 
-KEPT_ROWS = KeptRows(128, 64, 8, 2)  # a guess, as are those of `fused_mlp`: none was timed yet
-# Rows of more channels leave no room for the weights that pass by, and smaller cards have none for the rows.
-MOST_KEPT_CHANNELS = 320
+KEPT_ROWS = KeptRows(128, 64, 8, 2)
+# Rows of up to 192 channels are faster kept on an H200, by 5 to 15%; from 256 on blocks are, by 1 to 43% (docs/log.md).
+MOST_KEPT_CHANNELS = 192
+# Smaller cards have no room for rows beside the weights that pass by.
 _SHARED_BYTES = 200 * 2**10
 
 
@@ -96,7 +97,7 @@ def fused_linear(
     sums = (tensor for tensor in (weight_sums, moments, new_moments) if tensor is not None)
     check_layout((x, out, given[2]), (weight, bias, *sums))
     around = (moments is not None, activation, residual is not None, new_moments is not None)
-    if columns > _SOME and can_keep_rows(x):
+    if columns > _SOME and can_keep_rows(x, MOST_KEPT_CHANNELS):
         program, blocks, chosen = rows_kernel, -(-x.shape[0] // KEPT_ROWS.rows), kept_constants(x.shape[1], *around)
     else:
         tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
@@ -121,8 +122,8 @@ def kind(columns: int, with_moments: bool) -> str:
     return "parts" if with_moments else "many"
 
 
-def can_keep_rows(x: Tensor) -> bool:
-    small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= MOST_KEPT_CHANNELS
+def can_keep_rows(x: Tensor, most_channels: int) -> bool:
+    small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= most_channels
     return small and kernel.shared_bytes(x) >= _SHARED_BYTES
 
 

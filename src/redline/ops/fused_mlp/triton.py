@@ -15,9 +15,18 @@ from redline.ops.fused_mlp.triton_kernels import mlp_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
-# By the columns of the result: few (up to 32), or more. `columns` are hidden channels of a step here.
-KEPT_ROWS = {"few": KeptRows(128, 64, 8, 2), "many": KeptRows(128, 32, 8, 2)}
+# By how wide the rows are for up to 32 columns of the result, and for more columns; the fastest of eight on an H200
+# (docs/log.md), but for "widest". `columns` are hidden channels of a step here.
+KEPT_ROWS = {
+    "narrow": KeptRows(128, 64, 8, 2),
+    "wide": KeptRows(256, 32, 8, 3),
+    "widest": KeptRows(128, 32, 8, 2),
+    "many columns": KeptRows(128, 32, 8, 2),
+}
+_NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
+# Rows of more channels leave no room for the weights that pass by.
+MOST_KEPT_CHANNELS = 320
 
 
 def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
@@ -44,7 +53,7 @@ def fused_mlp(
 ) -> None:
     """The same as the reference; products and all between them are fp32, but for the hidden channels once made."""
     rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
-    if columns > _MANY or not linear.can_keep_rows(x):
+    if columns > _MANY or not linear.can_keep_rows(x, MOST_KEPT_CHANNELS):
         both = x.new_empty(rows, wide + hidden)
         both[:, :wide] = x
         linear.fused_linear(
@@ -55,7 +64,7 @@ def fused_mlp(
     old, new = (x if tensor is None else tensor for tensor in (residual, new_moments))
     whole = (inner, inner_bias, inner_sums, outer, outer_bias, moments)
     linear.check_layout((x, out, old), whole if new_moments is None else (*whole, new_moments))
-    blocks = -(-rows // kept(columns).rows)
+    blocks = -(-rows // kept(wide, columns).rows)
     kernel.launch(
         mlp_kernel, (blocks,), x, inner, inner_bias, inner_sums, moments, outer, outer_bias, old, new, out,
         rows, wide // STEP, hidden // STEP, columns // STEP, moments.shape[0],
@@ -69,13 +78,16 @@ def _(*_: object) -> None:
     return None
 
 
-def kept(columns: int) -> KeptRows:
-    return KEPT_ROWS["few" if columns <= _FEW else "many"]
+def kept(channels: int, columns: int) -> KeptRows:
+    if columns > _FEW:
+        return KEPT_ROWS["many columns"]
+    width = sum(kernel.pieces(channels))
+    return KEPT_ROWS["narrow" if width <= _NARROW else "wide" if width <= _WIDE else "widest"]
 
 
 def constants(channels: int, columns: int, activation: str, residual: bool, moments: bool) -> dict[str, object]:
     """What the kernel is compiled for."""
-    chosen = kept(columns)
+    chosen = kept(channels, columns)
     first, rest = kernel.pieces(channels)
     return {
         "ACTIVATION": activation,
