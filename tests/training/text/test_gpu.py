@@ -135,11 +135,15 @@ def test_a_step_waits_for_nobody(
 
 @COMPILER
 def test_fp8_follows_bf16(wide: Callable[..., Path], tmp_path: Path) -> None:
+    """At a quarter of the other tests' rate, at which losses fall without spikes: those are another matter."""
     pytest.importorskip("torchao")
-    plan = 'plan = "compile(regional=true)"'
-    fast = run(wide(('precision = "fp32"', f'precision = "fp8"\n{plan}')), tmp_path / "fp8")
-    usual = run(wide(('precision = "fp32"', f'precision = "bf16"\n{plan}')), tmp_path / "bf16")
-    assert fast == pytest.approx(usual, rel=0.05) and fast != usual
+    losses = []
+    for precision in ("fp8", "bf16"):
+        lines = f'precision = "{precision}"\nplan = "compile(regional=true)"'
+        path = wide(('precision = "fp32"', lines), ("learning_rate = 0.002", "learning_rate = 0.0005"))
+        losses.append(run(path, tmp_path / precision))
+    fast, usual = losses
+    assert fast == pytest.approx(usual, rel=0.02) and fast != usual
 
 
 def test_8_bit_moments_learn_and_are_resumed(wide: Callable[..., Path], tmp_path: Path) -> None:
