@@ -110,27 +110,18 @@ def sweep() -> Iterable[Case]:
         plain = case(layer)
         build = plain.arms["redline"]
         arms: dict[str, Callable[[], Run]] = {"as shipped": build}
-        for kept in kept_rows():
-            values: dict[str, object] = {"KEPT_ROWS": kept}
-            arms[str(kept)] = lambda values=values, build=build: with_values(triton, values, build())
         widths = (128,) if layer.residual else (64, 128, 256)
         shapes = itertools.product((64, 128, 256), widths, (32, 64), ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4)))
-        for (rows, columns, channels, (warps, stages)), ahead in itertools.product(shapes, {False, layer.residual}):
+        for rows, columns, channels, (warps, stages) in shapes:
             if not 16 <= rows * columns // (32 * warps) <= 128:
                 continue  # more than fits into registers, or next to nothing
-            tiles = triton.Tiles(rows, columns, channels, warps, stages, ahead)
-            values = {"TILES": dict.fromkeys(triton.TILES, tiles), "MOST_KEPT_CHANNELS": 0}
-            arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
+            tiles = triton.Tiles(rows, columns, channels, warps, stages)
+            described: dict[str, object] = {"DESCRIBED": tiles}
+            # With a limit that no layer reaches, all go by addresses.
+            addressed: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles), "_SOME": sys.maxsize}
+            for name, values in (("by descriptors", described), ("by addresses", addressed)):
+                arms[f"{tiles} {name}"] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
-
-
-def kept_rows() -> Iterable[object]:
-    """How a program that keeps its rows may work."""
-    from redline.ops.fused_linear import triton
-
-    for rows, columns, warps, stages in itertools.product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4)):
-        if 16 <= rows * columns // (32 * warps) <= 128:
-            yield triton.KeptRows(rows, columns, warps, stages)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ the three layers as the model has them; the fused ones run two, the second of wh
 """
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from arms import Case, Run, forward, main, with_values
-from fused_linear import kept_rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -97,7 +97,10 @@ def sweep() -> Iterable[Case]:
         plain = case(*sizes)
         build = plain.arms["redline"]
         arms: dict[str, Callable[[], Run]] = {"as shipped": build}
-        for kept in kept_rows():
+        shapes = itertools.product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
+        for kept in (triton.KeptRows(*shape) for shape in shapes):
+            if not 16 <= kept.rows * kept.hidden // (32 * kept.warps) <= 128:
+                continue  # more than fits into registers, or next to nothing
             values: dict[str, object] = {"KEPT_ROWS": dict.fromkeys(triton.KEPT_ROWS, kept)}
             arms[str(kept)] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)

@@ -6,11 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+Argument = Tensor | TensorDescriptor | float | None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED: bool = knobs.runtime.interpret
 
 _COMPUTE_CAPABILITY = 8
+# From Hopper on, a unit of its own copies blocks of memory that a descriptor describes.
+_DESCRIPTORS_FROM = 9
 _INTERPRETED_PROCESSORS = 2
 
 
@@ -33,7 +37,7 @@ def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
     return ""
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None, **constants: object) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Argument, **constants: object) -> None:
     """Runs the kernel on the device of its first argument: Triton itself takes the current one."""
     tensor = arguments[0]
     assert isinstance(tensor, Tensor)
@@ -41,11 +45,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | float | None
         kernel[grid](*arguments, **constants)
 
 
+def dot_precision(dtype: torch.dtype) -> str:
+    """How products are taken: three of halves of fp32's numbers have its accuracy on tensor cores."""
+    return "tf32x3" if dtype == torch.float32 else "ieee"
+
+
 def processors(tensor: Tensor) -> int:
     """How many programs the device of this tensor runs side by side at the least."""
     if not tensor.is_cuda:
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+
+
+def has_descriptors(tensor: Tensor) -> bool:
+    """Whether the device of this tensor reads and writes blocks by descriptors in hardware."""
+    return not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device)[0] >= _DESCRIPTORS_FROM
 
 
 def shared_bytes(tensor: Tensor) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+kernel = pytest.importorskip("redline.ops.kernel")
 host = pytest.importorskip("redline.ops.fused_linear.triton")
 pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled when interpreted")
 
@@ -13,25 +14,36 @@ Compiles = Callable[..., str]
 NAMES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 
 
-def compile_rows(compiles: Compiles, channels: int, dtype: torch.dtype, with_moments: bool) -> str:
-    constants = host.kept_constants(channels, not with_moments, "gelu", with_moments, with_moments)
-    return through_the_compiler(compiles, host.rows_kernel, constants, 90, dtype)
+def compile_described(compiles: Compiles, dtype: torch.dtype, with_moments: bool) -> str:
+    tiles, name = host.DESCRIBED, NAMES[dtype][1:]
+    constants = host.constants(tiles, not with_moments, "gelu", with_moments, with_moments)
+    wide, deep = (f"tensordesc<{name}[{tiles.rows}, {size}]>" for size in (tiles.columns, tiles.channels))
+    types = {"x": deep, "weight": f"tensordesc<{name}[{tiles.columns}, {tiles.channels}]>"}
+    types |= dict.fromkeys(("residual", "out"), wide)
+    return through_the_compiler(compiles, host.described_kernel, constants, 90, dtype, types)
 
 
 def compile_kernel(compiles: Compiles, capability: int, dtype: torch.dtype, columns: int, with_moments: bool) -> str:
     tiles = host.TILES[dtype.itemsize, host.kind(columns, with_moments)]
-    constants = host.constants(dtype, tiles, not with_moments, "gelu", with_moments, with_moments)
-    return through_the_compiler(compiles, host.linear_kernel, constants, capability, dtype)
+    constants = host.constants(tiles, not with_moments, "gelu", with_moments, with_moments)
+    constants["PRECISION"] = kernel.dot_precision(dtype)
+    return through_the_compiler(compiles, host.linear_kernel, constants, capability, dtype, {})
 
 
 def through_the_compiler(
-    compiles: Compiles, kernel: Any, constants: dict[str, Any], capability: int, dtype: torch.dtype
+    compiles: Compiles,
+    kernel: Any,
+    constants: dict[str, Any],
+    capability: int,
+    dtype: torch.dtype,
+    described: dict[str, str],
 ) -> str:
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     types = dict.fromkeys(kernel.arg_names, "i32")
     types |= dict.fromkeys(("x", "weight", "bias", "residual", "out"), NAMES[dtype])
     types |= dict.fromkeys(("weight_sums", "moments", "new_moments"), "*fp32")
     types |= dict.fromkeys(("channels", "eps", "share"), "fp32")
+    types |= described
     return compiles(kernel, types, constants, capability, **options)
 
 
@@ -44,19 +56,12 @@ def test_compiles_for_an_h200(compiles: Compiles, with_moments: bool) -> None:
     assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx) == with_moments
 
 
-@pytest.mark.parametrize(("channels", "with_moments"), [(184, False), (312, True)])
-def test_kept_rows_compile_for_an_h200(compiles: Compiles, channels: int, with_moments: bool) -> None:
-    ptx = compile_rows(compiles, channels, torch.bfloat16, with_moments)
-    assert "wgmma" in ptx and "cp.async.cg.shared.global" in ptx and "st.global.v4.b32" in ptx
-    assert ptx.count("ld.global.b16") <= 1  # the bias
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("channels", [8, 216, 248, 280])
-def test_kept_rows_compile_for_all_widths(compiles: Compiles, channels: int, dtype: torch.dtype) -> None:
-    for with_moments in (False, True):
-        compile_rows(compiles, channels, dtype, with_moments)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("with_moments", [False, True])
+def test_compiles_by_descriptors(compiles: Compiles, dtype: torch.dtype, with_moments: bool) -> None:
+    ptx = compile_described(compiles, dtype, with_moments)
+    assert "wgmma" in ptx and "cp.async.bulk.tensor.2d.shared" in ptx and "cp.async.bulk.tensor.2d.global" in ptx
+    assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single numbers
 
 
 @pytest.mark.slow

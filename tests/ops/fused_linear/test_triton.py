@@ -1,7 +1,6 @@
 """The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,15 +20,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=[True, False], ids=["rows are kept", "block by block"])
-def keeps_rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+@pytest.fixture(params=[True, False], ids=["by descriptors", "by addresses"])
+def by_descriptors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kernels take all sizes, whichever is chosen for them."""
-    if not request.param:
-        monkeypatch.setattr(triton, "MOST_KEPT_CHANNELS", 0)
-    return request.param
+    monkeypatch.setattr(kernel, "has_descriptors", lambda _: request.param)
+    monkeypatch.setattr(triton, "_SOME", 0 if request.param else 64)
 
 
-@pytest.mark.usefixtures("keeps_rows")
+@pytest.mark.usefixtures("by_descriptors")
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize(
     ("rows", "channels", "filled", "columns"),
@@ -41,19 +39,11 @@ def test_agrees_at_odd_sizes(
     agrees("triton", rows, channels, columns, filled, with_moments=True, dtype=dtype, device=DEVICE)
 
 
-@pytest.mark.usefixtures("keeps_rows")
+@pytest.mark.usefixtures("by_descriptors")
 @pytest.mark.parametrize("activation", ["", "gelu", "leaky_relu"])
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
 def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
     agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
-
-
-def test_residuals_read_before_the_product_are_the_same(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead = {key: replace(tiles, ahead=True) for key, tiles in triton.TILES.items()}
-    monkeypatch.setattr(triton, "TILES", ahead)
-    monkeypatch.setattr(triton, "MOST_KEPT_CHANNELS", 0)
-    for columns in (24, 72):
-        agrees("triton", 70, 24, columns, 0, True, "", True, 0.2, True, HALF, DEVICE)
 
 
 @pytest.mark.parametrize("columns", range(8, 400, 8))
@@ -61,10 +51,7 @@ def test_residuals_read_before_the_product_are_the_same(agrees: Agrees, monkeypa
 def test_each_part_of_the_moments_is_written_by_one_block(columns: int, size: int) -> None:
     tiles = triton.TILES[size, triton.kind(columns, True)]
     assert -(-columns // tiles.columns) == parts_of(columns)
-
-
-def test_kept_rows_write_whole_parts_of_the_moments() -> None:
-    assert MOMENT_COLUMNS % triton.KEPT_ROWS.columns == 0
+    assert triton.DESCRIBED.columns == MOMENT_COLUMNS
 
 
 @pytest.mark.parametrize(
@@ -74,8 +61,6 @@ def test_kept_rows_write_whole_parts_of_the_moments() -> None:
 )  # fmt: skip
 def test_channels_are_read_in_pieces(channels: int, found: tuple[int, int]) -> None:
     assert kernel.pieces(channels) == found
-    for most in (192, 320):
-        assert triton.can_keep_rows(torch.empty(4, channels, dtype=HALF, device=DEVICE), most) == (sum(found) <= most)
 
 
 def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:

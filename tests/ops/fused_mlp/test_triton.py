@@ -50,7 +50,8 @@ def test_what_is_too_wide_to_be_kept_is_two_layers(
 def test_and_so_it_is_on_cards_with_little_shared_memory(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear.kernel, "shared_bytes", lambda _: 99 * 2**10)
     monkeypatch.setattr(triton, "mlp_kernel", None)
-    monkeypatch.setattr(linear, "rows_kernel", None)
+    monkeypatch.setattr(linear.kernel, "has_descriptors", lambda _: False)
+    monkeypatch.setattr(linear, "described_kernel", None)
     agrees("triton", 70, 24, 72, 32, dtype=HALF, device=DEVICE)
 
 

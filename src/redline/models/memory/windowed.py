@@ -125,7 +125,7 @@ def _by_flex_attention(
 # Where a bias is made in the same compiled graph as flex attention, gradients come out wrong (attention-gym#20): ours
 # were off by up to their own size, the loss by nothing. Called outside of the graph, it is compiled on its own, and
 # right.
-_apart = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
+_apart: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
 
 
 def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:

@@ -5,28 +5,24 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from redline.errors import ModelError
 from redline.ops import kernel
-from redline.ops.fused_linear.reference import MOMENT_COLUMNS
-from redline.ops.fused_linear.triton_kernels import STEP, linear_kernel, rows_kernel
+from redline.ops.fused_linear.triton_kernels import STEP, described_kernel, linear_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows, columns and channels of a block, warps of a program, steps of the loop in flight.
-
-    `ahead` reads residuals before the product, which takes registers.
-    """
+    """Rows, columns and channels of a block, warps of a program, steps of the loop in flight."""
 
     rows: int
     columns: int
     channels: int
     warps: int
     stages: int
-    ahead: bool = False
 
 
 # By bytes of a number and the kind of columns: few (32), some (64) or many; or such whose moments are written, in parts
@@ -45,21 +41,9 @@ TILES = {
 _FEW, _SOME = 32, 64
 
 
-@dataclass(frozen=True)
-class KeptRows:
-    """How a program that keeps its rows works: rows, and columns of a step; warps, steps of the loop in flight."""
-
-    rows: int
-    columns: int
-    warps: int
-    stages: int
-
-
-KEPT_ROWS = KeptRows(128, 64, 8, 2)
-# Rows of up to 192 channels are faster kept on an H200, by 5 to 15%; from 256 on blocks are, by 1 to 43% (docs/log.md).
-MOST_KEPT_CHANNELS = 192
-# Smaller cards have no room for rows beside the weights that pass by.
-_SHARED_BYTES = 200 * 2**10
+# Of more than 64 columns in two bytes, by descriptors: 7 to 16% faster than "many" and "parts" for each layer of DRCT-L
+# on an H200, the fastest of nine (docs/log.md).
+DESCRIBED = Tiles(128, 128, 64, 4, 3)
 
 
 def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
@@ -91,23 +75,37 @@ def fused_linear(
     new_moments: Tensor | None,
 ) -> None:
     """The same as the reference; the product and all after it is fp32 until it is written."""
-    columns = weight.shape[0]
+    (rows, wide), columns = x.shape, weight.shape[0]
     # What is not given is not read.
-    given = [x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)]
+    given_sums, given_moments, old, new = (
+        x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)
+    )
     sums = (tensor for tensor in (weight_sums, moments, new_moments) if tensor is not None)
-    check_layout((x, out, given[2]), (weight, bias, *sums))
+    check_layout((x, weight, out, old), (weight, bias, *sums))
     around = (moments is not None, activation, residual is not None, new_moments is not None)
-    if columns > _SOME and can_keep_rows(x, MOST_KEPT_CHANNELS):
-        program, blocks, chosen = rows_kernel, -(-x.shape[0] // KEPT_ROWS.rows), kept_constants(x.shape[1], *around)
-    else:
-        tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
-        blocks = -(-x.shape[0] // tiles.rows) * -(-columns // tiles.columns)
-        program, chosen = linear_kernel, constants(x.dtype, tiles, *around)
+    parts = 0 if moments is None else moments.shape[0]
+    sizes = (rows, wide // STEP, columns // STEP, parts)
+    if columns > _SOME and x.element_size() == 2 and kernel.has_descriptors(x):
+        tiles = DESCRIBED
+        described = (
+            TensorDescriptor.from_tensor(tensor, [height, width])
+            for tensor, height, width in (
+                (x, tiles.rows, tiles.channels),
+                (weight, tiles.columns, tiles.channels),
+                (out if residual is None else residual, tiles.rows, tiles.columns),
+                (out, tiles.rows, tiles.columns),
+            )
+        )
+        kernel.launch(
+            described_kernel, (blocks(rows, columns, tiles),), bias, given_sums, given_moments, new, *described, *sizes,
+            float(channels), eps, share, **constants(tiles, *around),
+        )  # fmt: skip
+        return
+    tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
     kernel.launch(
-        program, (blocks,), x, weight, bias, *given, out,
-        x.shape[0], x.shape[1] // STEP, columns // STEP, 0 if moments is None else moments.shape[0],
-        x.stride(0) // STEP, given[2].stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
-        **chosen,
+        linear_kernel, (blocks(rows, columns, tiles),), x, weight, bias, given_sums, given_moments, old, new, out,
+        *sizes, x.stride(0) // STEP, old.stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
+        PRECISION=kernel.dot_precision(x.dtype), **constants(tiles, *around),
     )  # fmt: skip
 
 
@@ -122,9 +120,8 @@ def kind(columns: int, with_moments: bool) -> str:
     return "parts" if with_moments else "many"
 
 
-def can_keep_rows(x: Tensor, most_channels: int) -> bool:
-    small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= most_channels
-    return small and kernel.shared_bytes(x) >= _SHARED_BYTES
+def blocks(rows: int, columns: int, tiles: Tiles) -> int:
+    return -(-rows // tiles.rows) * -(-columns // tiles.columns)
 
 
 def check_layout(rows: Iterable[Tensor], whole: Iterable[Tensor]) -> None:
@@ -135,10 +132,8 @@ def check_layout(rows: Iterable[Tensor], whole: Iterable[Tensor]) -> None:
         raise ModelError("weights, biases and moments of a fused linear layer lie in one piece.")
 
 
-def constants(
-    dtype: torch.dtype, tiles: Tiles, normalize: bool, activation: str, residual: bool, moments: bool
-) -> dict[str, object]:
-    """What the kernel of one block is compiled for."""
+def constants(tiles: Tiles, normalize: bool, activation: str, residual: bool, moments: bool) -> dict[str, object]:
+    """What a kernel is compiled for."""
     return {
         "NORMALIZE": normalize,
         "ACTIVATION": activation,
@@ -147,27 +142,6 @@ def constants(
         "BLOCK_M": tiles.rows,
         "BLOCK_N": tiles.columns,
         "BLOCK_K": tiles.channels,
-        "AHEAD": tiles.ahead,
-        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
-        "PRECISION": "tf32x3" if dtype == torch.float32 else "ieee",
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
-    }
-
-
-def kept_constants(channels: int, normalize: bool, activation: str, residual: bool, moments: bool) -> dict[str, object]:
-    """What the kernel that keeps its rows is compiled for."""
-    first, rest = kernel.pieces(channels)
-    return {
-        "NORMALIZE": normalize,
-        "ACTIVATION": activation,
-        "RESIDUAL": residual,
-        "MOMENTS": moments,
-        "MOMENT_COLUMNS": MOMENT_COLUMNS,
-        "BLOCK_M": KEPT_ROWS.rows,
-        "BLOCK_N": KEPT_ROWS.columns,
-        "FIRST": first,
-        "REST": rest,
-        "num_warps": KEPT_ROWS.warps,
-        "num_stages": KEPT_ROWS.stages,
     }

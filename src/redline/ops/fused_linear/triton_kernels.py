@@ -3,9 +3,8 @@
 Normalizing does not touch the rows before the product: with mean m and scale s of a row,
 (x − m) · s @ W = s · (x @ W − m · (sum of W's row)), so that it is two numbers a row in the end, in fp32.
 
-There are two. `linear_kernel` makes one block of the result, whatever the sizes. `rows_kernel` is for rows of few
-channels, which it reads once and keeps while all columns pass by. Blocks are powers of two, so that 184 channels would
-be read as 256: they are taken in two pieces, FIRST and REST, of 128 and 64.
+There are two, each of which makes one block of the result: `linear_kernel` on any card, and `described_kernel`, for
+which the copying unit of Hopper and newer cards reads and writes blocks by descriptors.
 """
 
 import triton
@@ -56,6 +55,13 @@ def mean_and_scale(moments, row_place, there, rows, parts, channels, eps):
 
 
 @triton.jit
+def normalized(total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps):
+    mean, scale = mean_and_scale(moments, row_place, there, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
+    of_weights = tl.load(weight_sums + column, mask=known, other=0.0)
+    return (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
+
+
+@triton.jit
 def read_rows(base, steps, row_place, there, begin, K, PIECE: tl.constexpr):
     """So many channels of rows that lie `steps` apart, from `begin` on; zeros beyond K and beyond the last row."""
     channel = begin + tl.arange(0, PIECE)
@@ -79,6 +85,14 @@ def finish(
     return tl.where(inside, written.to(tl.float32), 0.0)
 
 
+@triton.jit
+def write_moments(seen, part, new_moments, row_place, there, rows):
+    """Of what was written: that is what will be normalized."""
+    place = new_moments + row_place + 2 * part * rows
+    tl.store(place, tl.sum(seen, 1), mask=there)
+    tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
+
+
 # Sizes are known at run time, so that few kernels serve all layers. They come in steps of 8 numbers: that tells the
 # compiler that it may read 8 at once.
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
@@ -86,8 +100,7 @@ def linear_kernel(
     x, weight, bias, weight_sums, moments, residual, new_moments, out,
     rows, K_steps, N_steps, parts, x_steps, residual_steps, out_steps, channels, eps, share,
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, AHEAD: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of rows and columns; blocks of the same rows run side by side, to find them in the cache."""
     K = K_steps * STEP_OF_ROWS
@@ -98,11 +111,8 @@ def linear_kernel(
     row = program // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     there = row < rows
+    known = column < N
     row_place = row.to(tl.int64)
-    inside = there[:, None] & (column < N)[None, :]
-    old_place = residual + row_place[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
-    if RESIDUAL and AHEAD:
-        old = tl.load(old_place, mask=inside, other=0.0)  # comes while the product is made
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     x_row = x + row_place[:, None] * (x_steps * STEP_OF_ROWS)
@@ -110,69 +120,55 @@ def linear_kernel(
     for start in range(0, K, BLOCK_K):
         channel = start + tl.arange(0, BLOCK_K)
         some = tl.load(x_row + channel[None, :], mask=there[:, None] & (channel < K)[None, :], other=0.0)
-        weights = tl.load(weight_row + channel[:, None], mask=(channel < K)[:, None] & (column < N)[None, :], other=0.0)
+        weights = tl.load(weight_row + channel[:, None], mask=(channel < K)[:, None] & known[None, :], other=0.0)
         total = tl.dot(some, weights, total, input_precision=PRECISION)
 
     if NORMALIZE:
-        mean, scale = mean_and_scale(moments, row_place, there, rows, parts, channels, eps)
-        of_weights = tl.load(weight_sums + column, mask=column < N, other=0.0)
-        total = (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
-    total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
-    total = activated(total, ACTIVATION)
-    if RESIDUAL:
-        if not AHEAD:
-            old = tl.load(old_place, mask=inside, other=0.0)
-        total = old.to(tl.float32) + share * total
-    written = total.to(out.dtype.element_ty)
-    tl.store(out + row_place[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], written, mask=inside)
+        total = normalized(
+            total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps
+        )  # fmt: skip
+    seen = finish(
+        total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,
+        RESIDUAL,
+    )  # fmt: skip
     if MOMENTS:
-        # Of what was written: that is what will be normalized. Columns beyond the last are zero.
-        seen = tl.where(inside, written.to(tl.float32), 0.0)
-        place = new_moments + row_place + 2 * tile * rows
-        tl.store(place, tl.sum(seen, 1), mask=there)
-        tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
+        write_moments(seen, tile, new_moments, row_place, there, rows)
 
 
-@triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
-def rows_kernel(
-    x, weight, bias, weight_sums, moments, residual, new_moments, out,
-    rows, K_steps, N_steps, parts, x_steps, residual_steps, out_steps, channels, eps, share,
+@triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts"])
+def described_kernel(
+    bias, weight_sums, moments, new_moments, x, weight, residual, out,
+    rows, K_steps, N_steps, parts, channels, eps, share,
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
-    MOMENT_COLUMNS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FIRST: tl.constexpr,
-    REST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows, all columns of it."""
+    """The same, with descriptors of x, weight, residual and out: they give zeros beyond the ends, and write nothing."""
     K = K_steps * STEP_OF_ROWS
     N = N_steps * STEP_OF_ROWS
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tiles = tl.cdiv(N, BLOCK_N)
+    program = tl.program_id(0)
+    tile = program % tiles
+    first_row = program // tiles * BLOCK_M
+    first_column = tile * BLOCK_N
+    row = first_row + tl.arange(0, BLOCK_M)
+    column = first_column + tl.arange(0, BLOCK_N)
     there = row < rows
+    known = column < N
     row_place = row.to(tl.int64)
-    first = read_rows(x, x_steps, row_place, there, 0, K, FIRST)
-    if REST > 0:
-        rest = read_rows(x, x_steps, row_place, there, FIRST, K, REST)
+
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        total = tl.dot(x.load([first_row, start]), tl.trans(weight.load([first_column, start])), total)
+
     if NORMALIZE:
-        mean, scale = mean_and_scale(moments, row_place, there, rows, parts, channels, eps)
-    if MOMENTS:
-        sums = tl.zeros((BLOCK_M,), tl.float32)
-        squares = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, N, BLOCK_N):
-        column = start + tl.arange(0, BLOCK_N)
-        known = column < N
-        total = tl.dot(first, tl.trans(read_rows(weight, K_steps, column, known, 0, K, FIRST)))
-        if REST > 0:
-            total = tl.dot(rest, tl.trans(read_rows(weight, K_steps, column, known, FIRST, K, REST)), total)
-        if NORMALIZE:
-            of_weights = tl.load(weight_sums + column, mask=known, other=0.0)
-            total = (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
-        seen = finish(
-            total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,
-            RESIDUAL,
+        total = normalized(
+            total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps
         )  # fmt: skip
-        if MOMENTS:
-            # A part that takes several blocks is written with each, the last time whole.
-            begins = start % MOMENT_COLUMNS == 0
-            sums = tl.where(begins, 0.0, sums) + tl.sum(seen, 1)
-            squares = tl.where(begins, 0.0, squares) + tl.sum(seen * seen, 1)
-            place = new_moments + row_place + 2 * (start // MOMENT_COLUMNS) * rows
-            tl.store(place, sums, mask=there)
-            tl.store(place + rows, squares, mask=there)
+    total = activated(total + tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :], ACTIVATION)
+    if RESIDUAL:
+        total = residual.load([first_row, first_column]).to(tl.float32) + share * total
+    written = total.to(out.dtype)
+    out.store([first_row, first_column], written)
+    if MOMENTS:
+        seen = tl.where(there[:, None] & known[None, :], written.to(tl.float32), 0.0)
+        write_moments(seen, tile, new_moments, row_place, there, rows)

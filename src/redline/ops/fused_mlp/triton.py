@@ -3,20 +3,32 @@
 Where rows or results are too wide to be kept, or numbers too long, it is two fused linear layers.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from redline.ops import kernel
 from redline.ops.fused_linear import triton as linear
 from redline.ops.fused_linear.reference import MOMENT_COLUMNS
-from redline.ops.fused_linear.triton import KeptRows
 from redline.ops.fused_linear.triton_kernels import STEP
 from redline.ops.fused_mlp.triton_kernels import mlp_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
+
+@dataclass(frozen=True)
+class KeptRows:
+    """How a program works that keeps its rows: rows, hidden channels of a step; warps, steps of the loop in flight."""
+
+    rows: int
+    hidden: int
+    warps: int
+    stages: int
+
+
 # By how wide the rows are for up to 32 columns of the result, and for more columns; the fastest of eight on an H200
-# (docs/log.md), but for "widest". `columns` are hidden channels of a step here.
+# (docs/log.md), but for "widest".
 KEPT_ROWS = {
     "narrow": KeptRows(128, 64, 8, 2),
     "wide": KeptRows(256, 32, 8, 3),
@@ -25,8 +37,9 @@ KEPT_ROWS = {
 }
 _NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
-# Rows of more channels leave no room for the weights that pass by.
-MOST_KEPT_CHANNELS = 320
+# Rows of more channels leave no room for the weights that pass by, and smaller cards have none for the rows.
+_MOST_CHANNELS = 320
+_SHARED_BYTES = 200 * 2**10
 
 
 def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
@@ -53,7 +66,7 @@ def fused_mlp(
 ) -> None:
     """The same as the reference; products and all between them are fp32, but for the hidden channels once made."""
     rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
-    if columns > _MANY or not linear.can_keep_rows(x, MOST_KEPT_CHANNELS):
+    if columns > _MANY or not can_keep_rows(x):
         both = x.new_empty(rows, wide + hidden)
         both[:, :wide] = x
         linear.fused_linear(
@@ -78,6 +91,11 @@ def _(*_: object) -> None:
     return None
 
 
+def can_keep_rows(x: Tensor) -> bool:
+    small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= _MOST_CHANNELS
+    return small and kernel.shared_bytes(x) >= _SHARED_BYTES
+
+
 def kept(channels: int, columns: int) -> KeptRows:
     if columns > _FEW:
         return KEPT_ROWS["many columns"]
@@ -94,7 +112,7 @@ def constants(channels: int, columns: int, activation: str, residual: bool, mome
         "RESIDUAL": residual,
         "MOMENTS": moments,
         "BLOCK_M": chosen.rows,
-        "BLOCK_H": chosen.columns,
+        "BLOCK_H": chosen.hidden,
         "FIRST": first,
         "REST": rest,
         # A piece is a part of the moments.

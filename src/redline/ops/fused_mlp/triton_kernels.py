@@ -1,21 +1,21 @@
 """The kernel of the fused MLP: attention's own pattern, with an activation in the place of the softmax.
 
 A program keeps its rows while the hidden channels pass by, a block at a time, each made, activated and multiplied on
-without leaving the processor. Rows are read in pieces of powers of two, FIRST and REST, and so are the columns of the
-result, OUT and OUT_REST.
+without leaving the processor. Blocks are powers of two, so that 184 channels would be read as 256: rows are taken in
+two pieces, FIRST and REST, of 128 and 64, and so are the columns of the result, OUT and OUT_REST.
 """
 
 import triton
 import triton.language as tl
 
-from redline.ops.fused_linear.triton_kernels import STEP_OF_ROWS, finish, gelu, mean_and_scale, read_rows
-
-
-@triton.jit
-def _write_moments(seen, part, new_moments, row_place, there, rows):
-    place = new_moments + row_place + 2 * part * rows
-    tl.store(place, tl.sum(seen, 1), mask=there)
-    tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
+from redline.ops.fused_linear.triton_kernels import (
+    STEP_OF_ROWS,
+    finish,
+    gelu,
+    mean_and_scale,
+    read_rows,
+    write_moments,
+)
 
 
 @triton.jit(
@@ -71,11 +71,11 @@ def mlp_kernel(
         RESIDUAL,
     )  # fmt: skip
     if MOMENTS:
-        _write_moments(seen, 0, new_moments, row_place, there, rows)
+        write_moments(seen, 0, new_moments, row_place, there, rows)
     if OUT_REST > 0:
         seen_rest = finish(
             total_rest, more, more_known, outer_bias, residual, out, row_place, there, residual_steps, out_steps, share,
             ACTIVATION, RESIDUAL,
         )  # fmt: skip
         if MOMENTS:
-            _write_moments(seen_rest, 1, new_moments, row_place, there, rows)
+            write_moments(seen_rest, 1, new_moments, row_place, there, rows)

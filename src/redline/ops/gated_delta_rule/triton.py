@@ -113,8 +113,7 @@ class Launch:
         batch, self.tokens, self.heads, keys = q.shape
         self.states = batch, self.heads, -(-self.tokens // self.tiles.chunk), keys, v.shape[-1]
         self._packed = documents is not None
-        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
-        self._precision = "tf32x3" if q.dtype == torch.float32 else "ieee"
+        self._precision = kernel.dot_precision(q.dtype)
 
     def __call__(self, name: Any, *arguments: Tensor | None) -> None:
         batch, heads, chunks, _, values = self.states

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.ops.kernel import INTERPRETED, launch
+from redline.ops.kernel import INTERPRETED, dot_precision, launch
 from redline.ops.small_matmul.tiles import Cut, Tiles, cut_depth, shape_of, tiles_for
 from redline.ops.small_matmul.triton_kernels import block_kernel, finish_kernel, vector_kernel
 
@@ -81,8 +81,7 @@ def _launch_product(
     constants |= {
         "BLOCK_M": tiles.rows,
         "IS_INTEGER": x.dtype == torch.int8,
-        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
-        "PRECISION": "tf32x3" if x.dtype == torch.float32 else "ieee",
+        "PRECISION": dot_precision(x.dtype),
     }
     sizes = (rows, columns, depth, x.stride(0), w.stride(0), cut.share, scale_stride)
     launch(block_kernel, (blocks, cut.shares, -(-rows // tiles.rows)), *pointers, *sizes, **constants)

@@ -113,8 +113,7 @@ class Launch:
         batch, self.tokens, self.heads, keys = q.shape
         self.split = 1 if wrap is None else 2
         self.states = batch, self.heads, self.split * -(-self.tokens // chunk), keys, v.shape[-1]
-        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
-        self._precision = "tf32x3" if q.dtype == torch.float32 else "ieee"
+        self._precision = kernel.dot_precision(q.dtype)
 
     def __call__(self, name: Any, *arguments: Tensor | None) -> None:
         batch, heads, chunks, _, values = self.states

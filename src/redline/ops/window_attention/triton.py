@@ -200,8 +200,7 @@ def _constants(
         "BLOCK_Q": tiles.queries,
         "BLOCK_K": tiles.keys,
         "RUN": _BIAS_READ_BYTES // table.element_size(),
-        # Three products of halves of the numbers: fp32's accuracy on tensor cores.
-        "PRECISION": "tf32x3" if qkv.dtype == torch.float32 else "ieee",
+        "PRECISION": kernel.dot_precision(qkv.dtype),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
     }
