@@ -20,6 +20,7 @@ ELSEWHERE = {
     "fused_mlp",
     "linear_cross_entropy_scaled",
     "window_attention_table_gradient",
+    "window_attention_spread",
 }
 
 

@@ -27,9 +27,9 @@ def compile_kernels(
     table = torch.empty((2 * window - 1) ** 2, heads, dtype=dtype, device="meta")
     for kernel, tiles in KERNELS[:kernels]:
         block, rest = host._pieces(size) if kernel is host.forward_kernel else (0, 0)
-        constants, _ = host._constants(qkv, table, window, window // 2, tiles, block)
+        constants, _ = host._constants(qkv, table, heads, window, window // 2, tiles, block)
         if kernel is host.forward_kernel:
-            constants["REST"] = rest
+            constants |= {"REST": rest, "WRITES_LSE": True}
         options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
         del constants["scale"]
         types = dict.fromkeys(kernel.arg_names, NAMES[dtype]) | dict.fromkeys(ALWAYS_FP32, "*fp32")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redline.errors import MachineError
-from redline.ops.window_attention import reference, window_attention
+from redline.ops.window_attention import reference, spread, window_attention
 
 triton = pytest.importorskip("redline.ops.window_attention.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
@@ -59,6 +59,16 @@ def test_agrees_at_windows_of_sixteen(agrees: Agrees, monkeypatch: pytest.Monkey
     monkeypatch.setattr(triton, "FORWARD_TILES", dict.fromkeys(triton.FORWARD_TILES, large))
     monkeypatch.setattr(triton, "BACKWARD_TILES", dict.fromkeys(triton.BACKWARD_TILES, large))
     agrees(triton.window_attention, (1, 16, 16, 30), 1, 16, 8, torch.float16, DEVICE)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(30, torch.float32), (48, torch.float16)])
+def test_with_the_table_spread_beforehand_it_is_the_same(size: int, dtype: torch.dtype) -> None:
+    qkv = torch.randn(2, 8, 4, 6 * size, device=DEVICE).to(dtype)
+    table = torch.randn(49, 2, device=DEVICE).to(dtype)
+    for shift in (0, 2):
+        expected = triton.window_attention(qkv, table, 4, shift)
+        assert torch.equal(triton.window_attention_spread(qkv, spread(table, 4), shift), expected)
+    torch.library.opcheck(triton.window_attention_spread, (qkv, spread(table, 4), 2))
 
 
 def test_takes_a_table_of_another_dtype_and_tokens_of_any_strides() -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from redline.ops.fused_linear import fastest, fused_linear, moments_in_parts, parts_of
 from redline.ops.fused_mlp import fused_mlp
-from redline.ops.window_attention import window_attention
+from redline.ops.window_attention import spread, window_attention_spread
 
 if TYPE_CHECKING:
     from redline.models.drct.model import Block, Group
@@ -117,7 +117,7 @@ def in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
 class PackedBlock(nn.Module):
     """A Swin block, and the 1×1 convolution behind it."""
 
-    relative_position_bias_table: Tensor
+    bias: Tensor
 
     def __init__(self, block: "Block", adjust: nn.Linear, pieces: Sequence[int], out_of: Tensor) -> None:
         super().__init__()
@@ -125,8 +125,8 @@ class PackedBlock(nn.Module):
         table = attention.relative_position_bias_table
         heads = table.shape[1]
         size = width // heads
-        self.window, self.shift = attention.window, attention.shift
-        self.register_buffer("relative_position_bias_table", table.detach().clone(), persistent=False)
+        self.shift = attention.shift
+        self.register_buffer("bias", spread(table.detach(), attention.window), persistent=False)
         rows, of_heads = places(pieces), places([size] * heads)
         hidden = torch.arange(block.mlp.fc1.out_features)
         # Attention divides by the root of the filled-up size: the queries make up for it.
@@ -151,7 +151,7 @@ class PackedBlock(nn.Module):
     ) -> None:
         """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
         qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
-        mixed = window_attention(qkv, self.relative_position_bias_table, self.window, self.shift)
+        mixed = window_attention_spread(qkv, self.bias, self.shift)
         between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
         tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
         inner, outer = self.fc1, self.adjust

@@ -1,13 +1,16 @@
 """Window attention with relative bias and shift; `reference.py` is its specification, the others are faster."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.dispatch import choose
 from redline.ops.window_attention import reference, sdpa
+from redline.ops.window_attention.spread import spread, table_of
 
-__all__ = ["IMPLEMENTATIONS", "fastest", "window_attention"]
+__all__ = ["IMPLEMENTATIONS", "fastest", "spread", "window_attention", "window_attention_spread"]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "triton")
 
@@ -16,8 +19,8 @@ def window_attention(
     qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0, implementation: str = "auto"
 ) -> Tensor:
     """Attention inside each window; gives (B, H, W, C). `auto` takes the fastest that can run."""
-    _check(qkv_BHW3C, table_RH, window, shift)
-    chosen = _choose(implementation, qkv_BHW3C, table_RH, window)
+    _check(qkv_BHW3C, table_RH, table_RH.shape, window, shift)
+    chosen = _choose(implementation, qkv_BHW3C, table_RH, table_RH.shape[-1], window)
     if chosen == "triton":
         # Imported late: Triton takes a while, and only GPUs need it.
         from redline.ops.window_attention import triton
@@ -28,29 +31,42 @@ def window_attention(
     return reference.window_attention(qkv_BHW3C, table_RH, window, shift)
 
 
+def window_attention_spread(
+    qkv_BHW3C: Tensor, bias_HRWW: Tensor, shift: int = 0, implementation: str = "auto"
+) -> Tensor:
+    """The same for inference, with the table `spread` beforehand: once, instead of at each call."""
+    heads, rows, window, _ = bias_HRWW.shape
+    _check(qkv_BHW3C, bias_HRWW, (rows**2, heads), window, shift)
+    if _choose(implementation, qkv_BHW3C, bias_HRWW, heads, window) != "triton":
+        return window_attention(qkv_BHW3C, table_of(bias_HRWW), window, shift, implementation)
+    from redline.ops.window_attention import triton
+
+    return triton.window_attention_spread(qkv_BHW3C, bias_HRWW, shift)
+
+
 def fastest(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
     """What `auto` takes for these."""
-    return _choose("auto", qkv_BHW3C, table_RH, window)
+    return _choose("auto", qkv_BHW3C, table_RH, table_RH.shape[-1], window)
 
 
-def _choose(asked: str, qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
+def _choose(asked: str, qkv_BHW3C: Tensor, biases: Tensor, heads: int, window: int) -> str:
     def why_not() -> str:
         from redline.ops.window_attention import triton
 
-        return triton.why_not(qkv_BHW3C, table_RH, window)
+        return triton.why_not(qkv_BHW3C, heads, window)
 
     # torch's fused attention on CPUs gives masks no gradient, and what it does instead is slower than the reference.
-    trains_table = table_RH.requires_grad and torch.is_grad_enabled()
+    trains_table = biases.requires_grad and torch.is_grad_enabled()
     otherwise = "reference" if trains_table and not qkv_BHW3C.is_cuda else "sdpa"
     return choose("window attention", asked, qkv_BHW3C.device, why_not, IMPLEMENTATIONS, otherwise)
 
 
-def _check(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int) -> None:
-    if qkv_BHW3C.ndim != 4 or table_RH.ndim != 2:
-        shapes = f"{tuple(qkv_BHW3C.shape)} and {tuple(table_RH.shape)}"
+def _check(qkv_BHW3C: Tensor, biases: Tensor, of_table: Sequence[int], window: int, shift: int) -> None:
+    if qkv_BHW3C.ndim != 4 or len(of_table) != 2:
+        shapes = f"{tuple(qkv_BHW3C.shape)} and {tuple(of_table)}"
         raise ModelError(f"window attention takes (B, H, W, 3·C) and a table (rows, heads), not {shapes}.")
     height, width, channels = qkv_BHW3C.shape[1:]
-    rows, heads = table_RH.shape
+    rows, heads = of_table
     if window < 1 or height % window or width % window:
         raise ModelError(f"a picture of {height} × {width} tokens does not divide into windows of {window} × {window}.")
     if rows != (2 * window - 1) ** 2:
@@ -59,5 +75,5 @@ def _check(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int) -> None
         raise ModelError(f"{channels} channels cannot be queries, keys and values of {heads} heads.")
     if not 0 <= shift < window:
         raise ModelError(f"windows of {window} can be shifted by 0 to {window - 1}, not by {shift}.")
-    if qkv_BHW3C.device != table_RH.device:
-        raise ModelError(f"the bias table is on {table_RH.device}, but the tokens are on {qkv_BHW3C.device}.")
+    if qkv_BHW3C.device != biases.device:
+        raise ModelError(f"the bias table is on {biases.device}, but the tokens are on {qkv_BHW3C.device}.")

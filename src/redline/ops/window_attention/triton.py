@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops import kernel
+from redline.ops.window_attention.spread import spread
 from redline.ops.window_attention.triton_kernels import (
     bias_gradient_kernel,
     forward_kernel,
@@ -72,12 +73,12 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
     return _forward(qkv_BHW3C, table_RH, window, shift)[0]
 
 
-def why_not(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
+def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
     """Why the kernels cannot take this, or nothing."""
     reason = kernel.why_not(qkv_BHW3C)
     if reason:
         return reason
-    head_size = qkv_BHW3C.shape[-1] // 3 // table_RH.shape[1]
+    head_size = qkv_BHW3C.shape[-1] // 3 // heads
     if window not in _WINDOWS:
         return f"it knows windows of 4, 8, 16 and 32 tokens a side, not {window}"
     if head_size > _LARGEST_HEAD:
@@ -85,26 +86,47 @@ def why_not(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
     return ""
 
 
+@torch.library.custom_op("redline::window_attention_spread", mutates_args=())
+def window_attention_spread(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
+    """For inference: nothing but the output is written."""
+    qkv, out = qkv.contiguous(), _out_of(qkv)
+    _run_forward(qkv, bias.contiguous(), shift, out, None)
+    return out
+
+
+@window_attention_spread.register_fake
+def _(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
+    return _out_of(qkv)
+
+
 @torch.library.custom_op("redline::window_attention", mutates_args=())
 def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     qkv = qkv.contiguous()
-    block, rest = _pieces(qkv.shape[-1] // 3 // table.shape[1])
-    constants, tiles = _constants(qkv, table, window, shift, FORWARD_TILES, block)
     out, lse = _forward_fake(qkv, table, window, shift)
-    blocks = lse.numel() // tiles.queries
-    kernel.launch(
-        forward_kernel, (blocks,), qkv, _spread(table, window), out, lse, *qkv.shape[1:3], REST=rest, **constants
-    )
+    _run_forward(qkv, spread(table, window), shift, out, lse)
     return out, lse
 
 
 @_forward.register_fake
 def _forward_fake(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
-    batch, height, width, channels = qkv.shape
-    windows = batch * (height // window) * (width // window)
-    out = torch.empty((batch, height, width, channels // 3), dtype=qkv.dtype, device=qkv.device)
-    lse = torch.empty((windows, table.shape[1], window * window), dtype=torch.float32, device=qkv.device)
-    return out, lse
+    tokens = qkv.shape[:3].numel()
+    lse = torch.empty((tokens // window**2, table.shape[1], window**2), dtype=torch.float32, device=qkv.device)
+    return _out_of(qkv), lse
+
+
+def _out_of(qkv: Tensor) -> Tensor:
+    return torch.empty((*qkv.shape[:3], qkv.shape[3] // 3), dtype=qkv.dtype, device=qkv.device)
+
+
+def _run_forward(qkv: Tensor, bias: Tensor, shift: int, out: Tensor, lse: Tensor | None) -> None:
+    heads, window = bias.shape[0], bias.shape[-1]
+    block, rest = _pieces(qkv.shape[-1] // 3 // heads)
+    constants, tiles = _constants(qkv, bias, heads, window, shift, FORWARD_TILES, block)
+    blocks = heads * qkv.shape[:3].numel() // tiles.queries
+    kernel.launch(
+        forward_kernel, (blocks,), qkv, bias, out, out if lse is None else lse, *qkv.shape[1:3],
+        REST=rest, WRITES_LSE=lse is not None, **constants,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("redline::window_attention_backward", mutates_args=())
@@ -113,8 +135,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """The gradient of qkv; and each query's sum of out · gradient, which the table's gradient needs too."""
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
-    constants, tiles = _constants(qkv, table, window, shift, BACKWARD_TILES)
-    bias, size = _spread(table, window), qkv.shape[1:3]
+    constants, tiles = _constants(qkv, table, table.shape[1], window, shift, BACKWARD_TILES)
+    bias, size = spread(table, window), qkv.shape[1:3]
     qkv_gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
     read, written = (lse, gradient), (delta, qkv_gradient)
     queries, keys = lse.numel() // tiles.queries, lse.numel() // tiles.keys
@@ -135,12 +157,12 @@ def _table_gradient(
     qkv: Tensor, table: Tensor, lse: Tensor, delta: Tensor, gradient: Tensor, window: int, shift: int
 ) -> Tensor:
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
-    constants, tiles = _constants(qkv, table, window, shift, BACKWARD_TILES)
+    constants, tiles = _constants(qkv, table, table.shape[1], window, shift, BACKWARD_TILES)
     windows, heads, tokens = lse.shape
     blocks = heads * (tokens // tiles.queries) * (tokens // tiles.keys)
     shares = max(1, min(windows, _BIAS_PROGRAMS // blocks))
     partial = torch.empty((shares, heads, tokens, tokens), dtype=torch.float32, device=qkv.device)
-    arguments = (qkv, _spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
+    arguments = (qkv, spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
     kernel.launch(bias_gradient_kernel, (shares * blocks,), *arguments, **constants)
     return _gather(partial.sum(0), window).to(table.dtype)
 
@@ -177,14 +199,15 @@ def _pieces(size: int) -> tuple[int, int]:
 
 def _constants(
     qkv: Tensor,
-    table: Tensor,
+    bias: Tensor,
+    heads: int,
     window: int,
     shift: int,
     choices: dict[tuple[int, int], Tiles],
     block: int = 0,
 ) -> tuple[dict[str, object], Tiles]:
     """What the kernels are compiled for, and the tiles among it; `block` is what a head is read as, if not whole."""
-    heads, tokens = table.shape[1], window * window
+    tokens = window * window
     size = qkv.shape[-1] // 3 // heads
     padded = block or kernel.padded(size)
     chosen = choices[qkv.element_size(), padded]
@@ -199,7 +222,7 @@ def _constants(
         "SHIFT": shift,
         "BLOCK_Q": tiles.queries,
         "BLOCK_K": tiles.keys,
-        "RUN": _BIAS_READ_BYTES // table.element_size(),
+        "RUN": _BIAS_READ_BYTES // bias.element_size(),
         "PRECISION": kernel.dot_precision(qkv.dtype),
         "num_warps": tiles.warps,
         "num_stages": tiles.stages,
@@ -213,12 +236,6 @@ def _alignment(heads: int, size: int, padded: int) -> int:
         if heads * size % step == 0 and size + max(head * size % step for head in range(heads)) <= padded:
             return step
     return 1
-
-
-def _spread(table: Tensor, window: int) -> Tensor:
-    """The biases as the kernels read them: by head, sum of rows, column of the query, and column of the key."""
-    offsets = 2 * window - 1
-    return table.unflatten(0, (offsets, offsets)).unfold(1, window, 1).permute(2, 0, 1, 3).contiguous()
 
 
 def _gather(pairs_HNN: Tensor, window: int) -> Tensor:

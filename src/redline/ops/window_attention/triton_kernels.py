@@ -110,7 +110,7 @@ def forward_kernel(
     qkv, bias, out, lse, height, width, scale,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, REST: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, SHIFT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, RUN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, WRITES_LSE: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head in one window, over all keys."""
     N: tl.constexpr = WINDOW * WINDOW
@@ -169,7 +169,9 @@ def forward_kernel(
         tl.store(place + rest, (mixed_rest * share).to(out.dtype.element_ty))
     else:
         _write(out, tokens, head, mixed * share, WIDTH, SIZE, PADDED, ALIGN)
-    tl.store(lse + (window_index * HEADS + head).to(tl.int64) * N + position, highest * _LOG2_E + tl.log2(total))
+    if WRITES_LSE:
+        place = lse + (window_index * HEADS + head).to(tl.int64) * N + position
+        tl.store(place, highest * _LOG2_E + tl.log2(total))
 
 
 @triton.jit
