@@ -148,6 +148,18 @@ def test_the_worst_batch_counts() -> None:
     assert worst([one, two]) is two and worst([two, one]) is two
 
 
+@pytest.mark.parametrize("metric", ["psnr", "ssim"])
+def test_an_output_of_small_numbers_is_judged_by_their_own_size(metric: str) -> None:
+    picture = [torch.rand(1, 3, 16, 16) * 0.01]
+    nothing, close = [torch.zeros_like(picture[0])], [picture[0] * 1.001]
+    large = [[one * 500 for one in each] for each in (picture, nothing, close)]
+    for seen, same in ((nothing, large[1]), (close, large[2])):
+        assert METRICS[metric].measure(picture, seen) == pytest.approx(
+            METRICS[metric].measure(large[0], same), rel=1e-6
+        )
+    assert METRICS[metric].measure(picture, nothing) < {"psnr": 10, "ssim": 0.5}[metric]
+
+
 @pytest.mark.parametrize("metric", ["relative_error", "cosine", "psnr"])
 def test_a_large_right_output_cannot_hide_a_small_wrong_one(metric: str) -> None:
     large, small = torch.randn(4, 1000), 0.1 * torch.randn(4, 10)

@@ -74,12 +74,17 @@ def cosine(reference: Tensors, output: Tensors) -> float:
 
 
 def psnr(reference: Tensors, output: Tensors) -> float:
-    """In dB, with the reference's own span as the peak (at least 1, so that pictures in 0…1 read as usual)."""
+    """In dB, with the reference's own span as the peak: a small output must not look good for being small."""
     expected, seen = _flat(reference, output)
-    peak = max(float(expected.max() - expected.min()), 1.0)
+    peak = _peak(expected)
     error = float(((seen - expected) ** 2).mean())
     # A perfect match has no finite PSNR; 200 dB is more than fp64 can tell apart from it.
     return 200.0 if error == 0 else 10 * math.log10(peak**2 / error) if math.isfinite(error) else math.nan
+
+
+def _peak(expected: Tensor) -> float:
+    """Of what is the same everywhere, its size; of nothing but zeros, 1."""
+    return float(expected.max() - expected.min()) or float(expected.abs().max()) or 1.0
 
 
 def ssim(reference: Tensors, output: Tensors) -> float:
@@ -99,7 +104,7 @@ def _ssim_of_pictures(expected: Tensor, seen: Tensor) -> float:
     line = torch.exp(-(ticks**2) / (2 * 1.5**2))
     window = torch.outer(line, line)
     window = (window / window.sum())[None, None]
-    peak = max(float(expected.max() - expected.min()), 1.0)
+    peak = _peak(expected)
     c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
 
     def blur(x: Tensor) -> Tensor:
