@@ -51,6 +51,14 @@ GATE = Gate("psnr", 40.0)
 # 3:2, 2:3 and 4:3, as in a folder of anybody's.
 SYNTHETIC_SIZES = ((1224, 816), (816, 1224), (1152, 864))
 MEGA = 1e6
+_LEAST_ROUNDS = 3
+# The model alone before and after the photos, which take minutes.
+_MODEL_ALONE_S = 15.0
+
+
+def say(text: str) -> None:
+    """What it is at, for whoever waits; results go to stdout."""
+    print(f"{text} ...", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -123,9 +131,13 @@ class Bench:
         self.done()
         return time.perf_counter() - started
 
-    def by_turns(self, arms: dict[Any, Callable[[], object]]) -> dict[Any, list[float]]:
+    def by_turns(self, arms: dict[Any, Callable[[], object]], enough_s: float = math.inf) -> dict[Any, list[float]]:
+        """All rounds, or three and as many more as `enough_s` have room for."""
         times: dict[Any, list[float]] = {name: [] for name in arms}
-        for _ in range(self.rounds):
+        started = time.perf_counter()
+        for index in range(self.rounds):
+            if index >= _LEAST_ROUNDS and time.perf_counter() - started > enough_s:
+                break
             for name, call in arms.items():
                 times[name].append(self.seconds(call))
         return times
@@ -164,6 +176,7 @@ def measure_model(bench: Bench, tile: int) -> None:
     plans = dict.fromkeys(["eager", "bf16", "compile", "bf16 + compile", str(shipped)])
     workload, arms = f"{tile}x{tile} tile", {}
     for plan in plans:
+        say(f"setting up {plan}")
         try:
             arms[plan] = make_arm(bench, module, Plan.parse(plan), tiles, exact)
         except RedlineError as error:
@@ -239,9 +252,11 @@ def upscale_all(upscaling: Upscaling, photos: Sequence[Path], folder: Path) -> N
 
 def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> None:
     """All of them at once; the model alone on the same tiles before and after, as a share of which it is told."""
+    say(f"making {count} photos")
     photos = make_photos(bench, work / "in", count, megapixels)
     settings = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1)
     upscaling = Upscaling(settings)
+    say("choosing tiles and recording")
     started = time.perf_counter()
     # All sizes are shown to it, so that it takes the tiles that suit them; then it has recorded its graphs.
     sizes = sizes_of(photos)
@@ -256,10 +271,13 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
     alone: dict[TileShape, list[float]] = {shape: [] for shape in tiles}
 
     def model_alone() -> None:
-        for shape, seconds in bench.by_turns({s: lambda s=s: enlarger(tiles[s]) for s in tiles}).items():
+        say("the model alone")
+        arms = {shape: lambda shape=shape: enlarger(tiles[shape]) for shape in tiles}
+        for shape, seconds in bench.by_turns(arms, _MODEL_ALONE_S).items():
             alone[shape] += seconds
 
     model_alone()
+    say(f"enlarging, {batch} tiles of {tiling} at a time")
     bench.reset_peak()
     seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / "out"))
     peak = bench.peak_since(0)
