@@ -272,7 +272,7 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
 
     def model_alone() -> None:
         say("the model alone")
-        arms = {shape: lambda shape=shape: enlarger(tiles[shape]) for shape in tiles}
+        arms: dict[TileShape, Callable[[], object]] = {s: lambda s=s: enlarger(tiles[s]) for s in tiles}
         for shape, seconds in bench.by_turns(arms, _MODEL_ALONE_S).items():
             alone[shape] += seconds
 

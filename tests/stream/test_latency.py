@@ -37,8 +37,36 @@ def test_statistics_agree_with_numpy(count: int, window: int) -> None:
         assert report.frames_per_s == pytest.approx((len(kept) - 1) / (kept[-1].shown_s - kept[0].shown_s))
 
 
+@pytest.mark.parametrize(("count", "window"), [(1, 8), (8, 8), (9, 8), (5001, 64)])
+def test_at_the_end_all_figures_are_of_all_frames(count: int, window: int) -> None:
+    times = samples(count, seed=count)
+    latency = Latency(window)
+    for frame in times:
+        latency.record(frame)
+    report = latency.whole()
+    every = [sum(t.stages_s) for t in times]
+    assert report.frames == report.window == count
+    assert [report.latency.p50_s, report.latency.p95_s, report.latency.p99_s] == pytest.approx(
+        np.quantile(every, [0.5, 0.95, 0.99], method="inverted_cdf" if count > window else "linear"), rel=0.006
+    )
+    assert (report.latency.mean_s, report.latency.most_s) == pytest.approx((np.mean(every), max(every)))
+    if count > 1:
+        assert report.jitter_s == pytest.approx(np.mean(np.abs(np.diff(every))))
+        assert report.frames_per_s == pytest.approx((count - 1) / (times[-1].shown_s - times[0].shown_s))
+
+
+def test_a_slow_beginning_is_not_forgotten() -> None:
+    latency = Latency(16)
+    for number in range(90):
+        latency.record(FrameTimes(0, 0, 0, 0.5, 0, 0, number / 2))
+    for number in range(20):
+        latency.record(FrameTimes(0, 0, 0, 0.01, 0, 0, 45 + number / 100))
+    assert latency.report().latency.p99_s == 0.01 and latency.report().frames_per_s == pytest.approx(100)
+    assert latency.whole().latency.p50_s == pytest.approx(0.5, rel=0.006) and latency.whole().frames_per_s < 3
+
+
 def test_nothing_seen_is_a_report_of_zeros() -> None:
-    report = Latency().report()
+    report = Latency().whole()
     assert report.frames == 0 and report.latency.p99_s == report.jitter_s == report.frames_per_s == 0
     json.loads(report.as_json())
 

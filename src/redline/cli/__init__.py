@@ -112,6 +112,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    if sys.argv[1:2] == ["stream"]:
+        # Before torch is there: its threads are not to spin while they wait, or two programs that compute on the same
+        # cores take turns of a second.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(standalone_mode=True)
     except RedlineError as error:

@@ -7,7 +7,9 @@ Stages follow one another without a gap, so their times add up to the latency:
 - copy_in, compute, copy_out: in the transform
 - display: waiting for the sink, and inside it
 
-Percentiles are exact over the last frames (a window); counts, means and extremes are of all frames. Memory is bounded.
+While a stream runs, percentiles are exact over the last frames (a window), and counts, means and extremes are of all
+frames. At its end all figures are of all frames: percentiles then come from buckets that are 1% wide, so that memory is
+bounded however long it ran.
 """
 
 import json
@@ -24,6 +26,8 @@ from redline.errors import RedlineError
 
 STAGES = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
 PERCENTILES = (50, 95, 99)
+# From a microsecond to three hours.
+_SHORTEST_S, _RATIO, _BUCKETS = 1e-6, 1.01, 2320
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class FrameTimes:
 
 @dataclass(frozen=True)
 class Spread:
-    """`mean_s` and `most_s` are of all frames, the percentiles of the window."""
+    """`mean_s` and `most_s` are of all frames, the percentiles of the report's window."""
 
     p50_s: float
     p95_s: float
@@ -61,7 +65,7 @@ class Spread:
 @dataclass(frozen=True)
 class Report:
     """`jitter_s` is the mean change of latency from one frame to the next; `frames_per_s` counts shown frames. Both
-    are of the window, and 0 while there are fewer than two frames."""
+    are of the window, which at the end is all frames, and 0 while there are fewer than two."""
 
     frames: int
     window: int
@@ -87,6 +91,8 @@ class Latency:
         self._ring = np.zeros((window, len(STAGES) + 2))
         self._sums = np.zeros(len(STAGES) + 1)
         self._most = np.zeros(len(STAGES) + 1)
+        self._counts = np.zeros((len(STAGES) + 1, _BUCKETS), dtype=np.int64)
+        self._first_s = self._last_s = self._last_latency_s = self._changes_s = 0.0
         self._frames = 0
         self._drops: Counter[str] = Counter()
         self._lines, self._line_every_s = lines, line_every_s
@@ -96,7 +102,14 @@ class Latency:
         row = np.array([*times.stages_s, times.latency_s, times.shown_s])
         if not np.isfinite(row).all():
             raise RedlineError(f"the times of a frame are no numbers: {times}.")
+        buckets = (np.log(np.maximum(row[:-1], _SHORTEST_S) / _SHORTEST_S) / math.log(_RATIO)).astype(int)
         with self._lock:
+            if self._frames:
+                self._changes_s += abs(times.latency_s - self._last_latency_s)
+            else:
+                self._first_s = times.shown_s
+            self._last_s, self._last_latency_s = times.shown_s, times.latency_s
+            self._counts[np.arange(len(buckets)), np.minimum(buckets, _BUCKETS - 1)] += 1
             self._ring[self._frames % self._window] = row
             self._frames += 1
             self._sums += row[:-1]
@@ -109,6 +122,7 @@ class Latency:
                 self._drops[cause] += count
 
     def report(self) -> Report:
+        """Of the last frames."""
         with self._lock:
             frames, kept = self._frames, min(self._frames, self._window)
             first = frames % self._window if frames > self._window else 0
@@ -127,10 +141,31 @@ class Latency:
             drops=drops,
         )
 
-    def write_line(self) -> None:
+    def whole(self) -> Report:
+        """Of all frames."""
+        with self._lock:
+            if self._frames > self._window:
+                frames, lasted_s = self._frames, self._last_s - self._first_s
+                means = self._sums / frames
+                spreads = [
+                    _spread_of_buckets(counts, float(mean), float(most))
+                    for counts, mean, most in zip(self._counts, means, self._most, strict=True)
+                ]
+                return Report(
+                    frames=frames,
+                    window=frames,
+                    frames_per_s=(frames - 1) / lasted_s if lasted_s > 0 else 0.0,
+                    latency=spreads[-1],
+                    jitter_s=self._changes_s / (frames - 1),
+                    stages=dict(zip(STAGES, spreads, strict=False)),
+                    drops=dict(self._drops),
+                )
+        return self.report()
+
+    def write_line(self, *, whole: bool = False) -> None:
         """The last report, however soon after the one before."""
         if self._lines is not None:
-            self._lines.write(self.report().as_json() + "\n")
+            self._lines.write((self.whole() if whole else self.report()).as_json() + "\n")
             self._lines.flush()
 
     def _line(self, now_s: float) -> None:
@@ -145,3 +180,11 @@ def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Spread:
         return Spread(0.0, 0.0, 0.0, 0.0, 0.0)
     p50_s, p95_s, p99_s = np.percentile(values, PERCENTILES).tolist()
     return Spread(p50_s, p95_s, p99_s, float(mean_s), float(most_s))
+
+
+def _spread_of_buckets(counts: np.ndarray, mean_s: float, most_s: float) -> Spread:
+    """Percentiles: the middle of the bucket that the frame in question is in."""
+    total = np.cumsum(counts)
+    places = np.searchsorted(total, np.array(PERCENTILES) / 100 * total[-1]).tolist()
+    p50_s, p95_s, p99_s = (min(most_s, _SHORTEST_S * _RATIO ** (place + 0.5)) for place in places)
+    return Spread(p50_s, p95_s, p99_s, mean_s, most_s)

@@ -128,16 +128,19 @@ class _Pictures(NullSink):
 
     def __init__(self, expected: Sequence[Tensor] = ()) -> None:
         super().__init__()
-        self._expected, self.kept, self.psnrs_db = expected, list[Tensor](), list[float]()
+        self._expected, self.kept, self.errors = expected, list[Tensor](), list[float]()
 
     def write(self, frame: Frame) -> None:
         if self._expected:
-            error = (frame.pixels.float() - self._expected[self.frames].float()).square().mean().item()
-            # Equal bytes have no finite PSNR; what half a level everywhere would give stands for them.
-            self.psnrs_db.append(10 * math.log10(255**2 / max(error, 0.25)))
+            self.errors.append((frame.pixels.float() - self._expected[self.frames].float()).square().mean().item())
         else:
             self.kept.append(frame.pixels)
         super().write(frame)
+
+
+def _psnr_db(error: float) -> float:
+    """Of bytes; equal ones count as 200, as the ladder's gates have it."""
+    return 10 * math.log10(255**2 / error) if error else 200.0
 
 
 def measure(
@@ -226,8 +229,8 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         setup_peak_bytes=setup_peak_bytes,
         setup_s=setup_s,
     )
-    if pictures.psnrs_db:
-        row = replace(row, least_psnr_db=min(pictures.psnrs_db), mean_psnr_db=fmean(pictures.psnrs_db))
+    if pictures.errors:
+        row = replace(row, least_psnr_db=_psnr_db(max(pictures.errors)), mean_psnr_db=_psnr_db(fmean(pictures.errors)))
     return row, pictures.kept
 
 

@@ -111,10 +111,10 @@ class Pipeline:
         except BaseException as error:
             self.fail(error)
         self._join(writer, reader)
-        self.latency.write_line()
+        self.latency.write_line(whole=True)
         if self._error is not None:
             raise self._error
-        return Outcome(self._whole, self._reader.faults, self.latency.report())
+        return Outcome(self._whole, self._reader.faults, self.latency.whole())
 
     def stop(self) -> None:
         """Ends after the frames that are under way, and what is written is finished as usual."""

@@ -73,7 +73,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
     words = [text.partition(":")[0] for text in (source, sink)]
     wishes = replace(wishes, live=wishes.live or words[1] in _SHOWN)
     if _BROWSER not in words:
-        came = open_source(source, wishes)
+        came = open_source(source, wishes, latency.drop)
         try:
             goes = open_sink(sink, came, wishes)
         except BaseException:
@@ -83,12 +83,12 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
     return _open_with_browser(source, sink, words, wishes, settings, latency)
 
 
-def open_source(text: str, wishes: Wishes | None = None) -> Source:
-    """Any but a browser."""
+def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], None] = lambda cause: None) -> Source:
+    """Any but a browser. `drop` is told of frames that a film read at its own pace has to leave out."""
     wishes = wishes or Wishes()
     source = _named_source(text)
     if wishes.live and not source.is_live:
-        source = Paced(source)
+        source = Paced(source, drop=drop)
     return source if wishes.size is None else Resized(source, *wishes.size)
 
 
@@ -183,7 +183,7 @@ def _open_with_browser(
 
     as_source, as_sink = (word == _BROWSER for word in words)
     host, port = _host_and_port(source if as_source else sink, _BROWSER_PORT)
-    came = None if as_source else open_source(source, wishes)
+    came = None if as_source else open_source(source, wishes, latency.drop)
     page = None
     try:
         page = serve(

@@ -78,7 +78,7 @@ def _tiles(report: Report, samples: Sequence[Sample]) -> list[tuple[str, str, st
     peak = max((sample.memory_bytes for sample in samples), default=0)
     shares = [sample.busy_share for sample in samples]
     return [
-        ("Frames per second", f"{report.frames_per_s:.1f}", f"of the last {report.window:,} frames"),
+        ("Frames per second", f"{report.frames_per_s:.1f}", f"over {report.window:,} frames"),
         ("Latency p50", format_seconds(latency.p50_s), f"p95 {format_seconds(latency.p95_s)}"),
         ("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
         ("Jitter", format_seconds(report.jitter_s), "from frame to frame"),

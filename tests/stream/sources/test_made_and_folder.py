@@ -1,5 +1,6 @@
 """Test clips are what they say they are; folders are read in a person's order; pacing follows the clock."""
 
+from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import torch
 from PIL import Image
 
 from redline.errors import RedlineError
+from redline.stream.frames import Frame
 from redline.stream.sources.image_folder import ImageFolder
-from redline.stream.sources.paced import Paced
+from redline.stream.sources.paced import SOURCE_LATE, Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.clocks import ManualClock
 
@@ -46,6 +48,38 @@ def test_a_clip_takes_no_memory_before_its_first_frame(monkeypatch: pytest.Monke
     assert made == []
 
 
+class SlowClip(SyntheticClip):
+    """Each of its frames takes a while to make."""
+
+    def __init__(self, clock: ManualClock, takes_s: float, count: int) -> None:
+        super().__init__(8, 8, count=count, rate=Fraction(10))
+        self._clock, self._takes_s = clock, takes_s
+
+    def frames(self) -> Generator[Frame, None, None]:
+        for frame in super().frames():
+            self._clock.pass_s(self._takes_s)
+            yield frame
+
+
+def test_a_live_clip_that_cannot_keep_up_is_late_and_leaves_frames_out() -> None:
+    clock, dropped = ManualClock(), []
+    source = Paced(SlowClip(clock, 0.3, 20), clock, dropped.append)
+    ages = [clock.now_s() - frame.captured_s for frame in source.frames()]
+    assert len(ages) + len(dropped) == 20 and set(dropped) == {SOURCE_LATE}
+    assert 10 <= len(ages) < 20 and ages[0] == 0 and ages == sorted(ages)
+    assert ages[-1] == pytest.approx(19 * 0.2, abs=0.3), "as far behind as it is"
+
+
+def test_a_live_clip_that_is_late_once_catches_up() -> None:
+    clock, dropped = ManualClock(), []
+    ages = []
+    for frame in Paced(SyntheticClip(8, 8, count=20, rate=Fraction(10)), clock, dropped.append).frames():
+        ages.append(clock.now_s() - frame.captured_s)
+        if len(ages) == 3:
+            clock.pass_s(0.45)
+    assert dropped == [SOURCE_LATE] * 2 and ages[3] == pytest.approx(0.15) and ages[-1] == 0
+
+
 def test_a_live_clip_is_paced_by_the_clock_without_drifting() -> None:
     clock = ManualClock()
     source = Paced(SyntheticClip(8, 8, count=5, rate=Fraction(10)), clock)
@@ -55,7 +89,9 @@ def test_a_live_clip_is_paced_by_the_clock_without_drifting() -> None:
         captured.append(frame.captured_s)
         if frame.index == 1:
             clock.pass_s(0.25)
-    assert captured == pytest.approx([100.0, 100.1, 100.35, 100.35, 100.4])
+    # As from a camera, which does not wait for who looks.
+    assert captured == pytest.approx([100.0, 100.1, 100.2, 100.3, 100.4])
+    assert clock.now_s() == pytest.approx(100.4)
 
 
 def test_closing_a_live_clip_ends_its_wait() -> None:
