@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from redline.machine import Machine
+from redline.models.lsd import load_lsd
 from redline.plan import Plan
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
+from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
+from redline.stream.plans import choose_plan
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.doubles import Kept
@@ -93,6 +97,24 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
     same_noise(plain, fast)
     for made, expected in zip(play(fast, frames), play(plain, frames), strict=True):
         assert psnr_db(made, expected) > 40
+
+
+def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames() -> None:
+    """As it is shipped, graph and all, against plain fp32 without one."""
+    plan = choose_plan(Machine.detect("cuda"))
+    fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
+    plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)
+    for one in (fast, plain):
+        one.prepare(256, 256)
+    same_noise(plain, fast)
+    memory = set()
+    for frame in SyntheticClip(256, 256, count=1000, rate=Fraction(25), motion=(1, 2)).frames():
+        given = replace(frame, settings=FULL)
+        assert psnr_db(fast(given), plain(given)) > 35, frame.index
+        if frame.index >= 20:
+            torch.cuda.synchronize()
+            memory.add((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert len(memory) == 1
 
 
 @pytest.mark.parametrize(("sampler", "recordings"), [("distilled", 4), ("ddim", 2)])

@@ -1,4 +1,4 @@
-"""On two cores the tiny model is live: at least ten frames a second at 256×256, through the whole pipeline."""
+"""On two cores the shipped model is live: at least ten frames a second at 256×256, through the whole pipeline."""
 
 import os
 from fractions import Fraction
@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from redline.machine import Machine
-from redline.models.lsd import Lsd, LsdConfig
+from redline.models.lsd import load_lsd
 from redline.stream.engine import Engine
+from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
 from redline.stream.plans import choose_plan
@@ -27,15 +28,13 @@ def test_tiny_at_256_reaches_ten_frames_a_second() -> None:
     try:
         torch.manual_seed(0)
         once = Settings(strength=1.0, steps=1)
-        frames = LsdFrames(Lsd(LsdConfig.of("tiny")), choose_plan(Machine.detect("cpu")), "cpu")
-        best = 0.0
-        # Whoever else is on the machine slows some rounds, and makes none faster.
-        for _ in range(12):
-            clip = SyntheticClip(256, 256, count=20, rate=Fraction(60))
-            outcome = Pipeline(clip, Engine(frames, once), NullSink(), settings=LiveSettings(once)).run()
-            best = max(best, outcome.report.frames_per_s)
-            if best >= 10:
-                break
-        assert best >= 10
+        frames = LsdFrames(load_lsd(SHIPPED), choose_plan(Machine.detect("cpu")), "cpu")
+        rates = []
+        # Whoever else is on the machine slows some rounds: a majority of them has to be live, from end to end.
+        for _ in range(5):
+            clip = SyntheticClip(256, 256, count=60, rate=Fraction(60))
+            report = Pipeline(clip, Engine(frames, once), NullSink(), settings=LiveSettings(once)).run().report
+            rates.append(min(report.frames_per_s, 1 / report.stages["compute"].p95_s))
+        assert sorted(rates)[2] >= 10, rates
     finally:
         torch.set_num_threads(before)
