@@ -143,3 +143,8 @@ def test_memory_is_that_of_the_running_stream() -> None:
     plain, row = measure(Shape("light", frames=61), (PLAIN, half), gpu)
     assert not row.failure and row.peak_bytes < 4 * row.parameters and row.setup_peak_bytes > 7.5 * row.parameters
     assert plain.peak_bytes > 4 * plain.parameters
+
+
+def test_psnr_tells_equal_bytes_from_nearly_equal_ones() -> None:
+    assert matrix._psnr_db(0.0) == 200 and matrix._psnr_db(1.0) == pytest.approx(48.13, abs=0.01)
+    assert matrix._psnr_db(1e-4) == pytest.approx(88.13, abs=0.01)  # one byte of 10,000, by one

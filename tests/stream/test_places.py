@@ -152,7 +152,7 @@ def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch:
 def test_sound_that_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: str | None) -> None:
     make_clip(tmp_path / "a.mkv", frames=3, sound=sound)
     camera = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'rtsp://camera'"))
-    monkeypatch.setattr("redline.stream.places.open_network", lambda url: Paced(camera))
+    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop: Paced(camera, drop=drop))
     for sink in (str(tmp_path / "b.mp4"), "null"):
         places = open_places("rtsp://camera", sink, Wishes(size=(8, 8)), LiveSettings(), Latency())
         said = "the sound of 'rtsp://camera' is not recorded: only that of a film on this disk is."

@@ -90,8 +90,9 @@ def evaluate_drift(
         print_json({**data, "controls_that_passed": passed})
     else:
         _print(findings, list(refused), passed)
-        if not all(finding.holds for finding in findings) and min(len(one.rows) for one in watched) < _LONG_FRAMES:
-            _say_short(frames)
+        shortest = min(len(one.rows) for one in watched)
+        if not all(finding.holds for finding in findings) and shortest < _LONG_FRAMES:
+            _say_short(shortest)
     raise typer.Exit(0 if all(finding.holds for finding in findings) and not passed else 1)
 
 

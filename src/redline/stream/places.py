@@ -86,7 +86,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
 def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], None] = lambda cause: None) -> Source:
     """Any but a browser. `drop` is told of frames that a film read at its own pace has to leave out."""
     wishes = wishes or Wishes()
-    source = _named_source(text)
+    source = _named_source(text, drop)
     if wishes.live and not source.is_live:
         source = Paced(source, drop=drop)
     return source if wishes.size is None else Resized(source, *wishes.size)
@@ -111,7 +111,7 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
 
 
-def _named_source(text: str) -> Source:
+def _named_source(text: str, drop: Callable[[str], None]) -> Source:
     word, colon, rest = text.partition(":")
     if word == "webcam":
         if not (rest.isdecimal() or not colon):
@@ -122,7 +122,7 @@ def _named_source(text: str) -> Source:
     if word == "synthetic":
         return _synthetic(text, rest)
     if word in SCHEMES and rest.startswith("//"):
-        return open_network(text)
+        return open_network(text, drop=drop)
     path = Path(text)
     if text and path.is_dir():
         return ImageFolder(path)

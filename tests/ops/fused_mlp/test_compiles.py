@@ -10,7 +10,10 @@ pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled wh
 
 @pytest.mark.parametrize(
     ("channels", "columns"),
-    [(184, 32), pytest.param(248, 32, marks=pytest.mark.slow), pytest.param(312, 184, marks=pytest.mark.slow)],
+    [
+        (184, 32),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((248, 32), (280, 32), (312, 32), (312, 184))),
+    ],
 )
 def test_compiles_for_an_h200(compiles: Callable[..., str], channels: int, columns: int) -> None:
     constants = host.constants(channels, columns, "leaky_relu", columns > 32, True)

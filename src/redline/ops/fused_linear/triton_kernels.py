@@ -62,14 +62,6 @@ def normalized(total, column, known, weight_sums, moments, row_place, there, row
 
 
 @triton.jit
-def read_rows(base, steps, row_place, there, begin, K, PIECE: tl.constexpr):
-    """So many channels of rows that lie `steps` apart, from `begin` on; zeros beyond K and beyond the last row."""
-    channel = begin + tl.arange(0, PIECE)
-    place = base + row_place[:, None] * (steps * STEP_OF_ROWS) + channel[None, :]
-    return tl.load(place, mask=there[:, None] & (channel < K)[None, :], other=0.0)
-
-
-@triton.jit
 def finish(
     total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,

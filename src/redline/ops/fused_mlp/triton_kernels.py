@@ -13,9 +13,16 @@ from redline.ops.fused_linear.triton_kernels import (
     finish,
     gelu,
     mean_and_scale,
-    read_rows,
     write_moments,
 )
+
+
+@triton.jit
+def _read_rows(base, steps, row_place, there, begin, K, PIECE: tl.constexpr):
+    """So many channels of rows that lie `steps` apart, from `begin` on; zeros beyond K and beyond the last row."""
+    channel = begin + tl.arange(0, PIECE)
+    place = base + row_place[:, None] * (steps * STEP_OF_ROWS) + channel[None, :]
+    return tl.load(place, mask=there[:, None] & (channel < K)[None, :], other=0.0)
 
 
 @triton.jit(
@@ -36,35 +43,35 @@ def mlp_kernel(
     there = row < rows
     row_place = row.to(tl.int64)
     mean, scale = mean_and_scale(moments, row_place, there, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
-    first = read_rows(x, x_steps, row_place, there, 0, K, FIRST)
+    first = _read_rows(x, x_steps, row_place, there, 0, K, FIRST)
     column = tl.arange(0, OUT)
     known = column < N
     # The rows' own share of the result, before the hidden channels'.
-    total = tl.dot(first, tl.trans(read_rows(outer, J_steps, column, known, 0, K, FIRST)))
+    total = tl.dot(first, tl.trans(_read_rows(outer, J_steps, column, known, 0, K, FIRST)))
     if REST > 0:
-        rest = read_rows(x, x_steps, row_place, there, FIRST, K, REST)
-        total = tl.dot(rest, tl.trans(read_rows(outer, J_steps, column, known, FIRST, K, REST)), total)
+        rest = _read_rows(x, x_steps, row_place, there, FIRST, K, REST)
+        total = tl.dot(rest, tl.trans(_read_rows(outer, J_steps, column, known, FIRST, K, REST)), total)
     if OUT_REST > 0:
         more = OUT + tl.arange(0, OUT_REST)
         more_known = more < N
-        total_rest = tl.dot(first, tl.trans(read_rows(outer, J_steps, more, more_known, 0, K, FIRST)))
+        total_rest = tl.dot(first, tl.trans(_read_rows(outer, J_steps, more, more_known, 0, K, FIRST)))
         if REST > 0:
-            of_rest = read_rows(outer, J_steps, more, more_known, FIRST, K, REST)
+            of_rest = _read_rows(outer, J_steps, more, more_known, FIRST, K, REST)
             total_rest = tl.dot(rest, tl.trans(of_rest), total_rest)
     for start in range(0, H, BLOCK_H):
         channel = start + tl.arange(0, BLOCK_H)
         there_too = channel < H
-        hidden = tl.dot(first, tl.trans(read_rows(inner, K_steps, channel, there_too, 0, K, FIRST)))
+        hidden = tl.dot(first, tl.trans(_read_rows(inner, K_steps, channel, there_too, 0, K, FIRST)))
         if REST > 0:
-            hidden = tl.dot(rest, tl.trans(read_rows(inner, K_steps, channel, there_too, FIRST, K, REST)), hidden)
+            hidden = tl.dot(rest, tl.trans(_read_rows(inner, K_steps, channel, there_too, FIRST, K, REST)), hidden)
         of_weights = tl.load(inner_sums + channel, mask=there_too, other=0.0)
         hidden = (hidden - mean[:, None] * of_weights[None, :]) * scale[:, None]
         hidden += tl.load(inner_bias + channel, mask=there_too, other=0.0).to(tl.float32)[None, :]
         # Channels beyond the last are gelu(0) = 0.
         given = gelu(hidden).to(first.dtype)
-        total = tl.dot(given, tl.trans(read_rows(outer, J_steps, column, known, K + start, K + H, BLOCK_H)), total)
+        total = tl.dot(given, tl.trans(_read_rows(outer, J_steps, column, known, K + start, K + H, BLOCK_H)), total)
         if OUT_REST > 0:
-            weights = read_rows(outer, J_steps, more, more_known, K + start, K + H, BLOCK_H)
+            weights = _read_rows(outer, J_steps, more, more_known, K + start, K + H, BLOCK_H)
             total_rest = tl.dot(given, tl.trans(weights), total_rest)
     seen = finish(
         total, column, known, outer_bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,

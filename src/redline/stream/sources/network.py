@@ -1,5 +1,6 @@
 """A stream from the network: a camera's RTSP, an MJPEG or HLS address, a film on a server."""
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from redline.errors import RedlineError
@@ -13,8 +14,14 @@ SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
 _RTSP = {"rtsp_transport": "tcp"}
 
 
-def open_network(url: str, clock: Clock | None = None, open_s: float = 10.0, read_s: float = 5.0) -> Source:
-    """A film of a known length comes at its own pace, whatever the network's is."""
+def open_network(
+    url: str,
+    clock: Clock | None = None,
+    open_s: float = 10.0,
+    read_s: float = 5.0,
+    drop: Callable[[str], None] = lambda cause: None,
+) -> Source:
+    """A film of a known length comes at its own pace, whatever the network's is; `drop` is told of what is left out."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -26,4 +33,4 @@ def open_network(url: str, clock: Clock | None = None, open_s: float = 10.0, rea
     # Names and passwords are part of some addresses, and of no sentence.
     name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
     source = LiveInput(Address(url, repr(name), None, options, open_s, read_s), clock)
-    return source if source.length_s is None else Paced(source, clock)
+    return source if source.length_s is None else Paced(source, clock, drop)

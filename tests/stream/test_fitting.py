@@ -1,0 +1,36 @@
+"""What the memory check promises is about what a frame really takes on this machine."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import resource, torch
+from fractions import Fraction
+from redline.machine import Machine
+from redline.stream.engine import Engine
+from redline.stream.fitting import needed_bytes
+from redline.stream.frames import Frame
+from redline.stream.loading import load_model
+from redline.stream.plans import choose_plan
+from redline.stream.settings import Settings
+
+side, settings = 2048, Settings(1.0, 1)
+model = load_model(None, choose_plan(Machine.detect("cpu")), "cpu").frames
+engine = Engine(model, settings)
+engine.prepare(64, 64)
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+engine.prepare(side, side)
+pixels = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8)
+engine(Frame(pixels, 0, 0, Fraction(1, 25), 0.0, settings=settings))
+print(needed_bytes(model, side, side), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from Linux's /proc")
+def test_a_large_frame_takes_no_more_than_was_said() -> None:
+    ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    said, took = map(int, ran.stdout.split())
+    assert 0.5 * said < took < 1.1 * said, (said, took)
