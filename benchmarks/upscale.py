@@ -1,6 +1,6 @@
 """Measures `redline upscale`: the model alone, photos from disk to disk, the settings of guide 4, and a huge picture.
 
-    python benchmarks/upscale.py model  --out FILE [--photos DIR]     one tile of 256 × 256 by four plans
+    python benchmarks/upscale.py model  --out FILE [--photos DIR]     one tile of 256 × 256 by some plans
     python benchmarks/upscale.py photos --out FILE [--photos DIR]     photos of 1 MP to PNG, against the model alone
     python benchmarks/upscale.py claims --out FILE [--photos DIR]     batches, streams, precision, memory by tile
     python benchmarks/upscale.py huge   --out FILE [--width 30000 --height 20000]
@@ -114,15 +114,15 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def reset_peak(self) -> int:
-        """What is allocated on the GPU now."""
+        """What torch holds of the GPU now: that of graphs is used by no tensor, and counts."""
         if self.device.type != "cuda":
             return 0
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
-        return torch.cuda.memory_allocated(self.device)
+        return torch.cuda.memory_reserved(self.device)
 
     def peak_since(self, before: int) -> int:
-        return torch.cuda.max_memory_allocated(self.device) - before if self.device.type == "cuda" else 0
+        return torch.cuda.max_memory_reserved(self.device) - before if self.device.type == "cuda" else 0
 
     def seconds(self, call: Callable[[], object]) -> float:
         self.done()
@@ -153,7 +153,8 @@ class Arm:
     score: Score
 
 
-def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, exact: Tensor) -> Arm:
+def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, judged: Tensor, exact: Tensor) -> Arm:
+    """Timed on `tiles`; each of those that are judged stands in front of the others in a batch of as many."""
     before = bench.reset_peak()
     started = time.perf_counter()
     with torch.no_grad():
@@ -162,28 +163,36 @@ def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, exact: 
         bench.done()
         setup_s = time.perf_counter() - started
         bench.reset_peak()
-        score = GATE.judge(exact, fast(tiles)[: len(exact)])
-    # What a graph or the converted weights hold was allocated since, and counts.
-    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, score)
+        scores = [
+            GATE.judge(right[None], fast(torch.cat([each[None], tiles[1:]]))[:1])
+            for each, right in zip(judged, exact, strict=True)
+        ]
+    worst = min(scores, key=lambda score: score.value)
+    # What a graph or the converted weights hold was taken since, and counts.
+    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, worst)
 
 
 @torch.no_grad()
-def measure_model(bench: Bench, tile: int) -> None:
-    """Four plans by turns, with what each is worth beside its time."""
-    module, tiles = bench.module(), bench.tiles(tile, 1)
-    exact = module(tiles)
+def measure_model(bench: Bench, tile: int, count: int, plans: Sequence[str]) -> None:
+    """Plans by turns on one tile, with what each is worth beside its time: the worst of `count` tiles."""
+    module, all_tiles = bench.module(), bench.tiles(tile, count)
+    tiles = all_tiles[:1].clone()
+    exact = torch.cat([module(each[None]) for each in all_tiles])
     shipped = choose_plan(bench.machine)
-    plans = dict.fromkeys(["eager", "bf16", "compile", "bf16 + compile", str(shipped)])
     workload, arms = f"{tile}x{tile} tile", {}
-    for plan in plans:
+    for plan in dict.fromkeys(["eager", *(plans or ["bf16", "compile", "bf16 + compile", str(shipped)])]):
         say(f"setting up {plan}")
         try:
-            arms[plan] = make_arm(bench, module, Plan.parse(plan), tiles, exact)
+            arms[plan] = make_arm(bench, module, Plan.parse(plan), tiles, all_tiles, exact)
         except RedlineError as error:
             bench.write(workload, plan, verdict="unavailable", reason=str(error))
     times = bench.by_turns({plan: arm.call for plan, arm in arms.items()})
     for plan, arm in arms.items():
-        options = {"psnr_db": round(arm.score.value, 2), "output_mp_per_s": mp_per_s(exact, times[plan])}
+        options = {
+            "psnr_db": round(arm.score.value, 2),
+            "tiles_compared": count,
+            "output_mp_per_s": mp_per_s(exact[:1], times[plan]),
+        }
         bench.write(
             workload,
             plan,
@@ -314,7 +323,7 @@ def measure_batches(bench: Bench, fp32: str, bf16: str) -> None:
         tiles = bench.tiles(tile, batch)
         try:
             with torch.no_grad():
-                arm = make_arm(bench, module, Plan.parse(plan), tiles, module(tiles[:1]))
+                arm = make_arm(bench, module, Plan.parse(plan), tiles, tiles[:1], module(tiles[:1]))
         except Exception as error:
             if not isinstance(error, RedlineError) and not is_out_of_memory(error):
                 raise
@@ -422,7 +431,12 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="a tiny network, to try the script")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--count", type=int, help="how many photos; 200 for photos, 8 for claims")
+    parser.add_argument(
+        "--count",
+        type=int,
+        help="how many photos (200 for photos, 4 for claims), or tiles that the model is judged on (1)",
+    )
+    parser.add_argument("--plan", action="append", default=[], help="of the model, beside eager; four of them without")
     parser.add_argument("--megapixels", type=float, default=1.0, help="of each photo")
     parser.add_argument("--tile", type=int, default=256, help="of the model alone")
     parser.add_argument("--width", type=int, default=30_000)
@@ -444,14 +458,14 @@ def main() -> int:
         bench = Bench(arguments.out, machine, weights, arguments.photos, arguments.rounds)
         try:
             if arguments.part == "model":
-                measure_model(bench, arguments.tile)
+                measure_model(bench, arguments.tile, arguments.count or 1, arguments.plan)
             elif arguments.part == "photos":
                 measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
             elif arguments.part == "claims":
                 precisions = ("fp32", "bf16") if machine.is_cuda else ("fp32", "auto")
                 plans = (str(choose_plan(machine, name)) for name in precisions)
                 measure_batches(bench, *plans)
-                measure_settings(bench, arguments.count or 8, work, precisions)
+                measure_settings(bench, arguments.count or 4, work, precisions)
             else:
                 measure_huge(bench, arguments.width, arguments.height, work)
         except RedlineError as error:

@@ -40,7 +40,7 @@ def test_every_claim_finds_its_row(script: ModuleType, monkeypatch: pytest.Monke
     fp32, bf16 = "fused_ops + cuda_graph", "fused_ops + bf16 + cuda_graph"
     passed = Score("psnr", 50.0, 40.0, "higher", True)
 
-    def arm(_bench: object, _module: object, plan: Plan, tiles: torch.Tensor, _exact: object) -> object:
+    def arm(_bench: object, _module: object, plan: Plan, tiles: torch.Tensor, *_others: object) -> object:
         return script.Arm(lambda: tiles, 2**30 * len(tiles), 1.0, passed)
 
     def upscaling(settings: object) -> object:
@@ -73,3 +73,15 @@ def test_photos_and_a_large_picture(script: ModuleType, monkeypatch: pytest.Monk
     assert photos.workload == "2 photos" and photos.options["share_of_model_only"] > 0
     assert photos.options["share_of_model_only"] <= photos.options["share_of_time_in_model"]
     assert huge.workload == "700x530" and huge.peak_bytes > 0 and huge.options["target_bytes"] > 0
+
+
+def test_the_model_is_judged_by_its_worst_tile(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    common = ("model", "--out", out, "--tile", 64, "--rounds", 2, "--plan", "bf16")
+    run(script, monkeypatch, *common)
+    run(script, monkeypatch, *common, "--count", 3)
+    one, three = (row for row in load_measurements(out) if row.plan == "bf16")
+    assert three.options["tiles_compared"] == 3
+    assert 20 < three.options["psnr_db"] <= one.options["psnr_db"] < 100

@@ -200,9 +200,9 @@ def test_out_of_memory_goes_on_with_less(plan: str, tmp_path: Path) -> None:
 
 
 def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_path: Path) -> None:
-    """Its rows of tiles take about 120 MB on the way, and a batch of tiles next to nothing."""
+    """Its rows of tiles take about 80 MB on the way, and a batch of tiles next to nothing."""
     source, said = save(tmp_path / "in.png", (150, 20_000, 3)), []
-    with at_most(80 * 10**6):
+    with at_most(40 * 10**6):
         (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
     assert not outcome.error, outcome.error
     assert said == ["out of memory: pictures 20,000 pixels wide are put together in main memory from now on"]

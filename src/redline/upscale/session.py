@@ -24,7 +24,7 @@ from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
-from redline.upscale.tile_choice import choose_batch, choose_tiles, measure_cost, memory_for_tiles
+from redline.upscale.tile_choice import MOST_SHAPES, choose_batch, choose_tiles, measure_cost, memory_for_tiles
 from redline.upscale.video import VideoProgress, probe, tiles_of_parts, upscale_video
 from redline.upscale.whole_pictures import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
@@ -37,6 +37,8 @@ Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the ti
 
 # Enough for copies to hide behind the computing.
 _STREAMS = 2
+# What a graph of another shape takes before it serves: two rehearsals and the recording.
+_PASSES_TO_RECORD = 3
 # Pictures of which the first that can be read is what all workers calibrate on.
 _SAMPLES = 16
 _LARGE_PX = 100_000
@@ -213,8 +215,9 @@ class Upscaling:
             return tiling, choose_batch(cost, budget, tiling, sizes, tiles.batch, settings.memory_bytes is not None)
         like = self._cut(smallest_tile(settings.margin_px, settings.ramp_px, self.network.window))
         # A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for others.
-        most_shapes = 1 if any(rung.stage == Stage.COMPILE for rung in self.plan.rungs) else 2
-        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, most_shapes)
+        most_shapes = 1 if any(rung.stage == Stage.COMPILE for rung in self.plan.rungs) else MOST_SHAPES
+        passes = _PASSES_TO_RECORD if any(rung.stage == Stage.LAUNCH for rung in self.plan.rungs) else 0
+        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, most_shapes, passes)
 
     def tiling(self, sizes: TileSizes) -> Tiling:
         """Tiles of these widths and heights, or of the next multiples of the network's window."""
@@ -247,7 +250,7 @@ class Upscaling:
         self.listener.say(f"{self.network.name} on {self.machine.name} under {self.plan}, {tiles}{by}")
 
 
-def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 64) -> tuple[tuple[int, int], ...]:
+def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 256) -> tuple[tuple[int, int], ...]:
     """Width and height of the first pictures and films; where none can be read they count as large."""
     sizes: list[tuple[int, int]] = []
     for task in tasks[:looked_at]:

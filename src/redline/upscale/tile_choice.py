@@ -2,12 +2,12 @@
 
 What two neighbours share is computed twice, and so is what reaches beyond a picture's edge. Large tiles waste less of
 the one and more of the other, so of those that fit the one is taken with which the pictures at hand cost least, its
-width and its height chosen apart. Upright pictures get a shape of their own beside that of the others where this saves
-enough. The batch follows in the same way: a last one that is not full is filled up. The cost in memory is measured on
-two small tiles in fp32, eager: what a plan makes smaller stays in hand.
+width and its height chosen apart. Pictures of another form (upright ones, say) get a shape of their own where this
+saves more than a graph for it costs. The batch follows in the same way: a last one that is not full is filled up. The
+cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isqrt
 
@@ -23,8 +23,12 @@ from redline.upscale.network import Network
 
 # From here on larger ones gain little; a GPU has the memory for more, and loses more with each batch it waits for.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
-# The share of the pixels of one shape that two must save to be worth a second graph.
-_WORTH_A_SHAPE = 0.05
+MOST_SHAPES = 6
+# The share of all pixels that one more shape must save; less is lost among the changes of a machine's mood.
+_WORTH_A_SHAPE = 0.01
+# Where a group of pictures may be parted: by form, by width, by height, at so many places each.
+_ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
+_MOST_PARTINGS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
 _PROBES = (2, 4)  # in windows of the network
@@ -78,9 +82,13 @@ def choose_tiles(
     sizes: Sequence[tuple[int, int]],
     batch: int | None = None,
     kind: str = "cpu",
-    most_shapes: int = 2,
+    most_shapes: int = MOST_SHAPES,
+    passes_a_shape: int = 0,
 ) -> tuple[Tiling, int]:
-    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget."""
+    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget.
+
+    A shape costs as much as `passes_a_shape` batches of it, to record it.
+    """
     least = smallest_tile(like.margin, like.ramp, like.align)
     room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
     if room < least**2:
@@ -89,14 +97,7 @@ def choose_tiles(
             f"{format_bytes(budget_bytes)} are too little: the smallest tile, {least} × {least}, takes {needed}."
         )
     most_pixels = max(least**2, min(room, _LARGEST_TILE_PIXELS[kind]))
-    tiling = Tiling((_best_shape(like, most_pixels, sizes, batch or 1),))
-    upright = [(width, height) for width, height in sizes if height > width]
-    others = [(width, height) for width, height in sizes if height <= width]
-    if most_shapes > 1 and upright and others:
-        both = Tiling(tuple(_best_shape(like, most_pixels, group, batch or 1) for group in (others, upright)))
-        whole = _computed_pixels(tiling, batch or 1, sizes)
-        if _computed_pixels(both, batch or 1, sizes) <= (1 - _WORTH_A_SHAPE) * whole:
-            tiling = both
+    tiling = Tiling(_Shaping(like, most_pixels, sizes, batch or 1, passes_a_shape).shapes(most_shapes))
     return tiling, batch or choose_batch(cost, budget_bytes, tiling, sizes)
 
 
@@ -123,23 +124,83 @@ def choose_batch(
     return min(batch, max(count_tiles(size[0], tiling.shape_for(size).columns) for size in sizes))
 
 
-def _best_shape(like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], batch: int) -> TileShape:
-    """Of all widths and heights at once; of equals the one that makes fewest tiles, and of these the squarest."""
+@dataclass(frozen=True)
+class _Group:
+    """Pictures (by number) that share a shape, and the pixels that are computed of them and to record it."""
+
+    members: tuple[int, ...]
+    shape: TileShape
+    pixels: int
+
+
+class _Shaping:
+    """Which shapes pictures are best cut by: all widths and heights are looked at at once."""
+
+    def __init__(
+        self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], batch: int, passes_a_shape: int
+    ) -> None:
+        self.like, self.sizes = like, sizes
+        columns, self._widths = _counts(like, most_pixels, [width for width, _ in sizes])
+        rows, self._heights = _counts(like, most_pixels, [height for _, height in sizes])
+        # In floating point, where products of matrices are fast; all of these numbers are exact in it.
+        self._rows, self._columns = rows.astype(np.float64), (-(-columns // batch) * batch).astype(np.float64)
+        pixels = self._heights[:, None] * self._widths[None, :]
+        self._pixels = np.where(pixels <= most_pixels, pixels.astype(np.float64), np.inf)
+        self._to_record = passes_a_shape * batch
+
+    def shapes(self, most: int) -> tuple[TileShape, ...]:
+        """One for all, then one more as long as it saves enough, for the pictures that it saves most of."""
+        groups = [self._group(range(len(self.sizes)))]
+        worth = _WORTH_A_SHAPE * groups[0].pixels
+        parted: dict[_Group, tuple[_Group, _Group] | None] = {}
+        while len(groups) < most:
+            for group in groups:
+                if group not in parted:
+                    parted[group] = min(self._partings(group), key=_pixels, default=None)
+            savings = [(group.pixels - _pixels(two), group) for group in groups if (two := parted[group])]
+            saved, group = max(savings, key=lambda saving: saving[0], default=(0, groups[0]))
+            two = parted[group]
+            if two is None or saved < worth:
+                break
+            groups.remove(group)
+            groups.extend(two)
+        shapes = {group.shape for group in groups}
+        return tuple(sorted(shapes, key=lambda shape: (-shape.columns.tile / shape.rows.tile, -shape.pixels)))
+
+    def _group(self, members: Sequence[int]) -> _Group:
+        """With its best shape; of equals the one that makes fewest tiles, and of these the squarest."""
+        chosen = list(members)
+        tiles = self._rows[:, chosen] @ self._columns[:, chosen].T
+        computed = tiles * self._pixels
+        equals = np.argwhere(computed == computed.min())
+        squareness = np.abs(self._heights[:, None] - self._widths[None, :])
+        row, column = min(equals, key=lambda at: (tiles[tuple(at)], squareness[tuple(at)]))
+        cuts = (replace(self.like, tile=int(side)) for side in (self._heights[row], self._widths[column]))
+        shape = TileShape(*cuts)
+        return _Group(tuple(members), shape, int(computed[row, column]) + self._to_record * shape.pixels)
+
+    def _partings(self, group: _Group) -> Iterator[tuple[_Group, _Group]]:
+        for order in _ORDERS:
+            place = {member: order(self.sizes[member]) for member in group.members}
+            values = sorted(set(place.values()))[1:]
+            for index in range(min(len(values), _MOST_PARTINGS)):
+                value = values[index * len(values) // min(len(values), _MOST_PARTINGS)]
+                below = [member for member in group.members if place[member] < value]
+                yield self._group(below), self._group([member for member in group.members if place[member] >= value])
+
+
+def _pixels(groups: tuple[_Group, _Group]) -> int:
+    return groups[0].pixels + groups[1].pixels
+
+
+def _counts(like: Cut, most_pixels: int, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """How many tiles of every length that may be the best make up each side; and those lengths."""
     least, step = smallest_tile(like.margin, like.ramp, like.align), like.align
-    counts: list[np.ndarray] = []
-    sides: list[np.ndarray] = []
-    for lengths in zip(*sizes, strict=True):
-        longest = min(ceil(max(lengths) / step) * step, 2 * isqrt(most_pixels) // step * step)
-        sides.append(np.arange(least, max(least, longest) + 1, step, dtype=np.int64))
-        cuts = [replace(like, tile=int(tile)) for tile in sides[-1]]
-        counts.append(np.array([[count_tiles(length, cut) for length in lengths] for cut in cuts], dtype=np.int64))
-    (widths, heights), (columns, rows) = sides, counts
-    tiles = rows @ (-(-columns // batch) * batch).T
-    pixels = heights[:, None] * widths[None, :]
-    computed = np.where(pixels <= most_pixels, tiles * pixels, np.iinfo(np.int64).max)
-    equals = np.argwhere(computed == computed.min())
-    row, column = min(equals, key=lambda at: (tiles[tuple(at)], abs(heights[at[0]] - widths[at[1]])))
-    return TileShape(replace(like, tile=int(heights[row])), replace(like, tile=int(widths[column])))
+    longest = min(ceil(max(lengths) / step) * step, 2 * isqrt(most_pixels) // step * step)
+    tiles = np.arange(least, max(least, longest) + 1, step, dtype=np.int64)
+    cuts = [replace(like, tile=int(tile)) for tile in tiles]
+    distinct, where = np.unique(lengths, return_inverse=True)
+    return np.array([[count_tiles(int(length), cut) for length in distinct] for cut in cuts])[:, where], tiles
 
 
 def _computed_pixels(tiling: Tiling, batch: int, sizes: Sequence[tuple[int, int]]) -> int:
