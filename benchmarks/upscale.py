@@ -47,7 +47,7 @@ from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 from redline.version import VERSION
 
-GATE = Gate("psnr", 40.0)
+GATE = Gate("picture_psnr", 40.0)
 # 3:2, 2:3 and 4:3, as in a folder of anybody's.
 SYNTHETIC_SIZES = ((1224, 816), (816, 1224), (1152, 864))
 MEGA = 1e6

@@ -25,6 +25,7 @@ LIMITS = {
     "max_error": 1e-2,
     "cosine": 0.999,
     "psnr": 35.0,
+    "picture_psnr": 35.0,
     "ssim": 0.98,
     "top1": 0.99,
     "agreement": 0.99,
@@ -194,3 +195,17 @@ def test_two_gates_of_one_metric_are_both_asked() -> None:
     gates = (Gate("relative_error", 0.1), Gate("relative_error", 0.01))
     scores = worst_per_gate(judge(gates, [reference], [output]) * 2, shapes=2)
     assert [score.passed for score in scores] == [True, False]
+
+
+def test_a_picture_is_judged_by_what_it_may_span_and_the_worst_of_a_batch_counts() -> None:
+    sky = 0.6 + 0.01 * picture()
+    rounded = sky.to(torch.bfloat16).float()
+    gate = Gate("picture_psnr", 40.0)
+    assert gate.judge(sky, rounded).passed and not Gate("psnr", 40.0).judge(sky, rounded).passed
+    spoiled = sky.clone()
+    spoiled[1, :, :2] = 0
+    assert not gate.judge(sky, spoiled).passed
+    alone, beside = gate.judge(sky[1], spoiled[1]).value, gate.judge(sky, spoiled).value
+    assert beside == pytest.approx(alone)
+    with pytest.raises(GateError, match="three dimensions"):
+        gate.judge(torch.rand(4, 4), torch.rand(4, 4))

@@ -76,8 +76,22 @@ def cosine(reference: Tensors, output: Tensors) -> float:
 def psnr(reference: Tensors, output: Tensors) -> float:
     """In dB, with the reference's own span as the peak: a small output must not look good for being small."""
     expected, seen = _flat(reference, output)
-    peak = _peak(expected)
-    error = float(((seen - expected) ** 2).mean())
+    return _decibels(_peak(expected), float(((seen - expected) ** 2).mean()))
+
+
+def picture_psnr(reference: Tensors, output: Tensors) -> float:
+    """In dB, of the worst picture, whose samples go from 0 to 1: a clear sky must not look bad for having no span."""
+    values = []
+    for expected, seen in zip(reference, output, strict=True):
+        if expected.ndim >= 3 and expected.is_floating_point():
+            pictures = zip(*(t.double().reshape(-1, *t.shape[-3:]) for t in (expected, seen)), strict=True)
+            values += [_decibels(1.0, float(((right - it) ** 2).mean())) for right, it in pictures]
+    if not values:
+        raise GateError("picture_psnr compares pictures (outputs of three dimensions or more), and there is none.")
+    return float(torch.tensor(values, dtype=torch.float64).min())
+
+
+def _decibels(peak: float, error: float) -> float:
     # A perfect match has no finite PSNR; 200 dB is more than fp64 can tell apart from it.
     return 200.0 if error == 0 else 10 * math.log10(peak**2 / error) if math.isfinite(error) else math.nan
 
@@ -166,6 +180,7 @@ METRICS = {
         Metric("max_error", max_error, "lower"),
         Metric("cosine", _worst_tensor(cosine, "higher"), "higher"),
         Metric("psnr", _worst_tensor(psnr, "higher"), "higher", "dB"),
+        Metric("picture_psnr", picture_psnr, "higher", "dB"),
         Metric("ssim", ssim, "higher"),
         Metric("top1", top1, "higher"),
         Metric("agreement", agreement, "higher"),

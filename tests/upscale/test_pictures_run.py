@@ -181,6 +181,17 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: P
     assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
 
 
+def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
+    """What bf16 changes in it is below what 8 bits can show, however little the tile spans."""
+    sky = (save(tmp_path / "in.png", (100, 40, 3)) % 3) + 150
+    Image.fromarray(sky).save(tmp_path / "in.png")
+    said: list[str] = []
+    using = enlarger(Twice(), "bf16", said=said)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
+    assert not outcome.error and not said and "bf16" in using.plan
+    assert np.abs(pixels(tmp_path / "out.png").astype(int) - doubled(sky)).max() <= 2
+
+
 def test_weights_that_give_nan_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "in.png", (40, 40, 3))
     module = Twice()

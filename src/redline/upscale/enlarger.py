@@ -27,7 +27,7 @@ from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.network import Network
 
 # Below this, what a lower precision changes could be seen.
-GATE = Gate("psnr", 40.0)
+GATE = Gate("picture_psnr", 40.0)
 # What takes the place of a precision that failed, in turn.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 

@@ -22,8 +22,8 @@ from redline.upscale.network import Network
 from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
 
 # An exported graph does the same arithmetic; int8 may change what cannot be seen.
-EXACT = Gate("psnr", 70.0)
-ROUNDED = Gate("psnr", 40.0)
+EXACT = Gate("picture_psnr", 70.0)
+ROUNDED = Gate("picture_psnr", 40.0)
 
 
 @dataclass(frozen=True)
