@@ -124,7 +124,7 @@ def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
                     escape(row.workload),
                     f"`{row.plan}`",
                     f"**{format_seconds(interval.middle)}**",
-                    f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
+                    _between(interval),
                     _ratio(ratio),
                     format_bytes(row.peak_bytes),
                     escape(format_score(worst)) if worst is not None else NONE,
@@ -179,6 +179,13 @@ def _mode(plan: str) -> str:
     options = plan.removeprefix("compile").strip("()").split(", ")
     modes = [option.removeprefix("mode=") for option in options if option.startswith("mode=")]
     return modes[0] if modes else "default"
+
+
+def _between(interval: Interval) -> str:
+    """A run that was made once has no interval."""
+    if interval.low < 0:
+        return "one run"
+    return f"{format_seconds(interval.low)} – {format_seconds(interval.high)}"
 
 
 def _ratio(interval: Interval | None) -> str:

@@ -3,6 +3,7 @@
     python benchmarks/upscale.py model  --out FILE [--photos DIR]     one tile of 256 × 256 by some plans
     python benchmarks/upscale.py photos --out FILE [--photos DIR]     photos of 1 MP to PNG, against the model alone
     python benchmarks/upscale.py claims --out FILE [--photos DIR]     batches, streams, precision, memory by tile
+    python benchmarks/upscale.py table  --out FILE [--photos DIR]     the guide's four settings, from disk to disk
     python benchmarks/upscale.py huge   --out FILE [--width 30000 --height 20000]
 
 The network is DRCT-L ×4 with random weights unless --weights names others; --small takes a tiny one, to try the script.
@@ -350,36 +351,46 @@ def measure_batches(bench: Bench, fp32: str, bf16: str) -> None:
         )
 
 
-def measure_settings(bench: Bench, count: int, work: Path, precisions: tuple[str, str]) -> None:
-    """Photos from disk to disk by the guide's settings, each against another in the same minutes."""
-    photos = make_photos(bench, work / "in", count, 1.0)
+def measure_streams(bench: Bench, count: int, work: Path, precision: str) -> None:
+    base = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1, precision=precision)
+    by_streams = {f"streams {n}": replace(base, tile=256, tile_batch=4, streams=n) for n in (1, 2, 3, 4)}
+    measure_settings(bench, by_streams, count, work)
+
+
+def measure_table(bench: Bench, count: int, work: Path, precisions: tuple[str, str]) -> None:
     fp32, bf16 = precisions
     base = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1, precision=bf16)
-    by_streams = {f"streams {n}": replace(base, tile=256, tile_batch=4, streams=n) for n in (1, 2, 3, 4)}
     by_table = {
         "conservative": replace(base, precision=fp32, tile=256, tile_batch=1, streams=1),
         "balanced": replace(base, tile=512, tile_batch=2, streams=2),
         "aggressive": replace(base, tile=512, tile_batch=4, streams=4),
         "maximum": replace(base, tile=1024, tile_batch=2, streams=2),
     }
-    for group, first in ((by_streams, "streams 1"), (by_table, "conservative")):
-        runs = {name: Upscaling(settings) for name, settings in group.items()}
-        peaks: dict[str, int] = {}
-        times: dict[str, list[float]] = {name: [] for name in group}
-        for turn in range(1 + max(2, bench.rounds // 20)):
-            for name, upscaling in runs.items():
-                before = bench.reset_peak()
-                seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / name))  # noqa: B023
-                if turn:
-                    times[name].append(seconds / count)
-                else:  # everything that it keeps is made in the first turn
-                    peaks[name] = bench.peak_since(before)
+    measure_settings(bench, by_table, count, work)
+
+
+def measure_settings(bench: Bench, group: dict[str, UpscaleSettings], count: int, work: Path) -> None:
+    """Photos from disk to disk by turns, each against the first of the settings."""
+    photos = make_photos(bench, work / "in", count, 1.0)
+    first = next(iter(group))
+    runs = {name: Upscaling(settings) for name, settings in group.items()}
+    peaks: dict[str, int] = {}
+    times: dict[str, list[float]] = {name: [] for name in group}
+    for turn in range(1 + max(2, bench.rounds // 20)):
         for name, upscaling in runs.items():
-            plan, old = (str(one.enlarger.plan) for one in (upscaling, runs[first]) if one.enlarger is not None)
-            if plan != old:
-                bench.write(name, old, times[first], peak_bytes=peaks[first], unit="photo")
-            others: dict[str, Any] = {} if name == first else {"against": old, "old_seconds": times[first]}
-            bench.write(name, plan, times[name], peak_bytes=peaks[name], unit="photo", **others)
+            say(f"{name}, turn {turn}")
+            before = bench.reset_peak()
+            seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / name))  # noqa: B023
+            if turn:
+                times[name].append(seconds / count)
+            else:  # everything that it keeps is made in the first turn
+                peaks[name] = bench.peak_since(before)
+    for name, upscaling in runs.items():
+        plan, old = (str(one.enlarger.plan) for one in (upscaling, runs[first]) if one.enlarger is not None)
+        if plan != old:
+            bench.write(name, old, times[first], peak_bytes=peaks[first], unit="photo")
+        others: dict[str, Any] = {} if name == first else {"against": old, "old_seconds": times[first]}
+        bench.write(name, plan, times[name], peak_bytes=peaks[name], unit="photo", **others)
 
 
 class Doubling(nn.Module):
@@ -424,7 +435,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measures `redline upscale`.")
-    parser.add_argument("part", choices=("model", "photos", "claims", "huge"))
+    parser.add_argument("part", choices=("model", "photos", "claims", "table", "huge"))
     parser.add_argument("--out", type=Path, required=True, help="file to which rows are appended, as JSON lines")
     parser.add_argument("--photos", type=Path, help="a folder of photos; synthetic ones without")
     parser.add_argument("--weights", type=Path, help="DRCT-L ×4 with random weights by default")
@@ -434,7 +445,7 @@ def main() -> int:
     parser.add_argument(
         "--count",
         type=int,
-        help="how many photos (200 for photos, 4 for claims), or tiles that the model is judged on (1)",
+        help="how many photos (200 for photos, 4 for claims and table), or tiles that the model is judged on (1)",
     )
     parser.add_argument("--plan", action="append", default=[], help="of the model, beside eager; four of them without")
     parser.add_argument("--megapixels", type=float, default=1.0, help="of each photo")
@@ -456,16 +467,17 @@ def main() -> int:
             save_drct(Drct(config), weights)
         machine = Machine.detect(arguments.device)
         bench = Bench(arguments.out, machine, weights, arguments.photos, arguments.rounds)
+        precisions = ("fp32", "bf16") if machine.is_cuda else ("fp32", "auto")
         try:
             if arguments.part == "model":
                 measure_model(bench, arguments.tile, arguments.count or 1, arguments.plan)
             elif arguments.part == "photos":
                 measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
             elif arguments.part == "claims":
-                precisions = ("fp32", "bf16") if machine.is_cuda else ("fp32", "auto")
-                plans = (str(choose_plan(machine, name)) for name in precisions)
-                measure_batches(bench, *plans)
-                measure_settings(bench, arguments.count or 4, work, precisions)
+                measure_batches(bench, *(str(choose_plan(machine, name)) for name in precisions))
+                measure_streams(bench, arguments.count or 4, work, precisions[1])
+            elif arguments.part == "table":
+                measure_table(bench, arguments.count or 4, work, precisions)
             else:
                 measure_huge(bench, arguments.width, arguments.height, work)
         except RedlineError as error:

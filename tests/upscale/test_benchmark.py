@@ -56,10 +56,15 @@ def test_every_claim_finds_its_row(script: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setattr(script, "make_photos", lambda *_: [])
     claims = load("claims")
     _, all_claims = claims.load_claims(ROOT / "benchmarks/claims.toml")
-    mine = [claim for claim in all_claims if claim.result.endswith("upscale_claims.jsonl")]
-    bench = script.Bench(tmp_path / mine[0].result, Machine.detect("cpu"), Path("none"), None, 4)
-    script.measure_batches(bench, fp32, bf16)
-    script.measure_settings(bench, 2, tmp_path, ("fp32", "bf16"))
+    mine = [claim for claim in all_claims if claim.result.endswith(("upscale_claims.jsonl", "upscale_table.jsonl"))]
+    folder = (tmp_path / mine[0].result).parent
+    benches = {
+        part: script.Bench(folder / f"upscale_{part}.jsonl", Machine.detect("cpu"), Path("none"), None, 4)
+        for part in ("claims", "table")
+    }
+    script.measure_batches(benches["claims"], fp32, bf16)
+    script.measure_streams(benches["claims"], 2, tmp_path, "bf16")
+    script.measure_table(benches["table"], 2, tmp_path, ("fp32", "bf16"))
     assert len(mine) > 12
     for claim in mine:
         assert claims.measured(claim, tmp_path).startswith("**"), claim.quote

@@ -8,7 +8,7 @@ import torch
 from redline.gate import Gate
 from redline.job import Applied
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.packed import PackedBody, PackedLinear, filled, places
+from redline.models.drct.packed import PackedBody, PackedLinear, filled, pack_upsampling, places
 from redline.plan import Plan
 from redline.rungs.fp16 import find_overflow
 from redline.rungs.fused_ops import FusedOps
@@ -34,6 +34,29 @@ def test_gives_what_the_groups_give(config: DrctConfig) -> None:
     picture = torch.rand(2, 3, 8, 12).double()
     expected, found = model(picture), packed(model)(picture)
     assert (found - expected).norm() <= 1e-6 * expected.norm()  # moments and sums are fp32
+
+
+def test_pixels_are_shuffled_by_whole_rows_of_features() -> None:
+    """And the layout is the rows' from the first convolution to the last; what comes out is plane by plane."""
+    for factor in (2, 3):
+        convolution = torch.nn.Conv2d(5, 7 * factor**2, 3, padding=1)
+        plain = torch.nn.Sequential(copy.deepcopy(convolution), torch.nn.PixelShuffle(factor))
+        x = torch.rand(2, 5, 6, 4).to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            found = pack_upsampling(torch.nn.Sequential(convolution, torch.nn.PixelShuffle(factor)))(x)
+            assert torch.allclose(found, plain(x), atol=1e-6) and found.shape == (2, 7, 6 * factor, 4 * factor)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+    model, seen = packed(draw(Drct(ODD)).eval()), []
+
+    def note(_module: object, _inputs: object, output: torch.Tensor) -> None:
+        seen.append(output.is_contiguous(memory_format=torch.channels_last))
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(note)
+    with torch.no_grad():
+        assert model(torch.rand(2, 3, 8, 12)).is_contiguous()
+    assert len(seen) == 5 and all(seen)
 
 
 def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.drct.config import DrctConfig
-from redline.models.drct.packed import PackedBody
+from redline.models.drct.packed import PackedBody, pack_upsampling
 from redline.nn import Choosing, WindowAttention
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
@@ -54,10 +54,15 @@ class Drct(Choosing):
         for group in self.layers:
             tokens = group(tokens)
         body = self.conv_after_body(self.norm(tokens).permute(0, 3, 1, 2)) + first
-        return self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
+        enlarged = self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
+        return enlarged.contiguous()  # plane by plane, whatever the convolutions made of it
 
     def pack(self) -> None:
         self.layers = nn.ModuleList([PackedBody(self.layers, self.config.width, self.config.growth, _RESIDUAL_SHARE)])
+        self.upsample = pack_upsampling(self.upsample)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def chosen(self) -> str:
         body = self.layers[0]

@@ -6,6 +6,7 @@ between is zero, in rows and weights alike. A group keeps one wide row a token, 
 adds, so that nothing is joined. LayerNorms are part of the linear layers behind them: their weights are folded in, and
 each kernel leaves the moments of what it writes for the next. Between a block's MLP and the 1×1 convolution behind it
 there is nothing but a sum: A(x + Fh) = Ax + (AF)h, so that the MLP's second layer, as wide as the row, is never run.
+Convolutions are channels-last, as rows are, and what they enlarge stays so.
 
 M rows are the tokens of all pictures. "Places" say where channels of the original stand in a filled-up row.
 """
@@ -219,3 +220,38 @@ class PackedBody(nn.Module):
             group(rows_MC, sums_P2M, (batch, height, width), next_rows, next_sums)
             rows_MC, sums_P2M = next_rows, next_sums
         return rows_MC[:, : self.width].view(batch, height, width, self.width)
+
+
+class PlaceShuffle(nn.Module):
+    """PixelShuffle of features that come sorted by the place they go to, so that a pixel's stay side by side."""
+
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x_BKHW: Tensor) -> Tensor:
+        batch, height, width, features = (x_BKHW.shape[0], *x_BKHW.shape[2:], x_BKHW.shape[1] // self.factor**2)
+        # Of each pixel (factor) rows of (factor · features): the rows are exchanged with the pixels of a line.
+        lines = x_BKHW.permute(0, 2, 3, 1).reshape(batch, height, width, self.factor, self.factor * features)
+        grown = lines.transpose(2, 3).reshape(batch, height * self.factor, width * self.factor, features)
+        return grown.permute(0, 3, 1, 2)
+
+
+def by_place(convolution: nn.Conv2d, factor: int) -> nn.Conv2d:
+    """Its outputs in the order that PlaceShuffle takes, from the one that PixelShuffle takes."""
+    order = torch.arange(convolution.out_channels).unflatten(0, (-1, factor**2)).t().flatten()
+    with torch.no_grad():
+        convolution.weight.copy_(convolution.weight[order.to(convolution.weight.device)])
+        if convolution.bias is not None:
+            convolution.bias.copy_(convolution.bias[order.to(convolution.bias.device)])
+    return convolution
+
+
+def pack_upsampling(steps: nn.Sequential) -> nn.Sequential:
+    packed: list[nn.Module] = []
+    pairs = list(steps)
+    for convolution, shuffle in zip(pairs[::2], pairs[1::2], strict=True):
+        assert isinstance(convolution, nn.Conv2d) and isinstance(shuffle, nn.PixelShuffle)
+        factor = shuffle.upscale_factor
+        packed += [by_place(convolution, factor), PlaceShuffle(factor)]
+    return nn.Sequential(*packed)
