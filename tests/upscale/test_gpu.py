@@ -205,9 +205,11 @@ def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_pat
     with at_most(40 * 10**6):
         (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
     assert not outcome.error, outcome.error
-    assert said == ["out of memory: pictures 20,000 pixels wide are put together in main memory from now on"]
+    # With as little, the next row is not copied in ahead either, and fewer tiles may go at a time.
+    assert "out of memory: pictures 20,000 pixels wide are put together in main memory from now on" in said
     assert np.array_equal(pixels(tmp_path / "out.png"), pixels(source).repeat(2, 0).repeat(2, 1))
-    assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=said))[0].error and len(said) == 1
+    unlimited: list[str] = []
+    assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=unlimited))[0].error and not unlimited
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "free.png").read_bytes()
 
 
