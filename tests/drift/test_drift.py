@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from redline.drift import CASES, CONTROLS, Case, film_case, judge, photo_cases, watch
 from redline.drift.controls import Make
 from redline.drift.figures import structural_distance
+from redline.drift.watch import Begin
 from redline.errors import RedlineError
 from synthetic_photos import save_synthetic_photos
 
@@ -36,22 +37,28 @@ def cases(photos: Path) -> dict[str, Case]:
     return found
 
 
-def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> Make:
-    """Gives the clean picture of each frame, spoilt by a function of it, the last output and the frame's number."""
-    moments, at = list(case.moments()), -1
+def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> Begin:
+    """Gives the clean picture of each frame, spoilt by a function of it, the last output and the frames seen so far."""
+    moments = list(case.moments())
 
-    def make(frame: Tensor, previous: Tensor) -> Tensor:
-        nonlocal at
-        if at + 1 < len(moments) and frame is moments[at + 1].seen:
-            at += 1
-        # In a probe the frame is another one, and what was added to it is added to the picture.
-        return spoil(moments[at].clean + frame - moments[at].seen, previous, at)
+    def begin() -> Make:
+        at, seen = 0, -1
 
-    return make
+        def make(frame: Tensor, previous: Tensor) -> Tensor:
+            nonlocal at, seen
+            found = next((index for index, moment in enumerate(moments) if moment.seen is frame), None)
+            if found is not None:
+                at, seen = found, seen + 1
+            # In a probe the frame is another one, and what was added to it is added to the picture.
+            return spoil(moments[at].clean + frame - moments[at].seen, previous, seen)
+
+        return make
+
+    return begin
 
 
-def fallen(case: Case, make: Callable[[Tensor, Tensor], Tensor]) -> set[str]:
-    return {finding.name for finding in judge(watch(make, case)) if not finding.holds}
+def fallen(case: Case, begin: Begin) -> set[str]:
+    return {finding.name for finding in judge(watch(begin, case)) if not finding.holds}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -67,7 +74,7 @@ def test_a_right_restorer_passes(name: str, cases: dict[str, Case]) -> None:
 @pytest.mark.parametrize("control", CONTROLS)
 def test_controls_fail_on_every_case(control: str, name: str, cases: dict[str, Case]) -> None:
     torch.manual_seed(0)
-    red = fallen(cases[name], CONTROLS[control])
+    red = fallen(cases[name], lambda: CONTROLS[control])
     expected = {
         "constant": {"reacts to its input", "follows its input"},
         "noise": {"follows its input", "steadier than its input"},
@@ -116,6 +123,31 @@ def test_what_is_wrong_is_named(spoil: Spoil, named: str, cases: dict[str, Case]
     assert named in fallen(cases["moving"], restoring(cases["moving"], spoil))
 
 
+def dawn(frames: int = 96, growth: float = 0.6) -> Case:
+    """A film that begins in the dark and ends in the light; without growth, nothing changes in it."""
+    texture = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(2)) * 0.2 + 0.1
+    pictures = [(255 * (texture + growth * index / frames)).byte() for index in range(frames)]
+    return film_case("dawn", lambda: iter(pictures), frames)
+
+
+def test_what_comes_with_the_picture_is_no_drift() -> None:
+    """A curve that brightens dark pictures more: far from its own first frames in the end, and drifting nowhere."""
+    watched = watch(lambda: lambda frame, previous: frame**0.8, dawn())
+    assert len(watched.anew) == len(watched.last) == 8
+    found = {finding.name: finding for finding in judge(watched)}
+    assert all(finding.holds for finding in found.values())
+    assert found["colour drift"].value < 1e-6 and abs(found["colour drift"].since_first or 0) > 0.1
+
+
+def test_what_feeds_on_itself_is_found() -> None:
+    """Each output 1% brighter than the mix of the frame and the last one: 16 frames do not show it, a hundred do."""
+
+    def make(frame: Tensor, previous: Tensor) -> Tensor:
+        return 1.01 * torch.lerp(previous, frame, 0.06)
+
+    assert "colour drift" in fallen(dawn(growth=0.0), lambda: make)
+
+
 def test_a_ghost_after_a_cut_is_found(cases: dict[str, Case]) -> None:
     def ghost(clean: Tensor, previous: Tensor, index: int) -> Tensor:
         return torch.lerp(clean, previous, 0.93) if index >= FRAMES // 2 else clean
@@ -127,18 +159,18 @@ def test_of_a_film_only_its_frames_are_known() -> None:
     torch.manual_seed(1)
     pictures = F.interpolate(torch.rand(64, 3, 6, 6), size=(33, 47)).mul(255).byte().permute(0, 2, 3, 1)
     case = film_case("film", lambda: iter(pictures), len(pictures))
-    findings = judge(watch(lambda frame, previous: frame * 0.9 + 0.02, case))
+    findings = judge(watch(lambda: lambda frame, previous: frame * 0.9 + 0.02, case))
     assert all(finding.holds for finding in findings)
     assert not {"gain", "flicker drift"} & {finding.name for finding in findings}
-    assert fallen(case, CONTROLS["identity"]) == {"does something"}
+    assert fallen(case, lambda: CONTROLS["identity"]) == {"does something"}
 
 
 def test_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
     short = film_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
     with pytest.raises(RedlineError, match="64 frames or more to be seen, not 3"):
-        watch(CONTROLS["identity"], short)
+        watch(lambda: CONTROLS["identity"], short)
     with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), and the frame \(1, 3, 48, 48\)"):
-        watch(lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
+        watch(lambda: lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
 
 
 def test_the_same_case_twice_is_the_same(cases: dict[str, Case]) -> None:

@@ -19,7 +19,7 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.drift import CONTROLS, Case, Finding, Watched, film_case, judge, photo_cases, watch
 from redline.drift.controls import Make
 from redline.drift.page import headline, render_page
-from redline.drift.watch import LEAST_FRAMES, check_frames
+from redline.drift.watch import LEAST_FRAMES, Begin, check_frames
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.machine import resolve_device
@@ -28,9 +28,6 @@ from redline.stream.frame_model import FrameModel
 from redline.stream.loading import load_model
 from redline.stream.settings import Settings
 from redline.stream.sources.video_file import VideoFile
-
-# From here on, windows of a tenth hold enough of a moving picture for most clips.
-_LONG_FRAMES = 1000
 
 
 def evaluate_drift(
@@ -72,7 +69,7 @@ def evaluate_drift(
     cases = _cases(clip, frames, size, running, seed)
     with progress.status("") as status:
         watched = [
-            watch(_maker(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
+            watch(_beginner(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
         ]
         # Whole cases of their own, the cut in the middle: the beginning of a long one would be no case at all.
         refused = _watch_controls(_cases(clip, LEAST_FRAMES, size, running, seed), status) if controls else {}
@@ -90,19 +87,7 @@ def evaluate_drift(
         print_json({**data, "controls_that_passed": passed})
     else:
         _print(findings, list(refused), passed)
-        shortest = min(len(one.rows) for one in watched)
-        if not all(finding.holds for finding in findings) and shortest < _LONG_FRAMES:
-            _say_short(shortest)
     raise typer.Exit(0 if all(finding.holds for finding in findings) and not passed else 1)
-
-
-def _say_short(frames: int) -> None:
-    results.print(
-        f"[dim]of {frames:,} frames: what a restorer does depends on what is in the picture, and in fewer than "
-        f"{_LONG_FRAMES:,} that can look like drift[/]",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -> list[Case]:
@@ -133,8 +118,8 @@ def _fitting(side_px: int, running: FrameModel) -> int:
     return fitting
 
 
-def _maker(running: FrameModel, settings: Settings, case: Case) -> Make:
-    """Exactly what the stream's engine computes for a frame."""
+def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
+    """Exactly what the stream's engine computes for a frame; of what it saw it keeps nothing but its last output."""
     height, width = next(iter(case.moments())).seen.shape[-2:]
     program = running.program(settings.steps, height, width)
     program.retune(settings)
@@ -142,16 +127,15 @@ def _maker(running: FrameModel, settings: Settings, case: Case) -> Make:
     def make(frame: Tensor, previous: Tensor) -> Tensor:
         return (program.run(frame * 2 - 1, previous * 2 - 1).clamp(-1, 1) + 1) / 2
 
-    return make
+    return lambda: make
 
 
 def _watch_controls(cases: list[Case], status: Status) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
-    for name, make in CONTROLS.items():
-        found[name] = []
-        for case in cases:
-            found[name] += judge(watch(make, case, _told(status, f"{name}, {case.name}", case.frames)))
-    return found
+    def refuse(name: str, make: Make) -> list[Finding]:
+        told = {case.name: _told(status, f"{name}, {case.name}", case.frames) for case in cases}
+        return [finding for case in cases for finding in judge(watch(lambda: make, case, told[case.name]))]
+
+    return {name: refuse(name, make) for name, make in CONTROLS.items()}
 
 
 def _told(status: Status, name: str, frames: int) -> Callable[[int], None]:

@@ -1,7 +1,11 @@
-"""Runs a model through a case, feeding its own output back as a stream does, and notes figures of every frame."""
+"""Runs a model through a case, feeding its own output back as a stream does, and notes figures of every frame.
+
+The last frames are seen a second time by a model that began only a few frames before. What is in a picture is the same
+for both, so that whatever they differ in has come with time.
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,41 +22,84 @@ _PROBE_CELLS = 4
 _PROBES = 20
 # Below that there is no beginning and no end to compare, and no time to get over a cut.
 LEAST_FRAMES = 64
+# Frames after the first, and after a cut, that may differ from what follows.
+SETTLING = 8
+
+Row = dict[str, float]
+Begin = Callable[[], Make]  # a model that has seen nothing yet
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A row for each frame, by name; NaN where a figure is not known."""
+    """A row for each frame, by name; NaN where a figure is not known. `anew` has the last ones by a model that began
+    8 to 16 frames before."""
 
     case: str
     cut: int | None
-    rows: tuple[dict[str, float], ...]
+    rows: tuple[Row, ...]
+    anew: tuple[Row, ...] = ()
 
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.rows]
 
+    @property
+    def first(self) -> range:
+        """The first tenth, or that of the new scene, without what may differ."""
+        begin = min(SETTLING + (self.cut or 0), len(self.rows) - 2)
+        return range(begin, begin + max(1, (len(self.rows) - begin) // 10))
+
+    @property
+    def last(self) -> range:
+        return range(len(self.rows) - len(self.first), len(self.rows))
+
 
 @torch.inference_mode()
-def watch(make: Make, case: Case, tell: Callable[[int], None] = lambda frame: None) -> Watched:
-    """`make` gets every frame with its last output; some frames it gets twice, a little changed the second time."""
+def watch(begin: Begin, case: Case, tell: Callable[[int], None] = lambda frame: None) -> Watched:
+    """A model gets every frame with its last output; some frames it gets twice, a little changed the second time."""
     collected: list[Tensor] = []
-    before: tuple[Moment, Tensor] | None = None
     # A film may end long before the frames that were asked for.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
+    make, before = begin(), None
     for index, moment in enumerate(case.moments()):
-        previous = moment.seen if before is None else before[1]
-        made = make(moment.seen, previous).clamp(0, 1)
-        if made.shape != moment.seen.shape:
-            raise RedlineError(f"the output is {tuple(made.shape)}, and the frame {tuple(moment.seen.shape)}.")
-        response = made.new_tensor(math.nan)
-        if index % every == 0:
-            response = _response(make, moment.seen, previous, made)
-        collected.append(torch.cat((figures(moment, made, before), response[None])))
+        made, found, previous = _frame(make, moment, before)
+        response = _response(make, moment.seen, previous, made) if index % every == 0 else made.new_tensor(math.nan)
+        collected.append(torch.cat((found, response[None])))
         before = (moment, made)
         tell(index + 1)
     check_frames(len(collected))
+    watched = Watched(case.name, case.cut, _rows(collected))
+    return Watched(case.name, case.cut, watched.rows, _rows(list(_anew(begin, case, watched.last))))
+
+
+def _frame(make: Make, moment: Moment, before: tuple[Moment, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """What is made of a frame, its figures, and what it was made with."""
+    previous = moment.seen if before is None else before[1]
+    made = make(moment.seen, previous).clamp(0, 1)
+    if made.shape != moment.seen.shape:
+        raise RedlineError(f"the output is {tuple(made.shape)}, and the frame {tuple(moment.seen.shape)}.")
+    return made, figures(moment, made, before), previous
+
+
+def _anew(begin: Begin, case: Case, last: range) -> Iterator[Tensor]:
+    """The figures of those frames: every 8 frames another model begins, and is looked at from its ninth on."""
+    running: list[tuple[Make, int, tuple[Moment, Tensor] | None]] = []
+    for index, moment in enumerate(case.moments()):
+        if index + SETTLING < last.start:
+            continue
+        if (index + SETTLING - last.start) % SETTLING == 0:
+            running = [*running[-1:], (begin(), index, None)]
+        grown = []
+        for make, began, before in running:
+            made, found, _ = _frame(make, moment, before)
+            grown.append((make, began, (moment, made)))
+            if index in last and index - began >= SETTLING:
+                yield torch.cat((found, made.new_tensor([math.nan])))
+        running = grown
+
+
+def _rows(collected: list[Tensor]) -> tuple[Row, ...]:
     table = torch.stack(collected).double().cpu().tolist()
-    return Watched(case.name, case.cut, tuple(dict(zip(NAMES, row, strict=True)) for row in table))
+    return tuple(dict(zip(NAMES, row, strict=True)) for row in table)
 
 
 def check_frames(count: int) -> None:
