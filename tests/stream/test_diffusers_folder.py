@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from redline.stream.diffusers_folder import load_pipeline
 from redline.stream.engine import Engine
 from redline.stream.loading import load_model
 from redline.stream.pipeline_frames import PipelineFrames
-from redline.stream.settings import Settings
+from redline.stream.settings import LiveSettings, Settings
 from stream.small_models import clip
 
 with warnings.catch_warnings():
@@ -81,8 +82,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def loaded(folder: Path, prompt: str = "ab a", plan: str = "") -> PipelineFrames:
-    return load_pipeline(folder, Plan.parse(plan), "cpu", prompt)
+def loaded(folder: Path, plan: str = "") -> PipelineFrames:
+    return load_pipeline(folder, Plan.parse(plan), "cpu")
 
 
 def theirs(folder: Path, latents: Any, steps: int, strength: float, prompt: str, scheduler: str = "") -> torch.Tensor:
@@ -110,7 +111,7 @@ def test_a_frame_is_what_diffusers_makes_of_it(folder: Path, scheduler: str, ste
     """Half of their steps at a strength of a half, as many as ours; DDIM takes the next time from a rounded width."""
     frames, picture = loaded(folder), torch.rand(1, 3, 32, 48) * 2 - 1
     program = frames.program(steps, 32, 48)
-    program.retune(Settings(0.5, steps, seed=7))
+    program.retune(Settings(0.5, steps, seed=7, prompt="ab a"))
     with torch.inference_mode():
         ours = (program.run(picture, picture) / 2 + 0.5).clamp(0, 1)
         latents = frames.to_latents(picture)
@@ -139,13 +140,39 @@ def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
 
     plain = shown()
     assert plain.shape == (21, 30, 3) and torch.equal(shown(), plain), "a still picture stays still"
-    for changes in ({"strength": 0.9}, {"seed": 3}, {"steps": 2}):
+    for changes in ({"strength": 0.9}, {"seed": 3}, {"steps": 2}, {"prompt": "b b b"}):
         assert not torch.equal(shown(**changes), plain), changes
-    other = Engine(loaded(folder, "b b b"), Settings(0.5, 1))
-    other.prepare(21, 30)
-    assert not torch.equal(other(replace(frame, settings=Settings(0.5, 1))), plain), "the prompt counts"
+    assert torch.equal(shown(), plain), "and back"
     with pytest.raises(RedlineError, match=r"takes no control vector\.$"):
         engine.check(Settings(control=(1.0,)))
+
+
+def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path) -> None:
+    """Each number of steps has its own buffers: going back to one with the prompt it knew shows that prompt."""
+    frames = loaded(folder)
+    read: list[str] = []
+    plainly = frames.read_prompt
+    frames.read_prompt = lru_cache(lambda prompt: read.append(prompt) or plainly(prompt))  # pyright: ignore[reportAttributeAccessIssue]
+    settings = LiveSettings(Settings(0.5, 1, prompt="a"), frames.check)
+    engine = Engine(frames, settings.now())
+    engine.prepare(16, 16)
+    frame = clip(1, 16, 16)[0]
+
+    def shown(**changes: Any) -> torch.Tensor:
+        settings.change(**changes)
+        before = len(read)
+        made = engine(replace(frame, settings=settings.now()))
+        assert len(read) == before
+        return made
+
+    one, other = shown(), shown(prompt="b")
+    assert read == ["a", "b"] and not torch.equal(one, other)
+    assert not torch.equal(shown(steps=2), other)
+    shown(prompt="a")
+    assert torch.equal(shown(steps=1), one) and torch.equal(shown(prompt="b"), other)
+    with pytest.raises(RedlineError, match=r"a prompt is a text of at most 2,000 characters\.$"):
+        settings.change(prompt="b" * 2001)
+    assert settings.now().prompt == "b"
 
 
 def test_the_unet_runs_under_a_plan(folder: Path) -> None:
@@ -163,7 +190,7 @@ def test_the_unet_runs_under_a_plan(folder: Path) -> None:
 
 
 def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
-    found = load_model(folder, Plan(), "cpu", prompt="a")
+    found = load_model(folder, Plan(), "cpu")
     assert isinstance(found.frames, PipelineFrames) and (found.steps, found.strength) == (1, 0.5)
     with pytest.raises(RedlineError, match=r"brings its own scheduler"):
         load_model(folder, Plan(), "cpu", sampler="ddim")

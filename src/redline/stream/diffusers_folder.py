@@ -1,10 +1,11 @@
 """A local folder with a diffusers image-to-image model, SD-Turbo and its kind.
 
 diffusers and transformers read the parts, from safetensors on this disk alone; what runs is ours. No code of the folder
-runs, and parts other than those known here are refused. The prompt is encoded once.
+runs, and parts other than those known here are refused. Prompts are read in main memory.
 """
 
 import json
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,7 @@ _PARTS = {
 }
 
 
-def load_pipeline(folder: Path, plan: Plan, device: torch.device | str, prompt: str = "") -> PipelineFrames:
+def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> PipelineFrames:
     """The networks under the plan on the device; nothing is fetched."""
     index = _index(folder)
     missing = [name for name in ("diffusers", "transformers") if find_spec(name) is None]
@@ -47,9 +48,9 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str, prompt: 
                 f"the unet of {str(folder)!r} takes {sees} channels and its vae gives {holds}: it needs more than a "
                 "picture."
             )
-        text = _encode_prompt(folder, index, prompt)
+        read_prompt = _prompt_reader(folder, index)
         scheduler = _read(folder, "scheduler", "diffusers", index)
-    return PipelineFrames(parts, text, scheduler, plan, torch.device(device), name)
+    return PipelineFrames(parts, read_prompt, scheduler, plan, torch.device(device), name)
 
 
 def _index(folder: Path) -> dict[str, str]:
@@ -101,10 +102,14 @@ def _weights(folder: Path) -> list[Path]:
     return found
 
 
-@torch.inference_mode()
-def _encode_prompt(folder: Path, index: dict[str, str], prompt: str) -> Tensor:
+def _prompt_reader(folder: Path, index: dict[str, str]) -> Callable[[str], Tensor]:
     tokenizer = _read(folder, "tokenizer", "transformers", index)
     encoder = _read(folder, "text_encoder", "transformers", index).float().eval()
     longest = min(int(tokenizer.model_max_length), int(encoder.config.max_position_embeddings))
-    tokens = tokenizer(prompt, padding="max_length", max_length=longest, truncation=True, return_tensors="pt")
-    return encoder(tokens.input_ids)[0].float()
+
+    @torch.inference_mode()
+    def read(prompt: str) -> Tensor:
+        tokens = tokenizer(prompt, padding="max_length", max_length=longest, truncation=True, return_tensors="pt")
+        return encoder(tokens.input_ids)[0].float()
+
+    return read

@@ -38,8 +38,12 @@ class FrameModel(Protocol):
         """What the first numbers of the control vector mean to people; empty where there is none."""
         ...
 
+    @property
+    def takes_prompt(self) -> bool: ...
+
     def check(self, settings: Settings) -> None:
-        """Refuses, with a `RedlineError`, settings that the model cannot run with."""
+        """Refuses, with a `RedlineError`, settings that the model cannot run with; makes ready what would hold a frame
+        up. From whichever thread wants to change them."""
         ...
 
     def padded_px(self, side_px: int) -> int:

@@ -32,13 +32,11 @@ class Loaded:
     live_steps: int
 
 
-def load_model(
-    path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None, prompt: str = ""
-) -> Loaded:
+def load_model(path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None) -> Loaded:
     """Without a path the model that is shipped. One that does not fit is told, mostly before it is read."""
     found, device = SHIPPED if path is None else path, torch.device(device)
     try:
-        return _loaded(found, plan, device, sampler, prompt)
+        return _loaded(found, plan, device, sampler)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -46,14 +44,12 @@ def load_model(
         raise ModelError(text) from error
 
 
-def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None, prompt: str) -> Loaded:
+def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None) -> Loaded:
     if (found / PIPELINE).is_file():
         if sampler is not None:
             raise RedlineError("a diffusers pipeline brings its own scheduler: leave out --sampler.")
-        pipeline = load_pipeline(found, plan, device, prompt)
+        pipeline = load_pipeline(found, plan, device)
         return Loaded(pipeline, pipeline.plan, pipeline.usual_steps, 0.5, pipeline.usual_steps)
-    if prompt:
-        raise RedlineError("an LSD takes no prompt: leave out --prompt, or give a diffusers pipeline with --model.")
     if found.is_dir():
         if not (found / _TRAINED).is_file():
             raise ModelError(f"{str(found)!r} is no pipeline and no training: it has no {PIPELINE} and no {_TRAINED}.")

@@ -15,7 +15,7 @@ from redline.samplers import SAMPLERS, StepTable, sampler_table
 from redline.samplers.distilled import MOST_STEPS
 from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
-from redline.stream.noisy_program import NoisyProgram
+from redline.stream.noisy_program import NoisyProgram, write_behind
 from redline.stream.planned import under_plan
 from redline.stream.settings import Settings
 
@@ -26,6 +26,8 @@ CONTROLS = ("Keep darkness", "Keep colour cast")
 
 class LsdFrames:
     """The model is handed over: its weights are moved to the device, and become what the plan makes of them."""
+
+    takes_prompt = False
 
     def __init__(self, model: Lsd, plan: Plan, device: torch.device | str, sampler: str = "distilled") -> None:
         if sampler not in SAMPLERS:
@@ -40,6 +42,8 @@ class LsdFrames:
         self._dtype = next(model.parameters()).dtype
 
     def check(self, settings: Settings) -> None:
+        if settings.prompt:
+            raise RedlineError("an LSD takes no prompt: leave out --prompt, or give a diffusers pipeline with --model.")
         if len(settings.control) > self.config.control:
             raise RedlineError(
                 f"{self.name} takes {self.config.control} numbers of control at the most, not {len(settings.control)}."
@@ -81,9 +85,9 @@ class LsdProgram(NoisyProgram):
         super().retune(settings)
         if self._control is not None and (before is None or before.control != settings.control):
             filled = [*settings.control, *[0.0] * (self._control.shape[1] - len(settings.control))]
-            _write(self._control, torch.tensor([filled]))
+            write_behind(self._control, torch.tensor([filled]))
         if before is None or before.strength != settings.strength:
-            _write(self._strength, torch.tensor([settings.strength]))
+            write_behind(self._strength, torch.tensor([settings.strength]))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
@@ -94,11 +98,6 @@ class LsdProgram(NoisyProgram):
             return frames.network(noisy, frame, previous, times, self._control)
 
         return torch.lerp(frame, self._sampler.sample(predict, self._noise_N, frame), self._strength)
-
-
-def _write(place: Tensor, values: Tensor) -> None:
-    """Pinned memory lets the copy queue up behind the frames that are running."""
-    place.copy_(values.pin_memory() if place.is_cuda else values, non_blocking=True)
 
 
 def without_own_graphs(plan: Plan, device: torch.device) -> Plan:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from redline.samplers import Sampler, StepTable
 from redline.stream.settings import Settings
@@ -28,3 +29,8 @@ class NoisyProgram:
         if before is None or before.seed != settings.seed:
             self._generator.manual_seed(settings.seed)
             self._noise_N.normal_(generator=self._generator)
+
+
+def write_behind(place: Tensor, values: Tensor) -> None:
+    """Pinned memory lets the copy queue up behind the frames that are running."""
+    place.copy_(values.pin_memory() if place.is_cuda else values, non_blocking=True)

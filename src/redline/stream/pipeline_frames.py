@@ -5,6 +5,7 @@ built in. Each frame is made of itself alone.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from redline.samplers.distilled import MOST_STEPS
 from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.lsd_frames import without_own_graphs
-from redline.stream.noisy_program import NoisyProgram
+from redline.stream.noisy_program import NoisyProgram, write_behind
 from redline.stream.planned import under_plan
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 _SAMPLE_PX = 8
+_KNOWN_PROMPTS = 32
 
 
 class PipelineFrames:
@@ -31,10 +33,18 @@ class PipelineFrames:
 
     sampler = "the pipeline's own"
     control_names: tuple[str, ...] = ()
+    takes_prompt = True
 
     def __init__(
-        self, parts: dict[str, Any], text: Tensor, scheduler: Any, plan: Plan, device: torch.device, name: str
+        self,
+        parts: dict[str, Any],
+        read_prompt: Callable[[str], Tensor],
+        scheduler: Any,
+        plan: Plan,
+        device: torch.device,
+        name: str,
     ) -> None:
+        """`read_prompt` makes of words what the U-Net takes, in main memory."""
         unet, vae = parts["unet"], parts["vae"]
         self.device, self.name, plan = device, name, without_own_graphs(plan, device)
         self.is_compiled = "compile" in plan
@@ -47,14 +57,17 @@ class PipelineFrames:
         self._latent_channels = int(unet.config.in_channels)
         self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
         self._multiple_px = self._factor * 2 ** (len(unet.config.block_out_channels) - 1)
-        self._text = text.to(device)
+        # Who goes back and forth between prompts does not wait.
+        self.read_prompt = lru_cache(_KNOWN_PROMPTS)(read_prompt)
+        text = self.read_prompt("").to(device)
+        self.text_shape = text.shape
         self._shadows = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
         # fp16 ends below what these decoders reach in between.
         safe = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
         times = torch.tensor([STEPS // 2], device=device)
-        self.plan, self.denoise = under_plan(plan, Denoiser(unet), device, (latents, times, self._text))
+        self.plan, self.denoise = under_plan(plan, Denoiser(unet), device, (latents, times, text))
         _, self.encode = under_plan(safe, Encoder(vae), device, (pixels,))
         _, self.decode = under_plan(safe, Decoder(vae), device, (latents,))
         self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
@@ -62,6 +75,7 @@ class PipelineFrames:
     def check(self, settings: Settings) -> None:
         if settings.control:
             raise RedlineError(f"{self.name} takes no control vector.")
+        self.read_prompt(settings.prompt)
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
@@ -83,7 +97,7 @@ class PipelineFrames:
             }
             dtype = self._dtypes["unet"]
             latents = torch.empty(1, self._latent_channels, height // self._factor, width // self._factor, dtype=dtype)
-            text, times = torch.empty(self._text.shape, dtype=dtype), torch.zeros(1, dtype=torch.long)
+            text, times = torch.empty(self.text_shape, dtype=dtype), torch.zeros(1, dtype=torch.long)
             pixels = torch.empty(1, 3, height, width, dtype=self._dtypes["vae"])
         denoiser, encoder, decoder = Denoiser(made["unet"]), Encoder(made["vae"]), Decoder(made["vae"])
         runs: list[Callable[[], Tensor]] = [
@@ -102,24 +116,28 @@ class PipelineFrames:
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         return 1, self._latent_channels, height // self._factor, width // self._factor
 
-    @property
-    def text(self) -> Tensor:
-        return self._text
-
 
 class PipelineProgram(NoisyProgram):
-    """A number of steps at a size: each frame is made of the frame alone, and of noise that stays the same."""
+    """A number of steps at a size: each frame is made of the frame alone, of noise that stays the same, and of what the
+    prompt says."""
 
     def __init__(self, frames: PipelineFrames, steps: int, height: int, width: int) -> None:
         super().__init__(frames.table, steps, frames.latent_shape(height, width), frames.device)
         self._frames = frames
+        self._text = torch.zeros(frames.text_shape, device=frames.device)
+
+    def retune(self, settings: Settings) -> None:
+        before = self._tuned
+        super().retune(settings)
+        if before is None or before.prompt != settings.prompt:
+            write_behind(self._text, self._frames.read_prompt(settings.prompt))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
             # A compiled network is compiled again for every other layout, and a step leaves its network's own.
-            return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, frames.text)
+            return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())
         return frames.to_picture(latents)

@@ -65,7 +65,7 @@ class Session:
             check_place(request.report)
         self.device = torch.device(resolve_device(request.device))
         plan = choose_plan(Machine.detect(str(self.device)), request.precision, request.plan)
-        self.loaded = load_model(request.model, plan, self.device, request.sampler, request.prompt)
+        self.loaded = load_model(request.model, plan, self.device, request.sampler)
         frames = self.loaded.frames
         self.settings = LiveSettings(_settings(request, self.loaded), frames.check)
         self._first_settings = self.settings.now()
@@ -77,6 +77,7 @@ class Session:
             request.wishes,
             most_steps=frames.most_steps,
             control_names=frames.control_names,
+            takes_prompt=frames.takes_prompt,
             device=self.device,
             busy_share=lambda: None if self._sample is None else self._sample.busy_share,
         )
@@ -132,6 +133,7 @@ class Session:
         counted = "1 step" if settings.steps == 1 else f"{settings.steps} steps"
         said = f"strength {settings.strength:g}, {counted}, seed {settings.seed}"
         control = ", ".join(f"{value:g}" for value in settings.control)
+        said += f", control {control}" if control else ""
         return About(
             source=source.name,
             sink=self.places.sink.name,
@@ -140,7 +142,7 @@ class Session:
             device_type=self.device.type,
             plan=str(self.loaded.plan),
             size=f"{source.width}×{source.height}",
-            settings=f"{said}, control {control}" if control else said,
+            settings=f"{said}, prompt “{settings.prompt}”" if settings.prompt else said,
             setup_s=self.engine.setup_s,
         )
 
@@ -150,7 +152,8 @@ def _settings(request: Request, loaded: Loaded) -> Settings:
     # As many numbers as have a name, so that a page has a slider for each.
     unset = len(loaded.frames.control_names) - len(request.control)
     control = (*request.control, *[0.0] * max(0, unset))
-    return Settings(strength, loaded.live_steps if request.steps is None else request.steps, request.seed, control)
+    steps = loaded.live_steps if request.steps is None else request.steps
+    return Settings(strength, steps, request.seed, control, request.prompt)
 
 
 @contextmanager

@@ -9,17 +9,20 @@ from typing import Any
 from redline.errors import RedlineError
 
 _MOST_STEPS = 1000
+_LONGEST_PROMPT = 2000
 _SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
 class Settings:
-    """`strength` says how far the output may go from the input; `control` is whatever vector the model was taught."""
+    """`strength` says how far the output may go from the input; `control` is whatever vector the model was taught, and
+    `prompt` what a model that was taught words shall show."""
 
     strength: float = 0.5
     steps: int = 1
     seed: int = 0
     control: tuple[float, ...] = ()
+    prompt: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength <= 1:
@@ -30,6 +33,8 @@ class Settings:
             raise RedlineError(f"seed is a whole number from 0 to 2^63 − 1, not {self.seed}.")
         if not all(math.isfinite(value) for value in self.control):
             raise RedlineError(f"control is a list of finite numbers, not {list(self.control)}.")
+        if not isinstance(self.prompt, str) or len(self.prompt) > _LONGEST_PROMPT:
+            raise RedlineError(f"a prompt is a text of at most {_LONGEST_PROMPT:,} characters.")
         # Whole numbers may come as 2.0 from a page's slider.
         for name, value in (("steps", int(self.steps)), ("seed", int(self.seed)), ("strength", float(self.strength))):
             object.__setattr__(self, name, value)

@@ -112,6 +112,34 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
     assert stream.is_alive and stream.told[0].startswith("the browser has stopped sending.")
 
 
+def test_a_prompt_is_sent_when_it_is_finished(run_stream: Callable[..., Running]) -> None:
+    settings = LiveSettings(Settings(prompt="a bridge"))
+    clip = Paced(SyntheticClip(96, 128, count=600, rate=10, motion=(0, 0)))
+    stream = run_stream(source=clip, settings=settings, takes_prompt=True)
+
+    async def main() -> None:
+        async with Chromium() as browser:
+            await browser.open(stream.page.url)
+            field = "document.getElementById('set-prompt')"
+            await browser.wait_for(f"{field} && {field}.value === 'a bridge'")
+            await browser.run(f"{field}.focus(), {field}.select()")
+            await browser.do("Input.insertText", text="a <b>bridge</b> at night")
+            await asyncio.sleep(0.5)
+            assert settings.now().prompt == "a bridge", "not while it is written"
+            for kind in ("keyDown", "keyUp"):
+                await browser.do("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r")
+            async with asyncio.timeout(PATIENCE_S):
+                while settings.now().prompt != "a <b>bridge</b> at night":
+                    await asyncio.sleep(0.05)
+            settings.change(prompt="by another page")
+            await browser.run(f"({SLIDE})('set-strength', 0.7)")
+            await browser.wait_for(f"{field}.value === 'by another page'")
+            await check_layout(browser)
+            assert browser.console == []
+
+    asyncio.run(main())
+
+
 def test_a_page_without_a_camera_shows_input_and_output_and_the_end(run_stream: Callable[..., Running]) -> None:
     stream = run_stream(source=Paced(SyntheticClip(120, 161, count=600, rate=30, motion=(0, 0))))
 

@@ -14,6 +14,7 @@ def test_messages_are_read() -> None:
     assert read('{"type": "settings", "settings": {"strength": 0.25, "control": [1, 2.5]}}') == Change(
         {"strength": 0.25, "control": [1, 2.5]}
     )
+    assert read('{"type": "settings", "settings": {"prompt": "a bridge"}}') == Change({"prompt": "a bridge"})
     assert read('{"type": "offer", "sdp": "v=0", "lines": ["output"]}') == Offer("v=0", ("output",))
 
 
@@ -25,7 +26,7 @@ def test_messages_are_read() -> None:
      '{"type": "offer", "sdp": "", "lines": [["output"]]}', '{"type": "ping"}', '{"type": "ping", "sent": "now"}',
      '{"type": "ping", "sent": NaN}', '{"type": "ping", "sent": true}', '{"type": "settings"}',
      '{"type": "settings", "settings": {}}', '{"type": "settings", "settings": {"strength": "much"}}',
-     '{"type": "settings", "settings": {"strength": Infinity}}',
+     '{"type": "settings", "settings": {"strength": Infinity}}', '{"type": "settings", "settings": {"prompt": null}}',
      '{"type": "settings", "settings": {"control": [null]}}',
      '{"type": "settings", "settings": {"control": [1e999]}}', '{"type": "settings", "settings": {"seed": {}}}',
      '{"type": "settings", "settings": {"control": [1' + "0" * 400 + "]}}", "[" * 60_000, "9" * 60_000,

@@ -66,6 +66,7 @@ def serve(
     rate: Fraction = Fraction(30),
     most_steps: int = 8,
     control_names: Sequence[str] = (),
+    takes_prompt: bool = False,
     device: torch.device | str = "cpu",
     busy_share: Callable[[], float | None] = lambda: None,
     names: Sequence[str] = (),
@@ -105,6 +106,7 @@ def serve(
         "width": width,
         "rate": float(rate),
         "most_steps": most_steps,
+        "takes_prompt": takes_prompt,
         "device": torch.device(device).type,
         "control_names": list(control_names) or [f"Control {number + 1}" for number in range(len(control))],
     }

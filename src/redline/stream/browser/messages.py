@@ -81,6 +81,8 @@ def _change(said: dict[str, Any]) -> Change:
     if not isinstance(settings, dict) or not settings:
         raise MessageError("a change of settings says which and to what.", "settings")
     for name, value in settings.items():
+        if name == "prompt" and isinstance(value, str):
+            continue
         values = value if isinstance(value, list) else [value]
         if not all(_is_number(one) for one in values):
             raise MessageError(f"{name[:40]!r} is set to numbers only.", "settings")

@@ -22,7 +22,7 @@ class Desk(Protocol):
 
     def open_peer(self, session: "Session", offer: Offer) -> Peer: ...
 
-    def change(self, changes: dict[str, Any]) -> None: ...
+    async def change(self, changes: dict[str, Any]) -> None: ...
 
     @property
     def settings(self) -> dict[str, Any]: ...
@@ -116,7 +116,7 @@ class Session:
 
     async def _change(self, said: Change) -> None:
         try:
-            self._desk.change(said.settings)
+            await self._desk.change(said.settings)
         except RedlineError as error:
             await self.say({"type": "error", "about": "settings", "text": str(error), "settings": self._desk.settings})
 

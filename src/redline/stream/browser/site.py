@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -81,7 +82,7 @@ class Site:
         values = asdict(self._settings.now())
         return values | {"seed": str(values["seed"])}
 
-    def change(self, changes: dict[str, Any]) -> None:
+    async def change(self, changes: dict[str, Any]) -> None:
         control, length = changes.get("control"), len(self._settings.now().control)
         if control is not None and (not isinstance(control, list) or len(control) != length):
             raise MessageError(f"the control vector of this model has {length} numbers.", "settings")
@@ -89,7 +90,8 @@ class Site:
         if isinstance(steps, int) and steps > most:
             # Who starts the stream may ask for more: a page could keep the device busy for minutes with one frame.
             raise MessageError(f"a page may ask for {most} steps at the most.", "settings")
-        self._settings.change(**changes)
+        # Beside the loop, which sends pictures meanwhile: a prompt is read before it counts.
+        await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
         said = {"type": "settings", "settings": self.settings}
         for session in self._sessions:
             session.later(said)

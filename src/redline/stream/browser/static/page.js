@@ -195,6 +195,21 @@ const Settings = (() => {
     return box;
   }
 
+  // Words are sent when they are finished: with Enter, or when the field is left.
+  function words(name, label, why, send) {
+    const box = Charts.make("div", "setting words"), input = Charts.make("input");
+    const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
+    Object.assign(input, { type: "text", id: `set-${name}`, maxLength: 2000, autocomplete: "off", spellcheck: false });
+    caption.htmlFor = input.id;
+    hint.id = `why-${name}`;
+    input.setAttribute("aria-describedby", hint.id);
+    input.onchange = () => send(input.value);
+    input.onkeydown = (event) => { if (event.key === "Enter") input.blur(); };
+    inputs[name] = { input, put: (text) => { if (document.activeElement !== input) input.value = text; } };
+    box.append(caption, input, hint);
+    return box;
+  }
+
   function build(said) {
     const form = $("settings");
     const seed = slider("seed", "Seed", "Another number, another noise.", 0, 9999, 1, (value) => change({ seed: value }));
@@ -205,6 +220,7 @@ const Settings = (() => {
     row.append(seed.querySelector("input"), another);
     seed.insertBefore(row, seed.querySelector(".why"));
     form.replaceChildren(
+      ...(said.takes_prompt ? [words("prompt", "Prompt", "What to show.", (value) => change({ prompt: value }))] : []),
       slider("strength", "Strength", "How far the output may go from the input.", 0, 1, 0.01, (value) => change({ strength: value })),
       slider("steps", "Steps", "More take longer.", 1, said.most_steps, 1, (value) => change({ steps: value })),
       seed,
@@ -220,7 +236,7 @@ const Settings = (() => {
   // What another page set is shown here, but not under the finger that moves a slider.
   function set(settings) {
     now = settings;
-    const values = { strength: settings.strength, steps: settings.steps, seed: settings.seed };
+    const values = { strength: settings.strength, steps: settings.steps, seed: settings.seed, prompt: settings.prompt };
     settings.control.forEach((value, i) => { values[`control-${i}`] = value; });
     for (const [name, value] of Object.entries(values))
       if (inputs[name] && !inputs[name].input.matches(":active")) inputs[name].put(value);
