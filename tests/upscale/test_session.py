@@ -23,10 +23,11 @@ from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.layout import Cut, TileShape, Tiling, cut_side, smallest_tile
 from redline.upscale.listener import Listener
+from redline.upscale.padding import frame
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import Tiles, UpscaleSettings, with_preset
+from redline.upscale.settings import PictureSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.tile_choice import TileCost, choose_tiles
+from redline.upscale.tile_choice import MOST_SHAPES, ShapeLimits, TileCost, choose_tiles
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -133,13 +134,19 @@ def test_tiles_from_a_budget() -> None:
         choose_tiles(cost, 11_000_000, like, large)
 
 
-def computed(tiling: Tiling, batch: int, *sizes: tuple[int, int]) -> int:
+def computed(tiling: Tiling, *sizes: tuple[int, int]) -> int:
     """By cutting the pictures, not by counting."""
-    total = 0
-    for width, height in sizes:
-        shape = min(tiling.shapes, key=lambda shape: shape.computed_pixels((width, height)))
-        columns, rows = (len(cut_side(*side).starts) for side in ((width, shape.columns), (height, shape.rows)))
-        total += -(-columns // batch) * batch * rows * shape.columns.tile * shape.rows.tile
+    total, batch = 0, tiling.filled_to
+    for size in sizes:
+
+        def of(shape: TileShape, size: tuple[int, int] = size) -> int:
+            columns, rows = (
+                len(cut_side(*side).starts) for side in zip(size, (shape.columns, shape.rows), strict=True)
+            )
+            return -(-columns // batch) * batch * rows * shape.columns.tile * shape.rows.tile
+
+        assert of(tiling.shape_for(size)) == min(map(of, tiling.shapes))
+        total += of(tiling.shape_for(size))
     return total
 
 
@@ -151,10 +158,10 @@ def test_tiles_waste_little_of_the_pictures_at_hand() -> None:
         size = rng.randint(300, 3000), rng.randint(300, 3000)
         tiling, batch = choose_tiles(cost, 10**12, like, [size])
         others = [tiles((width, height)) for width in sides for height in sides if width * height <= 512**2]
-        assert computed(tiling, batch, size) == min(other.shapes[0].computed_pixels(size) for other in others)
+        assert computed(tiling, size) == min(other.shapes[0].computed_pixels(size) for other in others) and batch > 1
     # With tiles of 512, pictures of 1,000 × 1,000 would be nine of them, 2.4 times the picture.
     assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (tiles((1008, 1008)), 1)
-    assert computed(*choose_tiles(cost, 10**12, like, [(1000, 1000)]), (1000, 1000)) < 1.2e6
+    assert computed(choose_tiles(cost, 10**12, like, [(1000, 1000)])[0], (1000, 1000)) < 1.2e6
 
 
 def test_which_share_of_what_is_computed_is_of_use() -> None:
@@ -162,11 +169,11 @@ def test_which_share_of_what_is_computed_is_of_use() -> None:
     cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
     lying, upright, four_to_three = (1224, 816), (816, 1224), (1152, 864)
 
-    def useful(tiling: Tiling, batch: int, sizes: list[tuple[int, int]]) -> float:
-        return sum(width * height for width, height in sizes) / computed(tiling, batch, *sizes)
+    def useful(tiling: Tiling, sizes: list[tuple[int, int]]) -> float:
+        return sum(width * height for width, height in sizes) / computed(tiling, *sizes)
 
     def squares(sizes: list[tuple[int, int]]) -> float:
-        return max(useful(tiles((side, side)), 1, sizes) for side in range(80, 1025, 16))
+        return max(useful(tiles((side, side)), sizes) for side in range(80, 1025, 16))
 
     for sizes, kind, before, after in (
         ([lying], "cuda", 0.829, 0.994),
@@ -176,31 +183,88 @@ def test_which_share_of_what_is_computed_is_of_use() -> None:
         ([four_to_three], "cpu", 0.771, 0.859),
     ):
         assert squares(sizes) == pytest.approx(before, abs=1e-3)
-        assert useful(*choose_tiles(cost, 10**12, like, sizes, kind=kind), sizes) == pytest.approx(after, abs=1e-3)
+        assert useful(choose_tiles(cost, 10**12, like, sizes, kind=kind)[0], sizes) == pytest.approx(after, abs=1e-3)
 
 
 def test_pictures_of_another_form_have_a_shape_of_their_own_where_it_is_worth_one() -> None:
     cost, like, mixed = TileCost(0, 1000.0), Cut(80, 16, 16, 16), [(1224, 816), (816, 1224)]
 
-    def chosen(sizes: list[tuple[int, int]], **others: int) -> Tiling:
-        return choose_tiles(cost, 10**12, like, sizes, kind="cuda", **others)[0]
+    def chosen(sizes: list[tuple[int, int]], most: int = MOST_SHAPES, passes: int = 0) -> Tiling:
+        return choose_tiles(cost, 10**12, like, sizes, None, "cuda", ShapeLimits(most, passes))[0]
 
     assert chosen(mixed) == tiles((1232, 816), (816, 1232))
-    assert len(chosen(mixed, most_shapes=1).shapes) == 1
+    assert len(chosen(mixed, most=1).shapes) == 1
     assert len(chosen([(10**5, 10**5), (10**5, 10**5 + 1)]).shapes) == 1
     # Two photos do not pay for three passes to record a graph; a hundred do.
-    assert len(chosen(mixed, passes_a_shape=3).shapes) == 1
-    assert chosen(mixed * 50, passes_a_shape=3) == chosen(mixed)
+    assert len(chosen(mixed, passes=3).shapes) == 1
+    assert chosen(mixed * 50, passes=3) == chosen(mixed)
     # Small ones among large ones of the same form; what a form has is no more than the window's rounding.
-    assert chosen([(1200, 800)] * 20 + [(300, 200)] * 200, passes_a_shape=3) == tiles((1200, 800), (304, 208))
+    assert chosen([(1200, 800)] * 20 + [(300, 200)] * 200, passes=3) == tiles((1200, 800), (304, 208))
     forms = [(1333, 750), (1225, 816), (1155, 866), (1265, 790), (816, 1225)]
-    assert computed(chosen(forms * 40, passes_a_shape=3), 1, *forms) < 1.03 * sum(w * h for w, h in forms)
+    assert computed(chosen(forms * 40, passes=3), *forms) < 1.03 * sum(w * h for w, h in forms)
     # A whole folder of them, each a little different.
     rng = random.Random(2)
     folder = [(rng.randint(700, 1300), rng.randint(700, 1300)) for _ in range(256)]
-    tiling = chosen(folder, passes_a_shape=3)
+    tiling = chosen(folder, passes=3)
     assert 2 < len(tiling.shapes) <= 6
-    assert computed(tiling, 1, *folder) < 0.9 * computed(chosen(folder, most_shapes=1), 1, *folder)
+    assert computed(tiling, *folder) < 0.9 * computed(chosen(folder, most=1), *folder)
+
+
+def test_what_is_filled_up_counts_where_it_is_filled_up() -> None:
+    cost, like, sizes = TileCost(0, 1000.0), Cut(80, 16, 16, 16), [(1333, 750), (1225, 816), (816, 1225)] * 20
+    for batch in (2, 4, 8):
+        filled, _ = choose_tiles(cost, 10**12, like, sizes, batch, "cuda", ShapeLimits(fills=True))
+        assert filled.filled_to == batch
+        assert computed(filled, *sizes) < 1.4 * sum(width * height for width, height in sizes)
+        plain, _ = choose_tiles(cost, 10**12, like, sizes, batch, "cuda")
+        assert plain == choose_tiles(cost, 10**12, like, sizes, None, "cuda")[0] and plain.filled_to == 1
+
+
+def test_a_network_without_a_window_has_as_few_tiles_to_choose_from() -> None:
+    """Every length may be a tile's: 106 seconds for such a folder when all of them were looked at."""
+    cost, like, rng = TileCost(0, 1000.0), Cut(80, 16, 16, 1), random.Random(3)
+    folder = [(rng.randint(300, 3000), rng.randint(300, 3000)) for _ in range(256)]
+    started = time.perf_counter()
+    assert len(choose_tiles(cost, 10**12, like, folder, kind="cuda", limits=ShapeLimits(passes=3))[0].shapes) >= 1
+    assert time.perf_counter() - started < 20
+    assert choose_tiles(cost, 10**12, like, [(333, 257)], kind="cuda")[0].sizes == ((333, 257),)
+
+
+def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut by the size of the picture alone, it was four tiles of that size."""
+    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    save(tmp_path / "a.png", 64, 64)
+    settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, pictures=PictureSettings(wrap=True))
+    upscaling = Upscaling(settings)
+    sizes = upscaling._sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
+    tiling, _ = upscaling.choose_tiles(sizes)
+    shape = tiling.shape_for((64, 64), wrap=True)
+    assert len(frame(64, shape.rows, True).side.starts) == len(frame(64, shape.columns, True).side.starts) == 1
+    assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
+
+
+def test_a_resumed_folder_with_other_pictures_has_tiles_of_its_own(weights: Path, tmp_path: Path) -> None:
+    save(tmp_path / "in" / "icon.png", 8, 8)
+    settings = UpscaleSettings(weights, device="cpu", workers=1, margin_px=4, ramp_px=4, resume=True)
+    out = tmp_path / "out"
+    sizes = []
+    for _ in range(2):
+        upscaling = Upscaling(settings)
+        assert not any(o.error for o in upscaling.run(find_tasks([tmp_path / "in"], out, 2), out))
+        assert upscaling.enlarger is not None
+        sizes.append(upscaling.enlarger.tiling.sizes)
+        save(tmp_path / "in" / "photo.png", 90, 120, seed=1)
+    assert max(sizes[0]) < (120, 92) == max(sizes[1])
+
+
+def test_a_preset_for_little_memory_obeys_a_limit() -> None:
+    assert with_preset(UpscaleSettings(memory_bytes=10**9), "memory") == UpscaleSettings(
+        memory_bytes=10**9, tile_batch=1, streams=1
+    )
+    with pytest.raises(RedlineError, match="max-pixels is at least 1, not 0"):
+        UpscaleSettings(pictures=PictureSettings(pixel_limit=0))
 
 
 def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_them(

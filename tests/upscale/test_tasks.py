@@ -83,3 +83,10 @@ def test_two_files_of_a_folder_that_would_become_one(tmp_path: Path) -> None:
     # Files that were named are as many orders: nothing is done.
     with pytest.raises(RedlineError, match="would both become"):
         find_tasks([tmp_path / "in" / "a.gif", tmp_path / "in" / "a.png"], tmp_path / "out", 4)
+
+
+def test_a_name_and_a_format_that_contradict_each_other(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    with pytest.raises(RedlineError, match=r"b\.png' is no name for tiff: leave out --format"):
+        find_tasks([tmp_path / "a.png"], tmp_path / "b.png", 4, "tiff")
+    assert find_tasks([tmp_path / "a.png"], tmp_path / "b.TIF", 4, "tiff")[0].target.name == "b.TIF"

@@ -44,20 +44,24 @@ class Journal:
         except OSError:
             return False
 
-    def tiles(self, tasks: Iterable[Task]) -> Tiles | None:
-        """Those that were used before for one of these: others would give slightly different pixels."""
+    def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
+        """Those that were used before for one of these: others would give slightly different pixels. Those that were
+        not `chosen_for` the same pictures may suit these badly, and are left."""
         for task in tasks:
             entry = self._lines.get(str(task.target.resolve()), {})
             noted = entry.get("tile")
-            if noted and entry.get("settings") == self._made_as(task):
+            meant = chosen_for is None or entry.get("for", chosen_for) == chosen_for  # earlier versions did not say
+            if noted and meant and entry.get("settings") == self._made_as(task):
                 sizes = [(noted, noted)] if isinstance(noted, int) else noted  # as earlier versions noted it
-                return Tiles(tuple((int(width), int(height)) for width, height in sizes), entry.get("batch"))
+                tiles = tuple((int(width), int(height)) for width, height in sizes)
+                return Tiles(tiles, entry.get("batch"))
         return None
 
     def record(self, task: Task, source_state: tuple[int, int] | None, tiles: Tiles) -> None:
         """`source_state` as it was before the source was read."""
         size, made_from = task.target.stat().st_size, self._made_from(task, source_state)
-        noted = {"tile": tiles.sizes, "batch": tiles.batch, "bytes": size, "sha256": _digest(task.target)}
+        noted = {"tile": tiles.sizes, "batch": tiles.batch, "for": tiles.chosen_for}
+        noted |= {"bytes": size, "sha256": _digest(task.target)}
         line = json.dumps({"target": str(task.target.resolve()), **made_from, **noted}) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._writing:

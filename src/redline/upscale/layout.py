@@ -43,6 +43,11 @@ class Cut:
         return 2 * self.margin + self.ramp
 
     @property
+    def around(self) -> int:
+        """What stands before and behind a side that wraps."""
+        return math.ceil(self.overlap / 2 / self.align) * self.align
+
+    @property
     def stride(self) -> int:
         """The largest step from one tile to the next."""
         return (self.tile - self.overlap) // self.align * self.align
@@ -75,6 +80,11 @@ class Side:
 def smallest_tile(margin: int, ramp: int, align: int) -> int:
     """The least that the overlap leaves something of."""
     return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
+
+
+def framed(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
+    """With what stands around a texture that wraps."""
+    return (size[0] + 2 * cut.around, size[1] + 2 * cut.around) if wrap else size
 
 
 def count_tiles(length: int, cut: Cut) -> int:
@@ -127,12 +137,14 @@ class TileShape:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The shapes of all tiles of a run: few, because each is recorded or compiled apart.
+    """The shapes of all tiles of a run: few, because each is recorded or compiled apart; and to how many tiles a batch
+    that is not full is filled up.
 
     A picture is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
     """
 
     shapes: tuple[TileShape, ...]
+    filled_to: int = 1
 
     @classmethod
     def square(cls, cut: Cut) -> "Tiling":
@@ -146,8 +158,9 @@ class Tiling:
     def largest(self) -> TileShape:
         return max(self.shapes, key=lambda shape: shape.pixels)
 
-    def shape_for(self, size: tuple[int, int]) -> TileShape:
-        return min(self.shapes, key=lambda shape: shape.computed_pixels(size))
+    def shape_for(self, size: tuple[int, int], wrap: bool = False) -> TileShape:
+        size = framed(size, self.shapes[0].rows, wrap)
+        return min(self.shapes, key=lambda shape: shape.computed_pixels(size, self.filled_to))
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.shapes))

@@ -1,6 +1,5 @@
 """A picture's sides with what stands around them, cut into tiles."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,7 +33,7 @@ class Framed:
 
 def frame(length: int, cut: Cut, wrap: bool = False) -> Framed:
     """Mirrored to the end of the last tile; for a texture that wraps, its other side stands around it."""
-    before = math.ceil(cut.overlap / 2 / cut.align) * cut.align if wrap else 0
+    before = cut.around if wrap else 0
     side = cut_side(length + 2 * before, cut)
     positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)
     return Framed(length, before, side, wrap, positions)

@@ -33,7 +33,7 @@ class PictureUnderWay:
         self.channels, self.bits = self.source.channels, self.source.bits
         # Asked before any work is done, because the answer may be no.
         check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
-        shape = enlarger.tiling.shape_for((self.source.width, self.source.height))
+        shape = enlarger.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
         self.rows: Framed = frame(self.source.height, shape.rows, settings.wrap)
         self.columns: Framed = frame(self.source.width, shape.columns, settings.wrap)
         self.blender = Blender(self.rows.side, self.columns.side, self.scale, enlarger.device)

@@ -1,5 +1,6 @@
 """An upscaling from the first path to the last file: network, plan, tiles, then the pictures, then the films."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from redline.plan import Plan
 from redline.rung import Stage
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.journal import Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
+from redline.upscale.layout import Cut, TileShape, Tiling, framed, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
@@ -24,7 +25,14 @@ from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
-from redline.upscale.tile_choice import MOST_SHAPES, choose_batch, choose_tiles, measure_cost, memory_for_tiles
+from redline.upscale.tile_choice import (
+    MOST_SHAPES,
+    ShapeLimits,
+    choose_tiles,
+    measure_cost,
+    memory_for_tiles,
+    with_batch,
+)
 from redline.upscale.video import VideoProgress, probe, tiles_of_parts, upscale_video
 from redline.upscale.whole_pictures import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
@@ -37,8 +45,6 @@ Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the ti
 
 # Enough for copies to hide behind the computing.
 _STREAMS = 2
-# What a graph of another shape takes before it serves: two rehearsals and the recording.
-_PASSES_TO_RECORD = 3
 # Pictures of which the first that can be read is what all workers calibrate on.
 _SAMPLES = 16
 _LARGE_PX = 100_000
@@ -89,6 +95,8 @@ class Upscaling:
         if not waiting:
             return outcomes
         cannot_note = False
+        sizes = self._sizes_of(tasks)
+        digest = _digest(sizes)
 
         def finished(outcome: Outcome, tiles: Tiles) -> None:
             nonlocal cannot_note
@@ -96,7 +104,7 @@ class Upscaling:
                 self._say_if_changed(outcome)
             if journal is not None and not outcome.error:
                 try:
-                    journal.record(outcome.task, outcome.source_state, tiles)
+                    journal.record(outcome.task, outcome.source_state, replace(tiles, chosen_for=digest))
                 except OSError as error:
                     if not cannot_note:
                         reason = error.strerror or error
@@ -104,8 +112,7 @@ class Upscaling:
                     cannot_note = True
             self.listener.finished(outcome)
 
-        tiles = self._known_tiles(tasks, journal)
-        sizes = () if tiles is not None and tiles.batch else sizes_of(tasks, self.settings)
+        tiles = self._known_tiles(tasks, journal, digest)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
@@ -115,8 +122,11 @@ class Upscaling:
         with crew:
             return outcomes + self._run_shared(crew, waiting, tiles, sizes, finished)
 
-    def _known_tiles(self, tasks: Sequence[Task], journal: Journal | None) -> Tiles | None:
-        """Those asked for, or those of the run that is resumed: others would give slightly different pixels."""
+    def _known_tiles(
+        self, tasks: Sequence[Task], journal: Journal | None, chosen_for: str | None = None
+    ) -> Tiles | None:
+        """Those asked for, or those of the run that is resumed, if it was about the same pictures: others would give
+        slightly different pixels."""
         settings, exported = self.settings, self.network.tile
         if exported:  # what it takes in memory is not measured
             return Tiles(((exported, exported),), settings.tile_batch or 1)
@@ -124,7 +134,7 @@ class Upscaling:
         if settings.resume:
             parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_film)
             before = next((Tiles(*found) for found in parts if found), None)
-            before = before or (journal.tiles(tasks) if journal is not None else None)
+            before = before or (journal.tiles(tasks, chosen_for) if journal is not None else None)
         if settings.tile_sizes is None:
             return replace(before, batch=settings.tile_batch or before.batch) if before else None
         sizes = self.tiling(settings.tile_sizes).sizes
@@ -172,7 +182,7 @@ class Upscaling:
         samples = tuple(task for task in tasks if not task.is_film)[:_SAMPLES]
         shared = SharedRun(crew, Job(self.settings, samples, tiles, sizes), self.listener)
         agreed = shared.agree(str(self.plan), self.network.digest)
-        tiling = self.tiling(agreed.tiles)
+        tiling = self.tiling(agreed.tiles, agreed.batch)
         self._say_what_runs(tiling, agreed.batch, f", {len(crew)} workers")
         used = Tiles(tiling.sizes, agreed.batch)
         return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, used))
@@ -206,24 +216,37 @@ class Upscaling:
         """The tiles and the batch for such pictures, where `sharing` workers use the memory; `tiles` if given."""
         settings, device = self.settings, torch.device(self.machine.device)
         if tiles is not None and tiles.batch and settings.memory_bytes is None:
-            return self.tiling(tiles.sizes), tiles.batch
+            return self.tiling(tiles.sizes, tiles.batch), tiles.batch
         budget = (settings.memory_bytes or memory_for_tiles(device)) // sharing
         cost = measure_cost(self.network, device)
         if tiles is not None:
-            tiling = self.tiling(tiles.sizes)
             # Only what was asked for by name is a limit to refuse by: when memory does run out, less is taken.
-            return tiling, choose_batch(cost, budget, tiling, sizes, tiles.batch, settings.memory_bytes is not None)
+            refuse = settings.memory_bytes is not None
+            return with_batch(cost, budget, self.tiling(tiles.sizes), sizes, tiles.batch, self._limits.fills, refuse)
         like = self._cut(smallest_tile(settings.margin_px, settings.ramp_px, self.network.window))
-        # A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for others.
-        most_shapes = 1 if any(rung.stage == Stage.COMPILE for rung in self.plan.rungs) else MOST_SHAPES
-        passes = _PASSES_TO_RECORD if any(rung.stage == Stage.LAUNCH for rung in self.plan.rungs) else 0
-        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, most_shapes, passes)
+        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, self._limits)
 
-    def tiling(self, sizes: TileSizes) -> Tiling:
+    @property
+    def _limits(self) -> ShapeLimits:
+        """A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for
+        others."""
+        compiles, recorded = (
+            [rung for rung in self.plan.rungs if rung.stage == stage] for stage in (Stage.COMPILE, Stage.LAUNCH)
+        )
+        passes = max((getattr(rung, "rehearsals", 0) for rung in recorded), default=0)
+        return ShapeLimits(1 if compiles else MOST_SHAPES, passes, bool(compiles or recorded))
+
+    def tiling(self, sizes: TileSizes, batch: int = 1) -> Tiling:
         """Tiles of these widths and heights, or of the next multiples of the network's window."""
         window = self.network.window
         rounded = ((-(-length // window) * window for length in size) for size in sizes)
-        return Tiling(tuple(TileShape(self._cut(height), self._cut(width)) for width, height in rounded))
+        shapes = tuple(TileShape(self._cut(height), self._cut(width)) for width, height in rounded)
+        return Tiling(shapes, batch if self._limits.fills else 1)
+
+    def _sizes_of(self, tasks: Sequence[Task]) -> Sizes:
+        """As they are cut."""
+        like = self._cut(smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window))
+        return tuple(framed(size, like, self.settings.pictures.wrap) for size in sizes_of(tasks, self.settings))
 
     def _check_tile(self) -> None:
         """Before anything is begun; of a tile that the network fixes, another sentence."""
@@ -264,3 +287,7 @@ def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 
         except (RedlineError, OSError):
             continue
     return tuple(sizes) or ((_LARGE_PX, _LARGE_PX),)
+
+
+def _digest(sizes: Sizes) -> str:
+    return hashlib.sha256(repr(sorted(sizes)).encode()).hexdigest()[:16]

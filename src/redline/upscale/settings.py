@@ -16,10 +16,12 @@ PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 
 @dataclass(frozen=True)
 class Tiles:
-    """Widths and heights of all tiles of a run, and how many at a time, where that is known."""
+    """Widths and heights of all tiles of a run, how many at a time, where that is known, and a digest of the sizes of
+    the pictures that they were chosen for."""
 
     sizes: TileSizes
     batch: int | None = None
+    chosen_for: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class UpscaleSettings:
                 raise RedlineError(f"an ONNX file has its {given[0]} in it: leave out --{given[0]}.")
         elif self.provider != "cpu":
             raise RedlineError("a provider runs ONNX files: give one with --weights, or leave out --provider.")
+        if self.pictures.pixel_limit < 1:
+            raise RedlineError(f"max-pixels is at least 1, not {self.pictures.pixel_limit}.")
         for name, least in limits.items():
             given = getattr(self, name)
             for value in given if isinstance(given, tuple) else (given,):
@@ -114,7 +118,8 @@ def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
     chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
     if settings.plan is not None or settings.is_onnx:
         chosen.pop("precision", None)
-    if settings.is_onnx:
+    # An ONNX file has its own tile, and a limit says how large one may be.
+    if settings.is_onnx or settings.memory_bytes is not None:
         chosen.pop("tile", None)
     return replace(settings, **chosen)
 

@@ -69,6 +69,10 @@ def find_tasks(
             raise RedlineError(f"there is no file {str(source)!r}.")
         elif target is not None and len(sources) == 1 and not _means_folder(target):
             named.append(Task(source, target))
+            if format is not None and not named[-1].is_film and target.suffix.lower() not in FORMATS[format].suffixes:
+                raise RedlineError(
+                    f"{str(target)!r} is no name for {format}: leave out --format, or change one of them."
+                )
         else:
             folder, addition = (source.parent, f"-x{scale}") if target is None else (target, "")
             named.append(Task(source, folder / _renamed(Path(source.name), addition, format, _is_unnamed_film(source))))

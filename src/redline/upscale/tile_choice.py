@@ -7,6 +7,7 @@ saves more than a graph for it costs. The batch follows in the same way: a last 
 cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isqrt
@@ -26,6 +27,8 @@ _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that one more shape must save; less is lost among the changes of a machine's mood.
 _WORTH_A_SHAPE = 0.01
+# Lengths that may be a tile's lie so far apart at least; beside them stand the lengths that pictures have.
+_STEP_PX, _MOST_LENGTHS = 16, 64
 # Where a group of pictures may be parted: by form, by width, by height, at so many places each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
 _MOST_PARTINGS = 16
@@ -43,6 +46,19 @@ class TileCost:
 
     def bytes(self, pixels: int) -> int:
         return int(self.fixed_bytes + self.bytes_per_pixel * pixels)
+
+
+@dataclass(frozen=True)
+class ShapeLimits:
+    """What a plan makes of shapes: how many there may be, how many passes another one costs before it serves, and
+    whether a batch that is not full is filled up."""
+
+    most: int = MOST_SHAPES
+    passes: int = 0
+    fills: bool = False
+
+
+_UNLIMITED = ShapeLimits()
 
 
 def measure_cost(network: Network, device: torch.device | str) -> TileCost:
@@ -82,13 +98,9 @@ def choose_tiles(
     sizes: Sequence[tuple[int, int]],
     batch: int | None = None,
     kind: str = "cpu",
-    most_shapes: int = MOST_SHAPES,
-    passes_a_shape: int = 0,
+    limits: ShapeLimits = _UNLIMITED,
 ) -> tuple[Tiling, int]:
-    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget.
-
-    A shape costs as much as `passes_a_shape` batches of it, to record it.
-    """
+    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget."""
     least = smallest_tile(like.margin, like.ramp, like.align)
     room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
     if room < least**2:
@@ -97,31 +109,34 @@ def choose_tiles(
             f"{format_bytes(budget_bytes)} are too little: the smallest tile, {least} × {least}, takes {needed}."
         )
     most_pixels = max(least**2, min(room, _LARGEST_TILE_PIXELS[kind]))
-    tiling = Tiling(_Shaping(like, most_pixels, sizes, batch or 1, passes_a_shape).shapes(most_shapes))
-    return tiling, batch or choose_batch(cost, budget_bytes, tiling, sizes)
+    filled_to = batch if batch and limits.fills else 1
+    tiling = Tiling(_Shaping(like, most_pixels, sizes, filled_to, limits.passes).shapes(limits.most), filled_to)
+    return with_batch(cost, budget_bytes, tiling, sizes, batch, limits.fills)
 
 
-def choose_batch(
+def with_batch(
     cost: TileCost,
     budget_bytes: int,
     tiling: Tiling,
     sizes: Sequence[tuple[int, int]],
     batch: int | None = None,
+    fills: bool = False,
     refuse: bool = False,
-) -> int:
-    """How many tiles at a time, `batch` if given; what does not fit in the budget may be refused."""
+) -> tuple[Tiling, int]:
+    """With how many tiles at a time, `batch` if given; what does not fit in the budget may be refused."""
     largest = tiling.largest.pixels
     needed = cost.bytes(largest * (batch or 1))
     if refuse and needed > budget_bytes:
         tiles = f"{batch} tiles of {tiling.largest} take" if (batch or 1) > 1 else f"a tile of {tiling.largest} takes"
         raise RedlineError(f"{format_bytes(budget_bytes)} are too little: {tiles} {format_bytes(needed)}.")
-    if batch:
-        return batch
-    room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
-    most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
-    batch = min(range(most, 0, -1), key=lambda batch: _computed_pixels(tiling, batch, sizes))
-    # One that is never full would only be filled up.
-    return min(batch, max(count_tiles(size[0], tiling.shape_for(size).columns) for size in sizes))
+    if batch is None:
+        room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
+        most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
+        filled = {batch: replace(tiling, filled_to=batch if fills else 1) for batch in range(most, 0, -1)}
+        batch = min(filled, key=lambda batch: _computed_pixels(filled[batch], sizes))
+        # One that is never full would only be filled up.
+        batch = min(batch, max(count_tiles(size[0], filled[batch].shape_for(size).columns) for size in sizes))
+    return replace(tiling, filled_to=batch if fills else 1), batch
 
 
 @dataclass(frozen=True)
@@ -137,16 +152,16 @@ class _Shaping:
     """Which shapes pictures are best cut by: all widths and heights are looked at at once."""
 
     def __init__(
-        self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], batch: int, passes_a_shape: int
+        self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], filled_to: int, passes: int
     ) -> None:
         self.like, self.sizes = like, sizes
         columns, self._widths = _counts(like, most_pixels, [width for width, _ in sizes])
         rows, self._heights = _counts(like, most_pixels, [height for _, height in sizes])
         # In floating point, where products of matrices are fast; all of these numbers are exact in it.
-        self._rows, self._columns = rows.astype(np.float64), (-(-columns // batch) * batch).astype(np.float64)
+        self._rows, self._columns = rows.astype(np.float64), (-(-columns // filled_to) * filled_to).astype(np.float64)
         pixels = self._heights[:, None] * self._widths[None, :]
         self._pixels = np.where(pixels <= most_pixels, pixels.astype(np.float64), np.inf)
-        self._to_record = passes_a_shape * batch
+        self._to_record = passes * filled_to
 
     def shapes(self, most: int) -> tuple[TileShape, ...]:
         """One for all, then one more as long as it saves enough, for the pictures that it saves most of."""
@@ -195,13 +210,16 @@ def _pixels(groups: tuple[_Group, _Group]) -> int:
 
 def _counts(like: Cut, most_pixels: int, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """How many tiles of every length that may be the best make up each side; and those lengths."""
-    least, step = smallest_tile(like.margin, like.ramp, like.align), like.align
-    longest = min(ceil(max(lengths) / step) * step, 2 * isqrt(most_pixels) // step * step)
-    tiles = np.arange(least, max(least, longest) + 1, step, dtype=np.int64)
-    cuts = [replace(like, tile=int(tile)) for tile in tiles]
+    least, align = smallest_tile(like.margin, like.ramp, like.align), like.align
+    longest = min(ceil(max(lengths) / align) * align, 2 * isqrt(most_pixels) // align * align)
+    tiles = set(range(least, max(least, longest) + 1, ceil(_STEP_PX / align) * align))
+    fitting = Counter(ceil(length / align) * align for length in lengths)
+    tiles |= {length for length, _ in fitting.most_common(_MOST_LENGTHS) if least <= length <= longest}
+    cuts = [replace(like, tile=tile) for tile in sorted(tiles)]
     distinct, where = np.unique(lengths, return_inverse=True)
-    return np.array([[count_tiles(int(length), cut) for length in distinct] for cut in cuts])[:, where], tiles
+    counts = np.array([[count_tiles(int(length), cut) for length in distinct] for cut in cuts])
+    return counts[:, where], np.array([cut.tile for cut in cuts])
 
 
-def _computed_pixels(tiling: Tiling, batch: int, sizes: Sequence[tuple[int, int]]) -> int:
-    return sum(tiling.shape_for(size).computed_pixels(size, batch) for size in sizes)
+def _computed_pixels(tiling: Tiling, sizes: Sequence[tuple[int, int]]) -> int:
+    return sum(tiling.shape_for(size).computed_pixels(size, tiling.filled_to) for size in sizes)

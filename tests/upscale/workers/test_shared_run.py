@@ -154,7 +154,7 @@ def test_two_workers_make_what_one_makes(
         splits[0].parts[-1].last,
         splits[0].parts[-1].last,
     )
-    assert said[0].endswith("1 tile of 32 × 32 at a time, 2 workers") and len(said) == 1
+    assert said[0].endswith("3 tiles of 32 × 32 at a time, 2 workers") and len(said) == 1
     assert len(crews) == 1 and are_gone(crews[0]) and not left_over(tmp_path)
     # What the two noted down is what a later run goes by.
     resumed = Upscaling(replace(two, resume=True))

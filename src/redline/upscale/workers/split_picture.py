@@ -134,7 +134,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
             width, height = picture.width, picture.height
             pixels = width * height
             raw_bytes = pixels * scale**2 * picture.channels * (picture.bits // 8)
-        cut = tiling.shape_for((width, height)).rows
+        cut = tiling.shape_for((width, height), settings.pictures.wrap).rows
         rows = len(frame(height, cut, settings.pictures.wrap).side.starts)
         count = min(count, rows // _LEAST_ROWS)
         if pixels <= settings.split_pixels or count < 2:

@@ -85,7 +85,7 @@ def _work(line: Line, device: str, sharing: int) -> None:
     tiling, batch = upscaling.choose_tiles(job.sizes, job.tiles, sharing)
     line.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
     agreed: Agreed = line.receive()
-    enlarger = upscaling.make_enlarger(upscaling.tiling(agreed.tiles), agreed.batch)
+    enlarger = upscaling.make_enlarger(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
 
     def tell(outcome: Outcome) -> None:
         upscaling.listener.finished(outcome)
