@@ -80,7 +80,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
         except BaseException:
             came.close()
             raise
-        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _lost_sound(came, goes))
+        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _shortcomings(came, goes))
     return _open_with_browser(source, sink, words, wishes, settings, latency)
 
 
@@ -150,8 +150,10 @@ def _film(path: Path, source: Source) -> VideoFileSink:
     return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=film.path if film.has_sound else None)
 
 
-def _lost_sound(source: Source, sink: Sink) -> tuple[str, ...]:
+def _shortcomings(source: Source, sink: Sink) -> tuple[str, ...]:
     inner = _innermost(source)
+    if isinstance(inner, VideoFile):
+        return inner.notes
     if not (isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound):
         return ()
     return (f"the sound of {inner.name} is not recorded: only that of a film on this disk is.",)
@@ -215,5 +217,5 @@ def _open_with_browser(
             came.close()
         raise
     addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
-    notes = (_WAITS,) if waits else ()
+    notes = (*(() if came is None else _shortcomings(came, goes)), *((_WAITS,) if waits else ()))
     return Places(shown, goes, addresses, notes, page.close)

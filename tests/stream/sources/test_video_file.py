@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from redline.errors import RedlineError
+from redline.stream.latency import Latency
+from redline.stream.places import Wishes, open_places
+from redline.stream.settings import LiveSettings
 from redline.stream.sources.video_file import VideoFile
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
@@ -90,6 +93,20 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     assert (
         sentence(tmp_path / "codec.mp4") == "the pictures in 'codec.mp4' are in a form for which there is no decoder."
     )
+
+
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+def test_a_film_without_its_end_is_not_taken_for_a_whole_one(tmp_path: Path, name: str) -> None:
+    """An MP4 has its index in front here, as films that are made to be sent have."""
+    index = {"movflags": "+faststart"} if name.endswith("mp4") else {}
+    make_clip(tmp_path / name, frames=60, muxer=index)
+    assert VideoFile(tmp_path / name).notes == ()
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: len(data) * 3 // 4])
+    (note,) = VideoFile(tmp_path / name).notes
+    assert note == f"{name!r} is cut off: {len(data) - len(data) * 3 // 4:,} bytes are missing at its end."
+    places = open_places(str(tmp_path / name), "null", Wishes(), LiveSettings(), Latency())
+    assert places.notes == (note,)
 
 
 def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from torch import Tensor
 
+from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
 from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.stream.clock import Clock, SystemClock
@@ -44,6 +45,9 @@ class VideoFile:
             start = container.start_time if container.format.name in _CLOCK_OF_THEIR_OWN else None
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
             self.has_sound = bool(container.streams.audio)
+        missing = missing_bytes(path)
+        # What is there is worth a stream, and must not pass for the whole.
+        self.notes = (f"{self.name!r} is cut off: {missing:,} bytes are missing at its end.",) if missing else ()
 
     def frames(self) -> Generator[Frame, None, None]:
         last: int | None = None

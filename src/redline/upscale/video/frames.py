@@ -20,9 +20,9 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from torch import Tensor
 
+from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
 from redline.films import main_stream, opened
-from redline.upscale.video.cut_off import missing_bytes
 from redline.upscale.video.pixels import to_rgb
 from redline.upscale.video.probe import Film, probe, seconds_text
 
