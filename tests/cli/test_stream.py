@@ -20,6 +20,9 @@ from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import fitting
+from redline.stream.latency import Latency
+from redline.stream.pipeline import Outcome
+from redline.stream.session import Result, Session
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
@@ -286,3 +289,18 @@ def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: 
     sink.close()
     assert stream("a.mp4", "b.mp4", "--live").code == 0
     assert (tmp_path / "b.mp4").exists()
+
+
+def test_of_nothing_there_is_no_report(
+    tmp_path: Path, stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before a first frame came."""
+
+    def stopped(self: Session, show: object = None) -> Result:
+        self.places.close()
+        return Result(Outcome(False, 0, Latency().report()), self._about(), (), interrupted=True)
+
+    monkeypatch.setattr(Session, "run", stopped)
+    seen = stream("synthetic:16x16,0.2", "null", "--report", "r.html")
+    assert seen.code == 130 and "no frame came, so there is nothing to report" in seen.err
+    assert list(tmp_path.iterdir()) == []

@@ -83,7 +83,9 @@ def stream(
         kind = "GPU" if session.device.type == "cuda" else "CPU"
         result = session.run(lambda sample: _show(status, sample, kind))
     _print_json(result) if as_json else _print(result)
-    if report is not None:
+    if report is not None and not result.outcome.report.frames:
+        _say("no frame came, so there is nothing to report")
+    elif report is not None:
         session.write_report(result)
         progress.print(f"wrote {escape(str(report))}", highlight=False, soft_wrap=True)
     # A camera has no other end than Ctrl-C; a film that was stopped is not whole.

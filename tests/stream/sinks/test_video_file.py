@@ -1,5 +1,8 @@
 """Films keep every frame's time and the sound's; a film is whole or not there."""
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
+from redline.partial import hidden_path
 from redline.stream.frames import Frame
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
@@ -111,6 +115,19 @@ def test_an_abandoned_film_leaves_no_trace_and_the_old_one_stays(tmp_path: Path)
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 2
     sink.abandon()
     assert target.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_stream_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    mine = hidden_path(tmp_path / "b.mp4")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: gone.pid)
+        left = hidden_path(tmp_path / "a.mp4")
+    for path in (left, mine):
+        path.touch()
+    write(VideoFileSink(tmp_path / "a.mp4", Fraction(25)), clip([0, 1], Fraction(1, 25)))
+    assert sorted(tmp_path.iterdir()) == sorted([mine, tmp_path / "a.mp4"])
 
 
 def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:

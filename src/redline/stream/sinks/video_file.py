@@ -6,7 +6,6 @@ not needed.
 
 import math
 import os
-import tempfile
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +18,7 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
+from redline.partial import hidden_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.sound import SoundCopy, check_sound
 
@@ -90,10 +90,8 @@ class _Film:
 
     def __init__(self, sink: VideoFileSink, first: Frame) -> None:
         path = sink._path
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-        os.close(handle)
-        os.chmod(partial, 0o644)
-        self.partial = Path(partial)
+        remove_abandoned(path.parent)
+        self.partial = hidden_path(path)
         self._size, self._time_base = (first.height, first.width), first.time_base
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
         self._usual = max(1, round(1 / sink._rate / first.time_base))
