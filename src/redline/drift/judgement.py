@@ -43,14 +43,14 @@ def judge(watched: Watched) -> list[Finding]:
         value, since = _drift(watched, name)
         found.append(_finding(watched, f"{name} drift", abs(value), limit, text.format(math.exp(value)), since))
     distance, since = _drift(watched, "distance")
-    said = "its distance to the input grows by {:.3f}"
+    said = "its distance to the input grows by {:z.3f}"
     found.append(_finding(watched, "structure drift", distance, DISTANCE, said, since))
     if any(math.isfinite(value) for value in watched.series("flicker")):
         found += _flickers(watched)
     if any(math.isfinite(value) for value in watched.series("gain_db")):
         gain = _mean(watched.rows, "gain_db", range(SETTLING, len(watched.rows)))
         change, since = _drift(watched, "gain_db")
-        said = "its gain over the input falls by {:.2f} dB"
+        said = "its gain over the input falls by {:z.2f} dB"
         found.append(Finding(watched.case, "gain", gain, 0.0, gain > 0, f"it is {gain:+.2f} dB above its input"))
         found.append(_finding(watched, "gain drift", -change, GAIN_DB, said, -since))
     if watched.cut is not None:
@@ -93,7 +93,7 @@ def _flickers(watched: Watched) -> list[Finding]:
     growth, since = _drift(watched, "flicker")
     return [
         _finding(watched, "steadier than its input", ours, theirs, f"warp error {ours:.4f}, the input's {theirs:.4f}"),
-        _finding(watched, "flicker drift", growth, FLICKER, "its warp error grows by {:.4f}", since),
+        _finding(watched, "flicker drift", growth, FLICKER, "its warp error grows by {:z.4f}", since),
     ]
 
 
