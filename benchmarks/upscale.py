@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
-from redline.gate import Gate, Score
+from redline.gate import Gate, Score, worst
 from redline.machine import Machine
 from redline.measurement import Measurement, append
 from redline.memory import MemoryMonitor, is_out_of_memory
@@ -168,9 +168,8 @@ def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, judged:
             GATE.judge(right[None], fast(torch.cat([each[None], tiles[1:]]))[:1])
             for each, right in zip(judged, exact, strict=True)
         ]
-    worst = min(scores, key=lambda score: score.value)
     # What a graph or the converted weights hold was taken since, and counts.
-    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, worst)
+    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, worst(scores))
 
 
 @torch.no_grad()

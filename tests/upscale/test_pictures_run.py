@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.partial import is_partial
 from redline.plan import Plan
-from redline.upscale.enlarger import Enlarger, most_detailed
+from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
+from redline.upscale.picture_tiles import squares_to_judge
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.settings import PictureSettings
 from redline.upscale.tasks import Task
@@ -214,7 +215,22 @@ def test_a_precision_is_judged_on_little_of_a_tile_where_most_is_to_be_seen(tmp_
     (judged,) = module.seen
     assert judged.shape == (2, 3, 64, 64) and judged.std() > 0.2
     # Of a tile that is smaller, all of it.
-    assert most_detailed(torch.rand(3, 3, 16, 32), 16).shape == (2, 3, 16, 32)
+    assert squares_to_judge(torch.rand(3, 3, 16, 32), 16).shape == (2, 3, 16, 32)
+
+
+def test_what_is_compiled_or_recorded_is_judged_without_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the squares it would be compiled once more."""
+    applied: list[tuple[str, torch.Size]] = []
+
+    def apply(plan: Plan, module: nn.Module, *, samples: Tensor, **_: object) -> nn.Module:
+        applied.append((str(plan), samples.shape))
+        return module
+
+    monkeypatch.setattr(Plan, "apply", apply)
+    network = Network(Twice(), 2, 4, "twice", "digest")
+    using = Enlarger(network, Plan.parse("bf16 + compile"), "cpu", Tiling.square(Cut(128, 4, 4, 4)), 1)
+    assert using(torch.rand(1, 3, 128, 128)).shape == (1, 3, 256, 256)
+    assert applied == [("bf16 + compile", (1, 3, 128, 128)), ("bf16", (2, 3, 64, 64))]
 
 
 def test_weights_that_give_nan_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from math import ceil
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from redline.errors import ModelError, RedlineError
 from redline.gate import Gate
@@ -27,10 +26,10 @@ from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import Arriving, copies_for
 from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
 from redline.upscale.network import Network
+from redline.upscale.picture_tiles import squares_to_judge
 
 # Below this, what a lower precision changes could be seen.
 GATE = Gate("picture_psnr", 40.0)
-_JUDGED, _JUDGED_PX = 2, 64
 # What takes the place of a precision that failed, in turn.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 
@@ -42,23 +41,6 @@ class _Batch:
     tiles: Tensor
     output: Tensor
     is_finite: Arriving
-
-
-def most_detailed(tiles: Tensor, window: int) -> Tensor:
-    """The squares of these tiles (N, 3, H, W) in which neighbours differ most, of about 64 pixels a side."""
-    height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
-    across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
-    # Each pixel with its right and its lower neighbour.
-    detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
-    sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
-    squares = []
-    for place in sums.flatten().topk(min(_JUDGED, sums.numel())).indices.tolist():
-        tile, rest = divmod(place, sums[0].numel())
-        top, left = (
-            index * max(side // 2, 1) for index, side in zip(divmod(rest, sums.shape[2]), (height, width), strict=True)
-        )
-        squares.append(tiles[tile, :, top : top + height, left : left + width])
-    return torch.stack(squares)
 
 
 class OutOfMemory(ModelError):
@@ -161,7 +143,7 @@ class Enlarger:
             fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
             if not any(name in self.plan for name in _SAFER):
                 return fast
-            squares = most_detailed(tiles, self.network.window)
+            squares = squares_to_judge(tiles, self.network.window)
             # Compiled or recorded, it would be so for the squares once more.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))

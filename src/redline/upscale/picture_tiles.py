@@ -1,14 +1,18 @@
 """Tiles of real pictures: what a network is calibrated and judged on."""
 
+from math import ceil
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.edges import reflected
 from redline.errors import RedlineError
 from redline.upscale.pictures import open_picture, to_planes
 from redline.upscale.tasks import find_tasks
+
+_JUDGED, _JUDGED_PX = 2, 64
 
 
 def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
@@ -31,3 +35,20 @@ def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
         down, right = (reflected(0, tile, side) for side in colour.shape[-2:])
         tiles.append(colour[:, down][:, :, right])
     return torch.stack(tiles)
+
+
+def squares_to_judge(tiles: Tensor, window: int) -> Tensor:
+    """The two squares of these tiles (N, 3, H, W) in which neighbours differ most, of about 64 pixels a side."""
+    height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
+    across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
+    # Each pixel with its right and its lower neighbour.
+    detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
+    sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
+    squares = []
+    for place in sums.flatten().topk(min(_JUDGED, sums.numel())).indices.tolist():
+        tile, rest = divmod(place, sums[0].numel())
+        top, left = (
+            index * max(side // 2, 1) for index, side in zip(divmod(rest, sums.shape[2]), (height, width), strict=True)
+        )
+        squares.append(tiles[tile, :, top : top + height, left : left + width])
+    return torch.stack(squares)

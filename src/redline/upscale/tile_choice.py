@@ -3,8 +3,8 @@
 What two neighbours share is computed twice, and so is what reaches beyond a picture's edge. Large tiles waste less of
 the one and more of the other, so of those that fit the one is taken with which the pictures at hand cost least, its
 width and its height chosen apart. Pictures of another form (upright ones, say) get a shape of their own where this
-saves more than a graph for it costs. The batch follows in the same way: a last one that is not full is filled up. The
-cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
+saves more than a graph for it costs. The batch follows in the same way, where a last one that is not full is filled up.
+The cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
 """
 
 from collections import Counter

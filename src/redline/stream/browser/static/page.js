@@ -197,7 +197,7 @@ const Settings = (() => {
 
   // Words are sent when they are finished: with Enter, or when the field is left.
   function words(name, label, why, send) {
-    const box = Charts.make("div", "setting words"), input = Charts.make("input");
+    const box = Charts.make("div", "setting"), input = Charts.make("input");
     const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
     Object.assign(input, { type: "text", id: `set-${name}`, maxLength: 2000, autocomplete: "off", spellcheck: false });
     caption.htmlFor = input.id;
