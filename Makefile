@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
 test: $(READY)
-	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile
+	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses 2 --dist load $(wildcard tests/ops/*/test_triton.py)
 	$(BIN)/pytest -m "not gpu and not slow and alone" $(shell grep -rl "mark.alone" tests)
 
@@ -39,8 +39,8 @@ figures: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
 	touch $(READY)
 
 clean:

@@ -12,7 +12,7 @@ from redline.workload import TRAINING
 
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
 # under a compiler, and the other way round. A plan lists its rungs in the order of their stages all the same.
-FIRST = ("bf16", "fp16", "fused_ops", "onnxruntime", "compile", "tensorrt", "cuda_graph")
+FIRST = ("bf16", "fp16", "fused_ops", "keep_memory", "onnxruntime", "compile", "tensorrt", "cuda_graph")
 
 
 def candidates(settings: Settings, machine: Machine, training: bool) -> Iterator[list[Rung]]:

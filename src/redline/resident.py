@@ -2,13 +2,19 @@
 
 import contextlib
 import ctypes
+import functools
 import os
+import platform
 import resource
 import sys
 import time
 from pathlib import Path
 
 import torch
+
+# Of malloc.h.
+_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_PROBE_BYTES = 64 * 2**20
 
 
 def resident_bytes() -> int:
@@ -46,6 +52,41 @@ def return_freed_memory() -> None:
     torch.empty(2**28, dtype=torch.uint8)
     with contextlib.suppress(AttributeError):  # there is none but in glibc
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
+
+    What it was told before cannot be read, so it cannot be untold. A thread's own heap ends at 64 MiB, hence one for all.
+    """
+    for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)):
+        ctypes.CDLL(None).mallopt(setting, value)
+
+
+@functools.cache
+def torch_allocates_by_glibc() -> bool:
+    """Whether glibc counts a block that torch takes: builds for some CPUs bring an allocator of their own."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    before = _glibc_bytes()
+    block = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
+    # The counters have 32 bits.
+    return (_glibc_bytes() - before) % 2**32 >= block.nbytes
+
+
+def _glibc_bytes() -> int:
+    """What glibc has handed out, of its heap and as blocks of their own."""
+    mallinfo = ctypes.CDLL(None).mallinfo
+    mallinfo.restype = _Mallinfo
+    counted = mallinfo()
+    return counted.hblkhd + counted.uordblks
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_uint)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
 
 
 def _status_bytes(field: str) -> int | None:

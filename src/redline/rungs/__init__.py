@@ -19,6 +19,7 @@ from redline.rungs.fused_ops import FusedOps
 from redline.rungs.fused_optimizer import FusedOptimizer
 from redline.rungs.grad_scaler import GradScaler
 from redline.rungs.int8 import Int8
+from redline.rungs.keep_memory import KeepMemory
 from redline.rungs.onnxruntime import Onnxruntime
 from redline.rungs.sdpa import Sdpa
 from redline.rungs.streams import Streams
@@ -43,6 +44,7 @@ _ALL: tuple[type[Rung], ...] = (
     Align,
     Tf32,
     CudnnBenchmark,
+    KeepMemory,
     Compile,
     Onnxruntime,
     Tensorrt,
