@@ -58,7 +58,10 @@ def keep_freed_memory() -> None:
     """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
 
     What it was told before cannot be read, so it cannot be untold. A thread's own heap ends at 64 MiB, hence one for all.
+    Where torch takes its memory from elsewhere nothing happens.
     """
+    if not torch_allocates_by_glibc():
+        return
     for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)):
         ctypes.CDLL(None).mallopt(setting, value)
 

@@ -39,7 +39,13 @@ def test_a_streams_threads_do_not_spin_while_they_wait(command: str, given: str 
 
 @pytest.mark.parametrize(
     ("command", "given", "expected"),
-    [("stream", None, "1"), ("upscale", None, "1"), ("upscale", "0", "0"), ("climb", None, "unset")],
+    [
+        ("stream", None, "1"),
+        ("upscale", None, "1"),
+        ("upscale", "0", "0"),
+        ("eval", None, "1"),
+        ("climb", None, "unset"),
+    ],
 )
 def test_pictures_are_computed_in_large_pages(command: str, given: str | None, expected: str) -> None:
     assert found("THP_MEM_ALLOC_ENABLE", command, given) == expected
