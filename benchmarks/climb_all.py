@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--budget", default="10m", help="time for one climb")
     parser.add_argument("--timeout", default="2m", help="time limit of one trial")
     parser.add_argument("--sampling", default="3s", help="time for the turns of one comparison")
+    parser.add_argument("--without", action="append", default=[], metavar="RUNG", help="leave it out; repeatable")
     parser.add_argument("--out", type=Path, required=True, help="folder for the result files")
     arguments = parser.parse_args()
     failed = False
@@ -60,6 +61,7 @@ def main() -> int:
                 budget_s=parse_seconds(arguments.budget),
                 timeout_s=parse_seconds(arguments.timeout),
                 sampling_s=parse_seconds(arguments.sampling),
+                without=tuple(arguments.without),
             )
             try:
                 climbed = climb(settings, lambda text, row: print(f"  {text}", row.reason if row else "", flush=True))

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -57,8 +58,8 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> None:
     """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
 
-    What it was told before cannot be read, so it cannot be untold. A thread's own heap ends at 64 MiB, hence one for all.
-    Where torch takes its memory from elsewhere nothing happens.
+    What it was told before cannot be read, so it cannot be untold. A thread's own heap ends at 64 MiB, hence one heap
+    for all. Where torch takes its memory from elsewhere nothing happens.
     """
     if not torch_allocates_by_glibc():
         return
@@ -86,10 +87,10 @@ def _glibc_bytes() -> int:
 
 
 class _Mallinfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_uint)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
+    """Blocks of their own are counted by `hblkhd`, those of the heap by `uordblks`."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_: ClassVar = [(name, ctypes.c_uint) for name in _names]
 
 
 def _status_bytes(field: str) -> int | None:

@@ -117,7 +117,7 @@ def main() -> None:
         # cores take turns of a second.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.argv[1:2] in (["stream"], ["upscale"], ["eval"]):
-        # Likewise: memory in large pages, of which a picture's activations take few, and which fit each other when kept.
+        # Likewise: memory in large pages, of which pictures take few, and which fit each other better when kept.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         app(standalone_mode=True)

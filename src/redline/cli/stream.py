@@ -15,6 +15,7 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.errors import RedlineError
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 from redline.samplers import SAMPLERS
+from redline.stream.changes import numbers
 from redline.stream.latency import STAGES
 from redline.stream.places import SINKS, SOURCES, Wishes
 from redline.stream.plans import PRECISIONS
@@ -46,6 +47,12 @@ def stream(
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     duration: Annotated[str | None, typer.Option(help="Stop after this long: 30s, 5m, 1h.")] = None,
+    changes: Annotated[
+        str | None,
+        typer.Option(
+            help="Change settings meanwhile: lines as strength=0.4 steps=2, from a file, a pipe, or - (stdin)."
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="What viewers must know, to be seen from other machines.")] = None,
     metrics: Annotated[Path | None, typer.Option(help="Write the figures of each second as JSON lines.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with the curves at the end, out.html.")] = None,
@@ -74,6 +81,7 @@ def stream(
         duration_s=None if duration is None else parse_seconds(duration),
         metrics=metrics,
         report=report,
+        changes=changes,
     )
     with progress.status("reading the model …") as status:
         session = Session(request, _say)
@@ -150,6 +158,6 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(",")) if text.strip() else ()
+        return numbers(text)
     except ValueError as error:
         raise RedlineError(f"a control vector is numbers with commas between them, not {text!r}.") from error

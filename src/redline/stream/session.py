@@ -11,6 +11,7 @@ import torch
 
 from redline.machine import Machine, resolve_device
 from redline.plan import Plan
+from redline.stream.changes import Changes
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.figure_file import FigureFile, check_place
 from redline.stream.latency import Latency
@@ -45,6 +46,7 @@ class Request:
     duration_s: float | None = None
     metrics: Path | None = None
     report: Path | None = None
+    changes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Session:
         frames = self.loaded.frames
         self.settings = LiveSettings(_settings(request, self.loaded), frames.check)
         self._first_settings = self.settings.now()
+        self._changes = None if request.changes is None else Changes(request.changes, self.settings, say)
         self.latency = Latency()
         threshold = CUT_THRESHOLD if request.reset_at_cuts else None
         self.engine = Engine(frames, self.settings.now(), cut_threshold=threshold)
@@ -113,6 +116,8 @@ class Session:
                 write=(lambda line: None) if self._figures is None else self._figures.write,
             )
             stack.enter_context(_stopped_by_signals(watch.stop_wanted))
+            if self._changes is not None:
+                stack.enter_context(self._changes)
             with watch:
                 outcome = pipeline.run()
         if watch.error is not None:

@@ -1,0 +1,142 @@
+"""Settings by lines of text: from a file that grows, a pipe whose writers come and go, and standard input."""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from patience import HANGS_S, PATIENCE_S
+from redline.errors import RedlineError
+from redline.models.lsd import save_lsd
+from redline.plan import Plan
+from redline.stream.changes import Changes, read_change
+from redline.stream.session import Request, Session
+from redline.stream.settings import LiveSettings, Settings
+from stream.small_models import small_lsd
+
+pytestmark = pytest.mark.timeout(HANGS_S)
+
+
+class Heard(list[str]):
+    """What was said; waits for more of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._came = threading.Condition()
+
+    def __call__(self, sentence: str) -> None:
+        with self._came:
+            self.append(sentence)
+            self._came.notify_all()
+
+    def wait(self, count: int) -> None:
+        with self._came:
+            assert self._came.wait_for(lambda: len(self) >= count, PATIENCE_S), list(self)
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("strength=0.4", {"strength": 0.4}),
+        (' steps=2  seed=7 prompt="a red fox" ', {"steps": 2, "seed": 7, "prompt": "a red fox"}),
+        ("control=0.5,1", {"control": (0.5, 1.0)}),
+        ("control=", {"control": ()}),
+        ("prompt='x=y'", {"prompt": "x=y"}),
+        ("   # nothing but a remark", {}),
+        ("", {}),
+    ],
+)
+def test_a_line(line: str, changes: dict[str, object]) -> None:
+    assert read_change(line) == changes
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("strength", "a change is a name and a value, as in strength=0.4, not 'strength'"),
+        ("strength=much", "strength cannot be 'much'"),
+        ("steps=1.5", "steps cannot be '1.5'"),
+        ("control=1,,2", "control cannot be '1,,2'"),
+        ('prompt="open', "no closing quotation"),
+    ],
+)
+def test_a_line_that_makes_no_sense(line: str, said: str) -> None:
+    with pytest.raises(RedlineError, match=said):
+        read_change(line)
+
+
+def test_a_file_that_grows(tmp_path: Path) -> None:
+    path, heard, settings = tmp_path / "changes.txt", Heard(), LiveSettings(Settings(steps=1))
+    path.write_text("seed=3\nwarmth=2\nstrength=7\n")
+    with Changes(str(path), settings, heard):
+        heard.wait(3)
+        assert settings.now() == Settings(steps=1, seed=3)
+        with path.open("a") as file:
+            file.write("stre")
+            file.flush()
+            time.sleep(0.3)
+            file.write("ngth=0.25 steps=2\n")
+        heard.wait(4)
+    assert settings.now() == Settings(0.25, 2, 3)
+    assert heard == [
+        "changed seed to 3",
+        "'warmth' is no setting of a stream: choose from strength, steps, seed, control, prompt.",
+        "strength is a number from 0 to 1, not 7.0.",
+        "changed strength to 0.25, steps to 2",
+    ]
+
+
+def test_a_pipe_outlives_its_writers_and_a_line_without_end(tmp_path: Path) -> None:
+    path, heard, settings = tmp_path / "pipe", Heard(), LiveSettings()
+    os.mkfifo(path)
+    with Changes(str(path), settings, heard):
+        for seed in (1, 2):
+            path.write_text(f"seed={seed}\n")
+            heard.wait(seed)
+        path.write_text("x" * 20_000)
+        heard.wait(3)
+        path.write_text("x" * 20_000 + "\nseed=4\n")
+        heard.wait(5)
+    assert settings.now().seed == 4 and "a line of more than 16,384 characters" in heard[2]
+
+
+def test_standard_input_ends_and_the_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, into = os.pipe()
+    heard, settings = Heard(), LiveSettings()
+    with open(out) as given, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", given)
+        with Changes("-", settings, heard):
+            os.write(into, b"seed=5")
+            os.close(into)
+            heard.wait(1)
+    assert settings.now().seed == 5
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_what_cannot_be_read_is_said_first(tmp_path: Path, missing: bool) -> None:
+    place = str(tmp_path / "none") if missing else str(tmp_path)
+    with pytest.raises(RedlineError, match="No such file" if missing else "a file or a pipe, which"):
+        Changes(place, LiveSettings(), Heard())
+
+
+def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(RedlineError, match="no keyboard and no pipe"):
+        Changes("-", LiveSettings(), Heard())
+
+
+def test_a_running_stream_is_changed(tmp_path: Path) -> None:
+    save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
+    path, heard = tmp_path / "changes.txt", Heard()
+    path.write_text("strength=0.125\n")
+    request = Request(
+        "synthetic:16x16,0.4", "null", tmp_path / "small.safetensors", plan=Plan.parse("eager"), changes=str(path)
+    )
+    session = Session(request, heard)
+    before = threading.active_count()
+    session.run()
+    assert session.settings.now().strength == 0.125 and heard == ["changed strength to 0.125"]
+    assert threading.active_count() <= before
