@@ -38,10 +38,12 @@ figures: $(READY)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/model_tables.py
 
+# Compiled by all cores at once, which pip does by one; some packages hold files that are no Python of this version.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $(READY)
 
 clean:
