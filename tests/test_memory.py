@@ -26,6 +26,19 @@ def test_the_peak_is_seen_after_it_has_passed() -> None:
     assert monitor.peak_bytes >= during
 
 
+def test_the_peak_is_no_less_than_what_was_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts pages by thread, and adds them up for its peak only now and then."""
+    monitor = MemoryMonitor("cpu")
+    held = iter((700, 500, 500))
+    monkeypatch.setattr(memory, "resident_bytes", lambda: next(held))
+    monkeypatch.setattr(memory, "peak_resident_bytes", lambda: 690)
+    monkeypatch.setattr(monitor, "_polled_peak", None)
+    assert monitor.read().peak_bytes == 700
+    assert monitor.read().peak_bytes == 700
+    monitor._highest_read = 0
+    assert monitor.read().peak_bytes == 690
+
+
 def test_a_new_monitor_forgets_the_old_peak() -> None:
     with MemoryMonitor("cpu") as monitor, mmap.mmap(-1, 96 * MEGABYTE) as large:
         large.write(b"x" * (96 * MEGABYTE))

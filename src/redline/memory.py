@@ -67,6 +67,7 @@ class MemoryMonitor:
         self.device = resolve_device(device)
         self.interval_s = interval_s
         self._polled_peak: int | None = None
+        self._highest_read = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.reset()
@@ -76,6 +77,7 @@ class MemoryMonitor:
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
+            self._highest_read = 0
             self._polled_peak = None if reset_peak_resident() else resident_bytes()
 
     def read(self) -> MemoryReading:
@@ -83,7 +85,9 @@ class MemoryMonitor:
             current = resident_bytes()
             polled = self._polled_peak
             peak = peak_resident_bytes() if polled is None else polled
-            return MemoryReading("cpu", current, max(peak, current), current, host_bytes())
+            # The kernel's own peak lags behind its count by some pages a thread.
+            self._highest_read = max(self._highest_read, current)
+            return MemoryReading("cpu", current, max(peak, self._highest_read), current, host_bytes())
         current = torch.cuda.memory_allocated(self.device)
         peak = torch.cuda.max_memory_allocated(self.device)
         total = torch.cuda.get_device_properties(self.device).total_memory

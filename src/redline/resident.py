@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 
 # Of malloc.h.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _PROBE_BYTES = 64 * 2**20
 
 
@@ -58,12 +58,12 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> None:
     """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
 
-    What it was told before cannot be read, so it cannot be untold. A thread's own heap ends at 64 MiB, hence one heap
-    for all. Where torch takes its memory from elsewhere nothing happens.
+    What it was told before cannot be read, so it cannot be untold. Heaps of other threads than the first end at 64 MiB,
+    whatever they are told. Where torch takes its memory from elsewhere nothing happens.
     """
     if not torch_allocates_by_glibc():
         return
-    for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1), (_ARENA_MAX, 1)):
+    for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
         ctypes.CDLL(None).mallopt(setting, value)
 
 

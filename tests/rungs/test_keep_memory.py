@@ -1,5 +1,6 @@
 """What is freed stays with the process. Its allocator cannot be untold, so each test has a process of its own."""
 
+import os
 import re
 import subprocess
 import sys
@@ -54,8 +55,11 @@ print(KeepMemory().proof(job) or "no proof: " + KeepMemory().why_nothing(job))
 
 
 def say(told: bool, thread: bool = False) -> str:
+    """In a thread of its own with one heap for all, which glibc can only be told before it starts."""
     code = CODE.replace("TOLD", str(told)).replace("THREAD", str(thread))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"} if thread else None
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return ran.stdout
 
 
 @GLIBC
