@@ -59,10 +59,8 @@ def keep_freed_memory() -> None:
     """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
 
     What it was told before cannot be read, so it cannot be untold. Heaps of other threads than the first end at 64 MiB,
-    whatever they are told. Where torch takes its memory from elsewhere nothing happens.
+    whatever they are told.
     """
-    if not torch_allocates_by_glibc():
-        return
     for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
         ctypes.CDLL(None).mallopt(setting, value)
 

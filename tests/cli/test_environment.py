@@ -43,7 +43,6 @@ def test_a_streams_threads_do_not_spin_while_they_wait(command: str, given: str 
         ("stream", None, "1"),
         ("upscale", None, "1"),
         ("upscale", "0", "0"),
-        ("eval", None, "1"),
         ("climb", None, "unset"),
     ],
 )

@@ -116,7 +116,7 @@ def main() -> None:
         # Before torch is there: its threads are not to spin while they wait, or two programs that compute on the same
         # cores take turns of a second.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if sys.argv[1:2] in (["stream"], ["upscale"], ["eval"]):
+    if sys.argv[1:2] in (["stream"], ["upscale"]):
         # Likewise: memory in large pages, of which pictures take few, and which fit each other better when kept.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:

@@ -14,7 +14,6 @@ from redline.cli.eval_memory import evaluate_memory
 from redline.errors import RedlineError
 from redline.machine import resolve_device
 from redline.models.drct import load_drct
-from redline.resident import keep_freed_memory
 from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.super_resolution.evaluate import Model, PictureScores
 from redline.training.precision import computing_in
@@ -57,8 +56,6 @@ def evaluate_sr(
     """
     choices("precision", precision, ("fp32", "bf16"))
     where = torch.device(resolve_device(device))
-    if where.type == "cpu":
-        keep_freed_memory()  # whole pictures, whose activations are large
     pairs = find_pairs(folder)
     model, factor, window = _model(weights, scale, where)
     with progress.status("") as status, computing_in(precision, where):
