@@ -39,7 +39,8 @@ if not TOLD:
 job = KeepMemory().apply(Job.of(model))
 run = job.finish()
 
-for _ in range(4):
+# Where glibc's pieces come to lie is another each time: it takes some calls until those it has are all it needs.
+for _ in range(16):
     assert torch.equal(run(x), expected)
 assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 print(KeepMemory().proof(job) or "no proof: " + KeepMemory().why_nothing(job))
@@ -55,7 +56,7 @@ def say(told: bool, large_pages: str = "0") -> str:
 @GLIBC
 def test_the_same_output_without_new_pages() -> None:
     told = say(told=True)
-    said = re.match(r"([\d,]+) pages were new in the first call, ([\d,]+) in the last of 4", told)
+    said = re.match(r"([\d,]+) pages were new in the first call, ([\d,]+) in the last of 16", told)
     assert said, told
     first, last = (int(number.replace(",", "")) for number in said.groups())
     assert first > 10 * last
@@ -64,7 +65,7 @@ def test_the_same_output_without_new_pages() -> None:
 @GLIBC
 def test_in_large_pages_the_output_is_the_same_too() -> None:
     """There are so few of them that one more or less decides about the proof."""
-    assert "of 4" in say(told=True, large_pages="1")
+    assert "of 16" in say(told=True, large_pages="1")
 
 
 @GLIBC
