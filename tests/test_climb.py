@@ -264,13 +264,19 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> No
         assert "trust ratios taken in turns" in note
 
 
-def test_what_the_user_left_out_cannot_win(tmp_path: Path) -> None:
+def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
     """torch.compile is raced as the second baseline, and would win against an empty plan."""
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", without=("compile",), only=("tf32",), sampling_s=1)
     result = climb(settings)
     assert str(result.plan) == "eager"
     speedup = next(m.speedup() for m in result.measurements if m.role == "final" and m.plan == "compile")
     assert speedup is not None and speedup.above(1.5)
+    # What the compiler was asked about this CPU was laid out for it, and it took that.
+    programs = [
+        {path.name for path in folder.rglob("*.cpp") if "_chk_kernel" in path.read_text()}
+        for folder in (pool.scratch / "inductor", *Path(os.environ["REDLINE_CACHE"]).glob("vector-isa-*"))
+    ]
+    assert len(programs) == 2 and programs[0] == programs[1] != set()
 
 
 @pytest.mark.usefixtures("without_compiler")

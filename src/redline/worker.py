@@ -5,6 +5,7 @@ import gc
 import hashlib
 import inspect
 import json
+import os
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from redline import vector_isa
 from redline.ceilings import with_ceilings
 from redline.errors import RedlineError, WorkloadError
 from redline.flops import counting_flops
@@ -166,6 +168,8 @@ class Bench:
             label: [workload.fresh_inputs(seed, device) for seed in TIMING_SEEDS]
             for label, workload in self.workloads.items()
         }
+        if not machine.is_cuda and any(rung.name == "compile" and not rung.why_not(machine) for rung in asked.rungs):
+            vector_isa.lay_out(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         self.wait()
         start = time.perf_counter()
         job = Job.of(
