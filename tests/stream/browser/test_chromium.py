@@ -43,6 +43,7 @@ OUTSIDE = """[...document.querySelectorAll("button, input, video, .card, .tiles 
   .filter((box) => box.left < 0 || box.right > innerWidth || !box.width).length"""
 UNNAMED = """[...document.querySelectorAll("input, select, button")]
   .filter((element) => !element.labels?.length && !element.textContent.trim()).length"""
+P50 = "[...document.querySelectorAll('#stages tr')].map((row) => row.querySelector('.n').textContent)"
 SLIDE = """(id, to) => {
   const slider = document.getElementById(id);
   slider.value = to;
@@ -85,7 +86,10 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
             assert await browser.run("document.getElementById('busy-title').textContent") == "Processor at work"
             title = str(await browser.wait_for("document.getElementById('title').textContent"))
             assert title.startswith("Live at ") and title.endswith(" frames a second")
-            assert await browser.run("document.querySelectorAll('#stages tr').length") == 7
+            # Six stages and their sum; from there three to this screen, and all of it.
+            await browser.wait_for("document.querySelectorAll('#stages tr').length === 11")
+            p50 = [float(one) for one in await browser.run(P50)]
+            assert p50[-1] >= p50[6] and all(one >= 0 for one in p50) and p50[7] > 0 < p50[9]
             assert await browser.run("document.querySelectorAll('.chart path[d]').length") >= 5
             await browser.wait_for(f"{number('decoding')} > 0 && {number('age')} > 0")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from patience import PATIENCE_S
-from redline.stream.browser.outlet import Outlet
+from redline.stream.browser.outlet import Outlet, Put
 from redline.stream.browser.sink import BrowserSink
 from redline.stream.frames import Frame
 from stream.clocks import ManualClock
@@ -24,10 +24,10 @@ def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
         outlet = Outlet()
         outlet.put(frame(0))
         view = outlet.view()
-        assert (await view.next(1))[0].index == 0, "what was shown last is there at once"
+        assert (await view.next(1))[0].frame.index == 0, "what was shown last is there at once"
         for number in range(1, 6):
             outlet.put(frame(number))
-        assert (await view.next(1))[0].index == 5
+        assert (await view.next(1))[0].frame.index == 5
         assert (view.taken, view.skipped) == (2, 4)
 
     asyncio.run(main())
@@ -38,7 +38,7 @@ def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
         outlet = Outlet()
         view = outlet.view()
         outlet.put(frame(7))
-        assert [(seen[0].index, seen[1]) for seen in [await view.next(0.02) for _ in range(3)]] == [
+        assert [(seen[0].frame.index, seen[1]) for seen in [await view.next(0.02) for _ in range(3)]] == [
             (7, True),
             (7, False),
             (7, False),
@@ -56,7 +56,7 @@ def test_a_frame_from_another_thread_wakes_all_viewers() -> None:
         timer.start()
         async with asyncio.timeout(PATIENCE_S):
             seen = await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views))
-        assert [one[0].index for one in seen] == [3, 3, 3]
+        assert [one[0].frame.index for one in seen] == [3, 3, 3]
         threading.Timer(0.05, outlet.end).start()
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views)) == [None] * 3
@@ -81,13 +81,14 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
     assert outlet.ended
 
 
-def test_ages_are_from_capture_to_the_encoder() -> None:
+def test_times_are_from_capture_and_from_the_hand_over_until_a_picture_is_sent() -> None:
     async def main() -> None:
         clock = ManualClock()
         view = Outlet(clock).view()
-        assert view.ages_s() is None
+        assert view.ages_s() is None and view.sendings_s() is None
         for age_s in (0.01, 0.02, 0.03):
-            view.handed_over(frame(0, clock.now_s() - age_s))
+            view.sent(Put(frame(0, clock.now_s() - age_s), 1, clock.now_s() - age_s / 2))
         assert view.ages_s() == pytest.approx([0.02, 0.029, 0.0298])
+        assert view.sendings_s() == pytest.approx([0.01, 0.0145, 0.0149])
 
     asyncio.run(main())

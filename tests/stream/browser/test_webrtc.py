@@ -84,7 +84,8 @@ def test_the_camera_comes_back_changed(run_stream: Callable[..., Running], heigh
                 pass
             assert figures["pictures"]["output"]["width"] == width
             assert figures["pictures"]["output"]["shown_width"] % 2 == 0
-            assert figures["views"]["output"]["taken"] > 0 and figures["views"]["output"]["ages_s"][0] > 0
+            view = figures["views"]["output"]
+            assert view["taken"] > 0 and view["ages_s"][0] > view["sendings_s"][0] > 0
             assert figures["report"]["frames"] > 0
 
     asyncio.run(main())

@@ -27,9 +27,16 @@ def figures(
 
 
 def view_figures(views: dict[str, View]) -> dict[str, Any]:
-    """Of one page: `ages_s` are p50, p95 and p99 from capture to the hand-over to its own encoder."""
+    """Of one page, p50, p95 and p99: `ages_s` from capture until a picture was sent to it, `sendings_s` the last part
+    of that, from the hand-over on."""
     return {
-        name: {"taken": view.taken, "skipped": view.skipped, "ages_s": view.ages_s()} for name, view in views.items()
+        name: {
+            "taken": view.taken,
+            "skipped": view.skipped,
+            "ages_s": view.ages_s(),
+            "sendings_s": view.sendings_s(),
+        }
+        for name, view in views.items()
     }
 
 
@@ -43,12 +50,13 @@ def _memory(device: torch.device) -> dict[str, int]:
 
 
 def _picture(outlet: Outlet) -> dict[str, int] | None:
-    frame, count = outlet.newest
-    if frame is None:
+    put = outlet.newest
+    if put is None:
         return None
+    frame = put.frame
     shown_height, shown_width = shown_size(frame.height, frame.width)
     return {
-        "frames": count,
+        "frames": put.count,
         "height": frame.height,
         "width": frame.width,
         "shown_height": shown_height,

@@ -3,6 +3,8 @@
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +15,14 @@ from redline.stream.latency import PERCENTILES
 _WINDOW = 256
 
 
+class Put(NamedTuple):
+    """A frame, which it was of all, and when it came."""
+
+    frame: Frame
+    count: int
+    at_s: float
+
+
 class Outlet:
     """Filled from any thread; putting takes no longer with viewers than without. `wanted` is set once a viewer is
     connected and asks for a picture."""
@@ -20,8 +30,7 @@ class Outlet:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._newest: Frame | None = None
-        self._count = 0
+        self._newest: Put | None = None
         self._ended = False
         self.wanted = threading.Event()
         self._views: set[View] = set()
@@ -31,15 +40,14 @@ class Outlet:
         return self._ended
 
     @property
-    def newest(self) -> tuple[Frame | None, int]:
-        """The newest frame, and how many there have been."""
+    def newest(self) -> Put | None:
         with self._lock:
-            return self._newest, self._count
+            return self._newest
 
     def put(self, frame: Frame) -> None:
         with self._lock:
-            self._newest = frame
-            self._count += 1
+            count = self._newest.count if self._newest is not None else 0
+            self._newest = Put(frame, count + 1, self.clock.now_s())
             views = list(self._views)
         for view in views:
             view.wake()
@@ -65,41 +73,47 @@ class Outlet:
 
 
 class View:
-    """What one viewer has seen. `skipped` frames were overtaken while it was busy; ages are those of frames at the
-    moment they were handed to its encoder."""
+    """What one viewer has seen. `skipped` frames were overtaken while it was busy. Times are those of new frames when
+    they were on the way to it: since their capture, and since they were put here."""
 
     def __init__(self, outlet: Outlet) -> None:
         self._outlet, self._loop = outlet, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
+        self._sendings_s: deque[float] = deque(maxlen=_WINDOW)
         self.taken = self.skipped = 0
 
-    async def next(self, repeat_after_s: float) -> tuple[Frame, bool] | None:
+    async def next(self, repeat_after_s: float) -> tuple[Put, bool] | None:
         """The newest frame, and whether it is new: the last one comes again where no other does for so long, so that
         a lost packet does not spoil a picture that stands still. None at the end."""
         self._outlet.wanted.set()
         while True:
             self._woken.clear()
-            frame, count = self._outlet.newest
+            put = self._outlet.newest
             if self._outlet.ended:
                 return None
-            if frame is not None and count != self._seen:
-                self.skipped += count - self._seen - 1 if self._seen is not None else 0
-                self._seen = count
+            if put is not None and put.count != self._seen:
+                self.skipped += put.count - self._seen - 1 if self._seen is not None else 0
+                self._seen = put.count
                 self.taken += 1
-                return frame, True
+                return put, True
             try:
                 await asyncio.wait_for(self._woken.wait(), repeat_after_s)
             except TimeoutError:
-                if frame is not None:
-                    return frame, False
+                if put is not None:
+                    return put, False
 
-    def handed_over(self, frame: Frame) -> None:
-        self._ages_s.append(self._outlet.clock.now_s() - frame.captured_s)
+    def sent(self, put: Put) -> None:
+        now_s = self._outlet.clock.now_s()
+        self._ages_s.append(now_s - put.frame.captured_s)
+        self._sendings_s.append(now_s - put.at_s)
 
     def ages_s(self) -> list[float] | None:
-        return np.percentile(list(self._ages_s), PERCENTILES).tolist() if self._ages_s else None
+        return _percentiles(self._ages_s)
+
+    def sendings_s(self) -> list[float] | None:
+        return _percentiles(self._sendings_s)
 
     def wake(self) -> None:
         try:
@@ -110,3 +124,8 @@ class View:
 
     def leave(self) -> None:
         self._outlet.leave(self)
+
+
+def _percentiles(values: Iterable[float]) -> list[float] | None:
+    kept = list(values)
+    return np.percentile(kept, PERCENTILES).tolist() if kept else None

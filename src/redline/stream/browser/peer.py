@@ -22,7 +22,7 @@ from av import VideoFrame
 from redline.errors import RedlineError
 from redline.stream.access import is_loopback
 from redline.stream.browser.messages import MessageError, Offer
-from redline.stream.browser.outlet import Outlet, View
+from redline.stream.browser.outlet import Outlet, Put, View
 from redline.stream.browser.pictures import for_codec
 from redline.stream.browser.source import Line
 
@@ -36,7 +36,7 @@ _VIDEO = [codec for codec in RTCRtpSender.getCapabilities("video").codecs if cod
 
 
 class OutletTrack(MediaStreamTrack):
-    """The encoder asks for a picture when it is done with the last, and gets the newest."""
+    """The encoder asks for a picture when the last is encoded and sent, and gets the newest."""
 
     kind = "video"
 
@@ -45,17 +45,20 @@ class OutletTrack(MediaStreamTrack):
         self._outlet = outlet
         self.view: View = outlet.view()
         self._last_pts = -1
+        self._under_way: Put | None = None
 
     async def recv(self) -> VideoFrame:
+        if self._under_way is not None:
+            self.view.sent(self._under_way)
+            self._under_way = None
         if self.readyState != "live" or (seen := await self.view.next(_REPEAT_AFTER_S)) is None:
             self.stop()
             raise MediaStreamError
-        frame, is_new = seen
-        picture = await asyncio.to_thread(for_codec, frame.pixels)
+        put, is_new = seen
+        picture = await asyncio.to_thread(for_codec, put.frame.pixels)
         self._last_pts = max(self._last_pts + 1, int(self._outlet.clock.now_s() * VIDEO_CLOCK_RATE))
         picture.pts, picture.time_base = self._last_pts, VIDEO_TIME_BASE
-        if is_new:
-            self.view.handed_over(frame)
+        self._under_way = put if is_new else None
         return picture
 
     def stop(self) -> None:

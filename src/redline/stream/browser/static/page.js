@@ -5,9 +5,12 @@ const STAGES = {
   capture: ["Capture", "until it can be computed"], wait: ["Wait", "for the model to be free"], copy_in: ["Copy in", "to the device"],
   compute: ["Compute", "the model"], copy_out: ["Copy out", "from the device"], display: ["Display", "to the hand-over"],
 };
+// From the hand-over on to this screen.
+const WAY_HERE = [["Encode", "for this page, and send"], ["Network", "half a round trip"], ["Browser", "received until shown"]];
 const MIN_GAP_MS = 60, PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
 
 let socket = null, about = null, peer = null, camera = null, running = false, ended = false, waitMs = 500;
+const trips = [], showings = [], WINDOW = 256;
 const past = { p50: [], p95: [], p99: [], rate: [], process: [], gpu: [], held: [] };
 let figures = null, earlier = [];
 
@@ -46,6 +49,7 @@ function hear(said) {
   else if (said.type === "pong") {
     const ms = performance.now() - said.sent;
     $("tile-trip").textContent = `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+    remember(trips, ms);
   } else if (said.type === "answer") peer?.setRemoteDescription({ type: "answer", sdp: said.sdp }).catch((error) => complain(error.message));
   else if (said.type === "error") {
     complain(said.text);
@@ -75,7 +79,7 @@ function welcome(said) {
   $("footer").textContent = (said.source
     ? "Latency counts from a frame’s arrival here, decoded, and adds what it was later than the quickest one. What that one took, in camera, browser and network, is not in it."
     : "Latency begins when the source captured a frame.") + (said.sink
-    ? " It ends when the frame is handed over to the pages: encoding, sending, decoding and showing it are not in it." : "");
+    ? " Together ends when the frame is handed over to the pages; the rows below it go on to this screen. What the screen itself takes is not in them." : "");
   Settings.build(said);
   $("start").disabled = false;
   say({ type: "ping", sent: performance.now() });
@@ -250,6 +254,26 @@ function keep(list, atS, value) {
   while (list.length && list[0][0] < atS - PAST_S) list.shift();
 }
 
+function remember(list, value) {
+  list.push(value);
+  if (list.length > WINDOW) list.shift();
+}
+
+function percentiles(list) {
+  const sorted = [...list].sort((a, b) => a - b);
+  return [0.5, 0.95, 0.99].map((share) => sorted[Math.round(share * (sorted.length - 1))]);
+}
+
+// In milliseconds; sums of percentiles, so about. Nothing before a picture was shown.
+function wayHere() {
+  const view = figures.views.output;
+  if (!view?.ages_s || !trips.length || !showings.length) return null;
+  const ms = (list) => list.map((s) => 1000 * s);
+  const network = percentiles(trips).map((trip) => trip / 2), browser = percentiles(showings);
+  const age = ms(view.ages_s).map((sent, i) => sent + network[0] + browser[i]);
+  return { stages: [ms(view.sendings_s), network, browser], age };
+}
+
 function bytes(number) {
   return number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(2)} GiB` : `${(number / 2 ** 20).toFixed(0)} MiB`;
 }
@@ -293,8 +317,8 @@ function describePicture(name, picture) {
 }
 
 function describeView(view) {
-  const ages = view?.ages_s;
-  $("age").textContent = ages ? `${(1000 * ages[0]).toFixed(1)} · ${(1000 * ages[1]).toFixed(1)} ms` : "–";
+  const age = wayHere()?.age;
+  $("age").textContent = age ? `${age[0].toFixed(1)} · ${age[1].toFixed(1)} ms` : "–";
   $("skipped").textContent = view ? view.skipped.toLocaleString("en") : "–";
 }
 
@@ -303,7 +327,10 @@ function drawCharts() {
   const { report, at_s: now } = figures;
   const row = (spread, names) => ({ label: names[0], what: names[1], none: !report.frames, p50: 1000 * spread.p50_s, p95: 1000 * spread.p95_s, p99: 1000 * spread.p99_s });
   const rows = Object.entries(report.stages).map(([name, spread]) => row(spread, STAGES[name] || [name, ""]));
-  Charts.stages($("stages"), [...rows, { ...row(report.latency, ["Together", ""]), total: true }]);
+  const here = wayHere();
+  const rowHere = (ms, [label, what]) => ({ label, what, p50: ms[0], p95: ms[1], p99: ms[2] });
+  const onward = here ? [...here.stages.map((ms, i) => rowHere(ms, WAY_HERE[i])), { ...rowHere(here.age, ["Shown here", "about"]), total: true }] : [];
+  Charts.stages($("stages"), [...rows, { ...row(report.latency, ["Together", ""]), total: true }, ...onward]);
   const asMs = (value) => `${value.toFixed(1)} ms`;
   Charts.lines($("latency-chart"), ["p50", "p95", "p99"].map((name) => ({ label: name, look: name, values: past[name] })), now, "ms", asMs);
   Charts.lines($("rate-chart"), [{ label: "in the last second", look: "p50", values: past.rate }], now, "/s", (value) => value.toFixed(1));
@@ -324,7 +351,11 @@ let shown = 0, shownBefore = 0, shownSince = performance.now(), statsBefore = nu
 function countShown() {
   const video = $("output").querySelector("video");
   if (!video.requestVideoFrameCallback) return;
-  const count = () => { shown += 1; video.requestVideoFrameCallback(count); };
+  const count = (now, frame) => {
+    shown += 1;
+    if (frame.receiveTime) remember(showings, Math.max(0, frame.expectedDisplayTime - frame.receiveTime));
+    video.requestVideoFrameCallback(count);
+  };
   video.requestVideoFrameCallback(count);
 }
 
