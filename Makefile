@@ -4,26 +4,42 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check format figures clean
+.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures format figures clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
 test: $(READY)
-	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu and not slow" --numprocesses 2 --dist load $(wildcard tests/ops/*/test_triton.py)
+	@trap 'kill $$interpreted' INT TERM; \
+	$(MAKE) --no-print-directory test-interpreted > $(VENV)/interpreted.txt 2>&1 & interpreted=$$!; \
+	$(MAKE) --no-print-directory test-main; main=$$?; \
+	wait $$interpreted; code=$$?; cat $(VENV)/interpreted.txt; exit $$((main || code))
 # These measure time: what a neighbour on the machine causes is gone at a second look, a regression is not.
 	$(BIN)/pytest -m "not gpu and not slow and alone" --reruns 2 $(shell grep -rl "mark.alone" tests)
+
+test-main: $(READY)
+	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# In one process beside the others, which wait at times.
+test-interpreted: $(READY)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" $(wildcard tests/ops/*/test_triton.py)
 
 test-all: $(READY)
 	$(BIN)/pytest
 	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu" $(wildcard tests/ops/*/test_triton.py)
 
 check: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-style check-figures
+
+check-style: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/basedpyright
 	$(BIN)/lint-imports
+
+check-types: $(READY)
+	$(BIN)/basedpyright
+
+check-figures: $(READY)
 	$(BIN)/python benchmarks/tables.py --check
 	$(BIN)/python benchmarks/claims.py --check
 	$(BIN)/python benchmarks/model_tables.py --check
@@ -38,11 +54,13 @@ figures: $(READY)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/model_tables.py
 
-# Compiled by all cores at once, which pip does by one; some packages hold files that are no Python of this version.
+# Compiled by all cores, torch beside the next packages, where pip would use one; some hold files that are no Python of
+# this version.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
-	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]"
+	$(BIN)/python -m compileall -qq $(VENV)/lib & \
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]" && wait
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $(READY)
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from redline.stream.latency import PERCENTILES
 _WINDOW = 256
 
 
-class Put(NamedTuple):
+@dataclass(frozen=True)
+class Put:
     """A frame, which it was of all, and when it came."""
 
     frame: Frame
