@@ -58,7 +58,7 @@ def test_an_answer_that_does_not_come_leaves_nothing(
 def test_whoever_comes_second_leaves_what_is_there(cache: Path, tmp_path: Path) -> None:
     vector_isa.lay_out(CPU, tmp_path / "one")
     (known,) = cache.iterdir()
-    with pytest.raises(OSError, match=r".*"):
+    with pytest.raises(OSError, match="not empty"):
         vector_isa._publish(tmp_path / "one", known)
     assert list(cache.iterdir()) == [known]
 
