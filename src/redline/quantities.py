@@ -66,6 +66,12 @@ def format_bytes(size: float) -> str:
     return f"{size / 2**40:.3g} TiB"
 
 
+def format_megapixels(pixels: int) -> str:
+    """Of a single small picture too: `0.0023 megapixels`."""
+    size = pixels / 1e6
+    return f"{size:.3g} megapixels" if size < 1000 else f"{size:,.0f} megapixels"
+
+
 def format_rate(per_second: float, unit: str) -> str:
     """`7.84e14, 'FLOP/s'` -> `784 TFLOP/s`."""
     for limit, scale, prefix in ((1e6, 1e3, "K"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T")):

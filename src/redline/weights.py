@@ -19,6 +19,8 @@ _PREFIXES = ("module.", "_orig_mod.", "model.", "generator.", "net_g.")
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a `.safetensors` file, or of a `.pth` of any usual wrapping, on the CPU."""
     path = Path(path)
+    if path.suffix.lower() == ".onnx" and path.exists():
+        raise ModelError(f"{str(path)!r} is an exported network: give the weights that it was exported from.")
     try:
         found = load_file(path) if path.suffix == ".safetensors" else _read_torch(path)
     except OSError as error:

@@ -153,6 +153,21 @@ def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     assert other.code == 0 and "film-x2.mkv" in other.out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--calibrate", "photos"], "only int8 is calibrated: add --int8, or leave out --calibrate."),
+        (["--int8"], "name a folder with --calibrate"),
+        (["-o", "network.bin"], "cannot write 'network.bin': the file's name ends in .onnx"),
+    ],
+)
+def test_exports_that_cannot_be_meant(
+    arguments: list[str], sentence: str, command: Callable[..., Seen], tmp_path: Path, weights: Path
+) -> None:
+    seen = command("export", "drct", "-w", weights, *arguments)
+    assert seen.code == 2 and sentence in seen.err and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("tile", [0, -16, 32, 64])
 def test_no_network_is_exported_that_upscale_would_refuse(
     tile: int, command: Callable[..., Seen], tmp_path: Path, weights: Path

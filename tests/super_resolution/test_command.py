@@ -56,14 +56,25 @@ def test_stored_small_pictures_are_used(here: Path) -> None:
 
 
 def test_impossible_requests_are_sentences(here: Path) -> None:
+    (here / "exported.onnx").write_bytes(b"whatever")
     for arguments, said in (
         (("model.safetensors", "set", "--scale", "4"), "enlarges 2 times, not 4"),
         (("none.safetensors", "set"), "cannot read the weights"),
+        (
+            ("exported.onnx", "set"),
+            "'exported.onnx' is an exported network: give the weights that it was exported from",
+        ),
         (("model.safetensors", "nowhere"), "no folder"),
         (("model.safetensors", "set", "--precision", "int8"), "unknown precision"),
     ):
         with pytest.raises(RedlineError, match=said):
             raise_of(run(*arguments))
+
+
+def test_names_are_printed_as_they_are(here: Path) -> None:
+    save_synthetic_photos(here / "odd", 1, 24, 24, seed=5)
+    (here / "odd" / "0.png").rename(here / "odd" / "a [bold] :smile:.png")
+    assert "a [bold] :smile:" in run("bicubic", "odd", "--scale", "2").stdout
 
 
 def raise_of(seen: Result) -> None:

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 
 # Piped output is read by programs and pagers: wide enough that no table is squeezed to 80 columns.
-results = Console(width=None if sys.stdout.isatty() else 200)
-progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200)
+# A file may be called :smile:, and is to be printed as it is called.
+results = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
+progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoji=False)
 
 
 def fail(sentence: str) -> None:

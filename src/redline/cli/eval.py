@@ -6,6 +6,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
@@ -61,7 +62,7 @@ def evaluate_sr(
     with progress.status("") as status, computing_in(precision, where):
 
         def tell(picture: PictureScores) -> None:
-            status.update(f"{picture.name}: {picture.psnr_y_db:.2f} dB")
+            status.update(f"{escape(picture.name)}: {picture.psnr_y_db:.2f} dB")
 
         seen = evaluate(model, pairs, factor, window, where, tell)
     baseline = evaluate(bicubic_model(factor), pairs, factor, device=where) if bicubic else None
@@ -89,7 +90,7 @@ def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model
 def _print(seen: Evaluation, baseline: Evaluation | None) -> None:
     more = ("bicubic dB", "SSIM-Y", "gain") if baseline else ()
     table = Table("picture", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
-    rows = [(p.name, f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.pictures]
+    rows = [(escape(p.name), f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.pictures]
     rows.append((f"[bold]mean of {len(rows)}[/]", "", seen.mean.psnr_y_db, seen.mean.ssim_y))
     others = [*baseline.pictures, baseline.mean] if baseline else [None] * len(rows)
     for (name, size, psnr, ssim), other in zip(rows, others, strict=True):

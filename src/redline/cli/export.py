@@ -27,9 +27,9 @@ def export(
     ] = None,
     format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
     tile: Annotated[int, typer.Option(help="The side of the tiles that the file will take.")] = 128,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="drct-x4.onnx by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file .onnx; drct-x4.onnx by default.")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the pictures of --calibrate.")] = False,
-    calibrate: Annotated[Path | None, typer.Option(help="A folder of pictures like those to come.")] = None,
+    calibrate: Annotated[Path | None, typer.Option(help="For int8: a folder of pictures like those to come.")] = None,
     samples: Annotated[int, typer.Option(help="Tiles to calibrate on.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -44,6 +44,12 @@ def export(
         raise RedlineError(f"unknown format {format!r}: onnx is the one there is.")
     if int8 and calibrate is None:
         raise RedlineError("int8 is calibrated on pictures: name a folder with --calibrate.")
+    if calibrate is not None and not int8:
+        raise RedlineError("only int8 is calibrated: add --int8, or leave out --calibrate.")
+    if out is not None and out.suffix.lower() != ".onnx":
+        raise RedlineError(
+            f"cannot write {str(out)!r}: the file's name ends in .onnx, by which `redline upscale` knows it."
+        )
     if samples < 1:
         raise RedlineError(f"it takes at least one tile to calibrate on, not {samples}.")
     network = load_network(weights, scale)
@@ -52,10 +58,11 @@ def export(
     if tile < least:
         raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: take {least} or more.")
     target = out or Path(f"drct-x{network.scale}{'-int8' if int8 else ''}.onnx")
-    judged_on = (
-        smooth_pictures(_JUDGED_ON, tile) if calibrate is None else tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
-    )
-    calibration = [t[None] for t in tiles_of(calibrate, tile, samples)] if int8 and calibrate is not None else []
+    if calibrate is None:
+        judged_on, calibration = smooth_pictures(_JUDGED_ON, tile), []
+    else:
+        judged_on = tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
+        calibration = [pixels[None] for pixels in tiles_of(calibrate, tile, samples)]
     with progress.status(f"exporting {network.name} …"):
         exported = export_onnx(network, target, tile, judged_on, calibration)
     if as_json:

@@ -23,7 +23,7 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.train_lsd import train_lsd
 from redline.errors import RedlineError
 from redline.machine import resolve_device
-from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
 from redline.training.loop import Outcome, Progress
 from redline.training.loop import train as run_training
 from redline.training.model_card import Result, write_result
@@ -164,7 +164,7 @@ def train_drct(
         task = DrctTask(settings, where)
         for sentence in task.crops.pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
-        said = f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.0f} megapixels, on {where}"
+        said = f"{task.crops.pairs.photos} photos, {format_megapixels(task.crops.pairs.pixels)}, on {where}"
         _say(f"{said}, {task.precision}")
         if task.start and not resume:
             _say(f"beginning with {task.start}")

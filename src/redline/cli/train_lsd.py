@@ -12,7 +12,7 @@ from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
 from redline.machine import resolve_device
-from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
 from redline.training.loop import Outcome
 from redline.training.loop import train as run_training
 from redline.training.lsd.result import LsdResult, write_lsd_result
@@ -49,7 +49,7 @@ def train_lsd(
         pairs = task.clips.crops.pairs
         for sentence in pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
-        said = f"{pairs.photos} photos, {pairs.pixels / 1e6:.0f} megapixels, on {where}, {task.precision}"
+        said = f"{pairs.photos} photos, {format_megapixels(pairs.pixels)}, on {where}, {task.precision}"
         progress.print(f"[dim]{escape(said)}[/]", highlight=False)
         status.update("the first steps …")
         outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(status))

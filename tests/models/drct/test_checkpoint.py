@@ -26,6 +26,11 @@ def official(config: DrctConfig = SMALL, seed: int = 0) -> dict[str, Tensor]:
     return weights
 
 
+def test_a_model_is_named_by_its_groups() -> None:
+    assert str(DrctConfig.of(4, 1)) == "DRCT of 1 group ×4" and str(DrctConfig.of(2, 12)) == "DRCT-L ×2"
+    assert str(SMALL) == "DRCT of 2 groups ×4, width 24"
+
+
 def same(model: Drct, weights: dict[str, Tensor]) -> bool:
     return all(torch.equal(tensor.flatten(), weights[name].flatten()) for name, tensor in model.state_dict().items())
 

@@ -49,5 +49,6 @@ class DrctConfig:
     def __str__(self) -> str:
         known = {6: "DRCT", 12: "DRCT-L"}
         usual = DrctConfig.of(self.scale, self.groups) == self
-        name = known.get(self.groups, f"DRCT of {self.groups} groups") if usual else f"DRCT of {self.groups} groups"
+        of_groups = f"DRCT of {self.groups} group{'s' if self.groups > 1 else ''}"
+        name = known.get(self.groups, of_groups) if usual else of_groups
         return f"{name} ×{self.scale}" + ("" if usual else f", width {self.width}")
