@@ -1,11 +1,12 @@
 """A camera or a network stream through FFmpeg: opened once, before anything starts, and again after each fault.
 
 Nothing here waits without an end: opening and every read have a time limit, after which the stream counts as lost. The
-first opening is kept for the first frames, since a camera cannot be opened twice and a server is slow to. A film that
-broke off goes on behind the last frame that came.
+first opening is kept for the first frames, since a camera cannot be opened twice and a server is slow to; what came
+meanwhile is passed over. A film that broke off goes on behind the last frame that came.
 """
 
 import threading
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,12 +23,15 @@ from redline.films import reason, said_rate
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
+from redline.stream.sources.backlog import Backlog
 from redline.stream.sources.video_file import to_pixels, upright
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
 _UNTIMED = 0x80
 _TICK = Fraction(1, 90_000)
+# There FFmpeg knows where a picture of these ends when the next one begins, and gives it then.
+_UNENDED, _UNENDED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # By how much the end of a film may be missing: the clocks of its parts are rounded.
 _MISSING_S = 1
 # A stream that cannot be decoded for so many packets will not be later.
@@ -36,7 +40,7 @@ _DAMAGED = 600
 
 @dataclass(frozen=True)
 class Address:
-    """What FFmpeg opens. `name` is for people, and holds no password."""
+    """What FFmpeg opens. `name` is for people, and holds no password; `is_live` is what goes on while nobody reads."""
 
     url: str
     name: str
@@ -44,6 +48,7 @@ class Address:
     options: Mapping[str, str] = field(default_factory=dict)
     open_s: float = 10.0
     read_s: float = 5.0
+    is_live: bool = False
 
 
 class LiveInput:
@@ -141,19 +146,28 @@ class LiveInput:
     def _found(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
     ) -> Iterator[tuple[VideoFrame, float]]:
-        """Frames, each with the moment at which its last bytes came."""
-        if first is not None:
+        """Frames, each with the moment at which its last bytes came, or its first where only those can be told."""
+        backlog = Backlog() if self._address.is_live and self.length_s is None else None
+        if first is not None and backlog is None:
             yield first, self._clock.now_s()
-        failed = 0
+        failed, read_s = 0, self._address.read_s
+        is_unended = container.format.name in _UNENDED and stream.codec_context.name in _UNENDED_CODECS
+        came_s = self._clock.now_s()
         packets = container.demux(stream)
         while not self._closed.is_set():
+            asked_s = time.monotonic()
             try:
                 packet = next(packets, None)
             except (av.FFmpegError, OSError) as error:
-                raise SourceFault(f"{self.name} is lost: {_why(error, self._address.read_s)}.") from error
+                raise SourceFault(f"{self.name} is lost: {_why(error, read_s)}.") from error
             if packet is None:
                 return
-            captured_s = self._clock.now_s()
+            waited_s = time.monotonic() - asked_s
+            # The packet before came with the first bytes of this one.
+            before_s, came_s = came_s, self._clock.now_s()
+            captured_s = before_s if is_unended else came_s
+            if backlog is not None:
+                backlog.read(waited_s)
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
@@ -165,7 +179,11 @@ class LiveInput:
             for frame in decoded:
                 if isinstance(frame, VideoFrame):
                     failed = 0
-                    yield frame, captured_s
+                    if backlog is None or backlog.is_over:
+                        yield frame, captured_s
+            if waited_s >= read_s:
+                # What FFmpeg had in hand, given when it was told to stop: there will be no more.
+                raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
 
 
 def _opened(address: Address) -> InputContainer:

@@ -20,4 +20,4 @@ def open_webcam(device: str | int = 0, clock: Clock | None = None) -> LiveInput:
         raise RedlineError(f"there is no camera {str(path)!r}: {' and '.join(there) or 'none'} can be seen.")
     if not path.is_char_device():
         raise RedlineError(f"{str(path)!r} is no camera.")
-    return LiveInput(Address(str(path), f"the camera {str(path)!r}", "video4linux2"), clock)
+    return LiveInput(Address(str(path), f"the camera {str(path)!r}", "video4linux2", is_live=True), clock)
