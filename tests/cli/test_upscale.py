@@ -87,6 +87,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--format", "bmp"], "choose png, jpeg"),
         (["photo.png", "--quality", "0"], "between 1 and 100"),
         (["photo.png", "--device", "warp"], "warp"),
+        (["photo.png", "--tile-batch", "0"], "--tile-batch is at least 1, not 0."),
         (["."], "no picture and no film"),
     ],
 )

@@ -81,14 +81,14 @@ class UpscaleSettings:
         elif self.provider != "cpu":
             raise RedlineError("a provider runs ONNX files: give one with --weights, or leave out --provider.")
         if self.pictures.pixel_limit < 1:
-            raise RedlineError(f"max-pixels is at least 1, not {self.pictures.pixel_limit}.")
+            raise RedlineError(f"--max-pixels is at least 1, not {self.pictures.pixel_limit}.")
         for name, least in limits.items():
             given = getattr(self, name)
             for value in given if isinstance(given, tuple) else (given,):
                 if value is not None and value < least:
-                    raise RedlineError(
-                        f"{name.removesuffix('_px').removesuffix('_bytes')} is at least {least}, not {value}."
-                    )
+                    # Pixels of overlap are no option: presets choose them.
+                    said = name if name.endswith("_px") else "--" + name.removesuffix("_bytes").replace("_", "-")
+                    raise RedlineError(f"{said} is at least {least}, not {value}.")
 
     @property
     def is_onnx(self) -> bool:
@@ -133,6 +133,7 @@ def describe(settings: UpscaleSettings, network: str, is_film: bool) -> str:
     """Everything that decides how a result looks."""
     if is_film:
         films = settings.films
-        return f"{network} codec={films.codec} crf={films.crf} preset={films.preset} keep_going={films.keep_going}"
+        made = f"codec={films.codec} crf={films.crf} preset={films.preset} keep_going={films.keep_going}"
+        return f"{network} {made} strip={films.strip}"
     pictures = settings.pictures
     return f"{network} wrap={pictures.wrap} strip={pictures.strip} {pictures.encoding}"

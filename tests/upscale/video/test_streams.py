@@ -128,6 +128,23 @@ def test_attachments(tmp_path: Path) -> None:
     assert notes == ("attachment stream 1 (font.ttf) is left out: only .mkv holds attachments",)
 
 
+@pytest.mark.parametrize("target", ["b.mkv", "b.mp4"])
+def test_stripped_of_tags(tmp_path: Path, target: str) -> None:
+    make_clip(tmp_path / "a.mkv", frames=5, sound="aac", chapters=True, attachment=True, rotation=90)
+    result = upscale(tmp_path / "a.mkv", tmp_path / target, strip=True)
+    assert not any("tags" in note for note in result.notes)
+    with av.open(str(result.target)) as container:
+        tags = [container.metadata, *(stream.metadata for stream in container.streams if stream.type != "attachment")]
+        said = " ".join(text for each in tags for text in each.values())
+        assert "A film" not in said and "Commentary" not in said
+        # What players choose and show by stays.
+        assert [stream.metadata["language"] for stream in list(container.streams)[:2]] == ["fra", "eng"]
+        assert [chapter["metadata"]["title"] for chapter in container.chapters()] == ["one", "two"]
+        assert next(container.decode(video=0)).rotation
+        if target == "b.mkv":
+            assert container.streams.attachments[0].name == "font.ttf"
+
+
 def jpeg() -> bytes:
     context: Any = av.CodecContext.create("mjpeg", "w")
     context.width, context.height, context.pix_fmt, context.time_base = 16, 16, "yuvj420p", Fraction(1, 25)

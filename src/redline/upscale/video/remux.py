@@ -39,6 +39,7 @@ class Assembly:
     scale: int
     folder: PartsFolder
     parts: list[Part]
+    strip: bool
 
 
 def assemble(assembly: Assembly, target: Path) -> list[str]:
@@ -48,7 +49,7 @@ def assemble(assembly: Assembly, target: Path) -> list[str]:
     try:
         with opened(path) as source, open_output(whole, container, _clock(assembly.film, source)) as output:
             notes = _write(assembly, source, output, container)
-        notes += _lost_tags(path, whole)
+        notes += _lost_tags(path, whole, assembly.strip)
         os.replace(whole, target)
     except (OSError, av.FFmpegError) as error:
         raise RedlineError(why_not_written(target, error)) from error
@@ -67,6 +68,8 @@ def _write(assembly: Assembly, source: InputContainer, output: OutputContainer, 
     if container in ("matroska", "webm"):
         notes += _not_in_matroska(assembly)
     output.set_chapters(_chapters(source, shift))
+    if assembly.strip:
+        _strip(output)
     output.start_encoding()
     source.streams[film.stream_index].discard = Discard.all
     pictures = film_packets(film, assembly.folder, assembly.parts, stream, shift)
@@ -92,6 +95,15 @@ def _add_film(assembly: Assembly, source: InputContainer, output: OutputContaine
         stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(film.matrix)])
     copy_tags(main_stream(source, film.path), stream)
     return stream
+
+
+def _strip(output: OutputContainer) -> None:
+    """Players choose by language, so that stays; attached files have nothing but what names them."""
+    output.metadata.clear()
+    for stream in output.streams:
+        if stream.type != "attachment":
+            for name in [name for name in stream.metadata if name.lower() != "language"]:
+                del stream.metadata[name]
 
 
 def _not_in_matroska(assembly: Assembly) -> list[str]:
@@ -125,11 +137,11 @@ def _chapters(source: InputContainer, shift: Fraction) -> list:
     return chapters
 
 
-def _lost_tags(source_path: Path, whole: Path) -> list[str]:
-    """Tags that the source has and the written file does not: containers keep only those that they know."""
+def _lost_tags(source_path: Path, whole: Path, strip: bool) -> list[str]:
+    """Tags that the source has and the written file should have too: containers keep only those that they know."""
     with opened(source_path) as source, opened(whole) as written:
         kept = {name.lower() for name in written.metadata}
-        lost = [name for name in container_tags(source) if name.lower() not in kept]
+        lost = [name for name in container_tags(source) if name.lower() not in kept and not strip]
         before = {stream_tags(stream).get("language", "und") for stream in source.streams}
         after = {stream.metadata.get("language", "und") for stream in written.streams}
     lost += [f"language {text}" for text in sorted(before - after - {"und"})]

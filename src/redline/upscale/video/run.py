@@ -88,7 +88,7 @@ def upscale_video(
             writer.abandon()
     if not writer.parts:
         raise RedlineError(f"no picture in {source.name!r} can be read.")
-    found = assemble(Assembly(film, encoder, scale, folder, writer.parts), target)
+    found = assemble(Assembly(film, encoder, scale, folder, writer.parts, settings.strip), target)
     folder.remove()
     tell()
     return VideoResult(
