@@ -62,9 +62,9 @@ def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> V
     raise RedlineError(f"no picture in {path.name!r} can be decoded.")
 
 
-def packets(container: InputContainer, stream: VideoStream, name: str) -> Iterator[Packet]:
-    """Those of one stream; a file that cannot be read on is one sentence."""
-    found = container.demux(stream)
+def packets(container: InputContainer, stream: VideoStream | None, name: str) -> Iterator[Packet]:
+    """Those of one stream, or of all; a file that cannot be read on is one sentence."""
+    found = container.demux() if stream is None else container.demux(stream)
     while True:
         try:
             packet = next(found, None)

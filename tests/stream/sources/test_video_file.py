@@ -1,5 +1,6 @@
 """Films give every picture once, upright, at its exact time; what is no film is told in a sentence."""
 
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -117,3 +118,27 @@ def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
     (tmp_path / "a.mkv").write_bytes(data)
     with pytest.raises(RedlineError, match=r"'a\.mkv'.*\.$"):
         list(VideoFile(tmp_path / "a.mkv").frames())
+
+
+@pytest.mark.parametrize(("name", "sound"), [("a.mkv", "aac"), ("b.mkv", None), ("c.webm", None)])
+def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: str, sound: str | None) -> None:
+    """A reader of Matroska that has lost its way goes on elsewhere, or ends as if that were the film's end."""
+    codec = "libvpx" if name.endswith("webm") else "libx264"
+    make_clip(tmp_path / name, frames=60, size=(96, 64), codec=codec, sound=sound)
+    data, told = (tmp_path / name).read_bytes(), set()
+    for tenths in range(1, 9):
+        damaged, start = bytearray(data), len(data) * tenths // 10
+        damaged[start : start + 2000] = bytes(range(256)) * 7 + bytes(208)
+        (tmp_path / name).write_bytes(damaged[: len(data)])
+        try:
+            assert len(list(VideoFile(tmp_path / name).frames())) == 60
+        except RedlineError as error:
+            told.add(re.sub(r"\d+\.\d s", "", str(error)))
+    missing = {f"{name!r} is damaged at : pictures are missing.", f"{name!r} is damaged: it cannot be read behind ."}
+    assert told & missing
+
+
+def test_a_picture_that_is_seen_for_long_is_no_damage(tmp_path: Path) -> None:
+    ticks = [0, 512, 1024, 90_000, 90_512, 400_000]
+    make_clip(tmp_path / "a.mkv", pts=ticks, sound="aac")
+    assert len(list(VideoFile(tmp_path / "a.mkv").frames())) == 6

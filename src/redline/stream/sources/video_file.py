@@ -19,6 +19,7 @@ from redline.errors import RedlineError
 from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
+from redline.stream.sources.holes import Holes
 
 # Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
@@ -57,8 +58,8 @@ class VideoFile:
             stream = main_stream(container, self.path)
             time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
             usual = max(1, round(1 / self.rate / time_base))
-            captured_s = self._clock.now_s()
-            for found in self._decoded(container, stream):
+            captured_s, holes = self._clock.now_s(), Holes(container, stream, self.rate)
+            for found in self._decoded(container, stream, holes):
                 if self._closed.is_set():
                     return
                 if found.is_corrupt:
@@ -66,6 +67,10 @@ class VideoFile:
                         continue
                     raise RedlineError(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
                 pts = found.pts
+                if pts is not None and last is not None and holes.are_between(last * time_base, pts * time_base):
+                    raise RedlineError(
+                        f"{self.name!r} is damaged at {_seconds(last * time_base)}: pictures are missing."
+                    )
                 if pts is None or (last is not None and pts <= last):
                     # Films that were cut badly repeat times: the next free place keeps order and number.
                     pts = 0 if last is None else last + (usual if pts is None else 1)
@@ -73,13 +78,18 @@ class VideoFile:
                 yield Frame(to_pixels(found, to_rgb), index, pts, time_base, captured_s, found.duration or 0)
                 index += 1
                 captured_s = self._clock.now_s()
+            if last is not None and not self.notes and holes.are_behind(last * time_base):
+                raise RedlineError(f"{self.name!r} is damaged: it cannot be read behind {_seconds(last * time_base)}.")
 
     def close(self) -> None:
         self._closed.set()
 
-    def _decoded(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    def _decoded(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[VideoFrame]:
         met = False
-        for packet in packets(container, stream, self.name):
+        for packet in packets(container, None, self.name):
+            holes.read(packet)
+            if packet.stream.index != stream.index:
+                continue
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
