@@ -1,7 +1,9 @@
 """`redline upscale` as it is typed: what it prints, what it leaves, and its exit codes."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -10,6 +12,8 @@ import torch
 from PIL import Image
 
 from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.upscale.journal import Journal
+from redline.upscale.tasks import Task
 
 from .conftest import Seen
 
@@ -88,6 +92,11 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--quality", "0"], "between 1 and 100"),
         (["photo.png", "--device", "warp"], "warp"),
         (["photo.png", "--tile-batch", "0"], "--tile-batch is at least 1, not 0."),
+        (["photo.png", "--codec", "foo"], "unknown codec 'foo': choose h264"),
+        (["photo.png", "--crf", "99"], "a crf of 99 is not between 0 and 63"),
+        (["photo.png", "--crf", "nan"], "a crf of nan is not between 0 and 63"),
+        (["photo.png", "--codec", "hevc", "--crf", "52"], "a crf of 52 is not between 0 and 51, which hevc takes."),
+        (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 takes no crf"),
         (["."], "no picture and no film"),
     ],
 )
@@ -131,8 +140,9 @@ def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) 
     assert missing.code == 2 and "absent.pth" in missing.err
 
 
-def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
-    with av.open(str(tmp_path / "film.mkv"), "w") as film:
+def make_film(path: Path) -> None:
+    with av.open(str(path), "w") as film:
+        film.metadata["title"] = "A secret"
         stream = film.add_stream("ffv1", rate=5)
         stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
         for index in range(4):
@@ -141,6 +151,10 @@ def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
                 film.mux(packet)
         for packet in stream.encode():
             film.mux(packet)
+
+
+def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    make_film(tmp_path / "film.mkv")
     seen = upscale("film.mkv", "--tile", "96")
     assert seen.code == 0, seen.err
     with av.open(str(tmp_path / "film-x2.mkv")) as film:
@@ -152,6 +166,55 @@ def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     assert again.code == 0 and again.out == "" and "1 already complete" in again.err
     other = upscale("film.mkv", "--resume", "--crf", "30")
     assert other.code == 0 and "film-x2.mkv" in other.out
+
+
+def test_options_for_what_is_not_there_are_said(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    make_film(tmp_path / "film.mkv")
+    seen = upscale("film.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
+    assert seen.code == 0 and seen.err.count("is for pictures, and there are only films") == 2
+    assert "--wrap is for" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
+    with av.open(str(tmp_path / "film-x2.mkv")) as film:
+        assert "title" not in film.metadata
+    save(tmp_path / "photo.png")
+    seen = upscale("photo.png", "--tile", "96", "--crf", "40", "--format", "jpg")
+    assert seen.code == 0 and "--crf is for films, and there are only pictures" in seen.err
+    assert seen.err.count("is for") == 1 and size(tmp_path / "photo-x2.jpg") == (60, 40)
+
+
+def test_results_are_printed_as_they_are_finished(
+    upscale: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was done before Ctrl-C is known, and files are called what they are called."""
+    for name in ("a :smile: [red].png", "b.png"):
+        save(tmp_path / "in" / name)
+    tell = Journal.record
+
+    def interrupt(self: Journal, task: Task, *rest: Any) -> None:
+        if task.source.name == "b.png":
+            raise KeyboardInterrupt
+        tell(self, task, *rest)
+
+    monkeypatch.setattr(Journal, "record", interrupt)
+    seen = upscale("in", "-o", "out", "--tile", "96")
+    assert seen.code == 130 and seen.out.startswith("out/a :smile: [red].png  60 × 40  ")
+
+
+def test_a_folder_that_cannot_be_read_is_a_failure(
+    upscale: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "in" / "a.png")
+    (tmp_path / "in" / "locked").mkdir()
+    scandir = os.scandir
+
+    def locked(folder: Path) -> Any:
+        if Path(folder).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    seen = upscale("in", "-o", "out", "--tile", "96")
+    assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 enlarged, 1 failed" in seen.err
+    assert "failed: cannot read the folder 'in/locked': Permission denied." in seen.err
 
 
 @pytest.mark.parametrize(

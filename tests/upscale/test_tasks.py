@@ -1,6 +1,8 @@
 """What paths mean beyond the plain cases: films under any name, files left out, and two that would become one."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +66,71 @@ def test_a_folder_says_how_many_files_were_left_out(tmp_path: Path) -> None:
         (tmp_path / "in" / name).touch()
     assert len(find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)) == len(found)
     assert said == [f"2 files were left out of {str(tmp_path / 'in')!r}: by name neither a picture nor a film"]
+
+
+def test_a_folder_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(tmp_path / "in" / "a.png")
+    picture(tmp_path / "in" / "locked" / "b.png")
+    scandir = os.scandir
+
+    def locked(folder: Path) -> Any:
+        if Path(folder).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    done, failed = find_tasks([tmp_path / "in"], None, 4)
+    assert not done.problem and done.target == tmp_path / "in-x4" / "a.png"
+    assert failed.problem == f"cannot read the folder {str(tmp_path / 'in' / 'locked')!r}: Permission denied."
+    # It is no folder without pictures: what is in there is not known.
+    (failed,) = find_tasks([tmp_path / "in" / "locked"], None, 4)
+    assert "Permission denied" in failed.problem
+
+
+def test_links_to_folders_are_followed_and_never_in_circles(tmp_path: Path) -> None:
+    picture(tmp_path / "elsewhere" / "b.png")
+    picture(tmp_path / "in" / "deep" / "a.png")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "deep" / "back").symlink_to(tmp_path / "in")
+    (tmp_path / "elsewhere" / "there").symlink_to(tmp_path / "in")
+    said: list[str] = []
+    found = find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
+    assert [str(task.target.relative_to(tmp_path / "out")) for task in found] == ["deep/a.png", "link/b.png"]
+    circles = [tmp_path / "in" / "deep" / "back", tmp_path / "in" / "link" / "there"]
+    tail = "leads back to a folder that it lies in, and was not followed"
+    assert said == [f"the link {str(link)!r} {tail}" for link in circles]
+
+
+def test_several_results_need_a_folder(tmp_path: Path) -> None:
+    one, two = picture(tmp_path / "in" / "a.png"), picture(tmp_path / "in" / "b.png")
+    for sources in ([tmp_path / "in"], [one, two]):
+        with pytest.raises(
+            RedlineError, match=r"out\.png' is the name of a single picture or film, and the results need"
+        ):
+            find_tasks(sources, tmp_path / "out.png", 4)
+        with pytest.raises(RedlineError, match=r"a\.png' is a file, and the results need a folder"):
+            find_tasks(sources, one, 4)
+        # A dot alone says nothing, and a folder that is there may be called anything.
+        (tmp_path / "there.png").mkdir(exist_ok=True)
+        for name in ("v1.2", "there.png"):
+            assert find_tasks(sources, tmp_path / name, 4)[0].target == tmp_path / name / "a.png"
+
+
+def test_formats_have_two_names(tmp_path: Path) -> None:
+    assert find_tasks([picture(tmp_path / "a.png")], None, 4, "jpg")[0].target.name == "a-x4.jpg"
+    for bad in ("gif", "bmp", ""):
+        with pytest.raises(RedlineError, match="no format that can be written: choose png, jpeg, webp, tiff, avif"):
+            find_tasks([tmp_path / "a.png"], None, 4, bad)
+
+
+def test_a_picture_without_an_ending_is_told_how_to_name_the_result(tmp_path: Path) -> None:
+    for name in ("photo", "photo.dat"):
+        Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / name, format="jpeg")
+        with pytest.raises(RedlineError, match="choose one with --format, or a whole name with --out"):
+            find_tasks([tmp_path / name], None, 4)
+        assert find_tasks([tmp_path / name], None, 4, "png")[0].target.name == "photo-x4.png"
+    with pytest.raises(RedlineError, match=r"ends in one of .*\.avif\.$"):
+        find_tasks([tmp_path / "photo"], tmp_path / "large.bmp", 4)
 
 
 def test_two_files_of_a_folder_that_would_become_one(tmp_path: Path) -> None:

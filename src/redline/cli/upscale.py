@@ -1,6 +1,5 @@
 """`redline upscale`: pictures, folders and films, several times larger."""
 
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PRESETS, PictureSettings, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.video import VideoProgress, VideoSettings
+from redline.upscale.video import VideoProgress, VideoSettings, check_encoding
 from redline.upscale.workers.torchrun import Rank, gather, work_as
 
 
@@ -51,16 +50,22 @@ def upscale(
     memory: Annotated[str | None, typer.Option(help="How much memory tiles may take, 6GiB.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     workers: Annotated[str, typer.Option(help="Processes that share the work, or auto: one a GPU.")] = "auto",
-    wrap: Annotated[bool, typer.Option("--wrap", help="For seamless textures: edges go on at the other side.")] = False,
-    format: Annotated[str | None, typer.Option(help="png, jpeg, webp, tiff or avif; as the source by default.")] = None,
-    quality: Annotated[int | None, typer.Option(help="Of JPEG, WebP and AVIF, 1 to 100.")] = None,
-    strip: Annotated[bool, typer.Option("--strip", help="Leave out metadata; the colour profile stays.")] = False,
+    wrap: Annotated[
+        bool, typer.Option("--wrap", help="Pictures: for seamless textures, edges go on at the other side.")
+    ] = False,
+    format: Annotated[
+        str | None, typer.Option(help="Pictures: png, jpeg, webp, tiff or avif; as the source by default.")
+    ] = None,
+    quality: Annotated[int | None, typer.Option(help="Pictures: of JPEG, WebP and AVIF, 1 to 100.")] = None,
+    strip: Annotated[bool, typer.Option("--strip", help="Leave out metadata; colours stay what they are.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Skip what is complete, and go on with films.")] = False,
-    max_pixels: Annotated[int, typer.Option(help="Refuse pictures with more pixels than this.")] = PIXEL_LIMIT,
-    codec: Annotated[str, typer.Option(help="For films: auto, h264, hevc, av1, ffv1 …")] = "auto",
-    crf: Annotated[float | None, typer.Option(help="For films: the encoder's quality, lower is better.")] = None,
+    max_pixels: Annotated[int, typer.Option(help="Pictures: refuse those with more pixels than this.")] = PIXEL_LIMIT,
+    codec: Annotated[str, typer.Option(help="Films: auto, h264, hevc, av1, ffv1 …")] = "auto",
+    crf: Annotated[
+        float | None, typer.Option(help="Films: the encoder's quality, lower is better; to 51, or 63 of av1 and vp9.")
+    ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Of a damaged film, write what can be read instead of nothing.")
+        bool, typer.Option("--keep-going", help="Films: of a damaged one, write what can be read instead of nothing.")
     ] = False,
     compare: Annotated[
         Path | None, typer.Option(help="Also write a page, out.html, with a before/after slider for each picture.")
@@ -86,11 +91,11 @@ def upscale(
         workers=_whole(workers, "workers are a whole number"),
         resume=resume,
         pictures=PictureSettings(wrap, strip, Encoding(quality=quality), max_pixels),
-        films=VideoSettings(codec=codec, crf=crf, keep_going=keep_going),
+        films=VideoSettings(codec=codec, crf=crf, keep_going=keep_going, strip=strip),
     )
+    check_encoding(settings.films)
     if compare is not None:
         check_page(compare)
-    outcomes: list[Outcome] = []
     rank = Rank.find()
     if rank is not None and settings.workers is not None:
         raise RedlineError("under torchrun its ranks are the workers: leave out --workers.")
@@ -103,15 +108,20 @@ def upscale(
         Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", markup=False),
             TimeRemainingColumn(),
             console=progress,
         ) as bar,
     ):
-        watch = _Watch(bar)
+        watch = _Watch(bar, as_json)
         upscaling = Upscaling(with_preset(settings, preset), watch.listener(), crew)
         tasks = find_tasks(sources, out, upscaling.network.scale, format, watch.say)
         watch.begin(tasks)
+        for_pictures = {"wrap": wrap, "format": format is not None, "quality": quality is not None}
+        for_pictures["max-pixels"] = max_pixels != PIXEL_LIMIT
+        for_films = {"codec": codec != "auto", "crf": crf is not None, "keep-going": keep_going}
+        for sentence in _without_effect(tasks, for_pictures, for_films):
+            watch.say(sentence)
         journal = _journal_folder(sources, tasks, out, resume)
         outcomes = upscaling.run(tasks, journal)
     _print(outcomes, as_json)
@@ -154,11 +164,22 @@ def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None, re
     return out if out is not None else tasks[0].target.parent
 
 
-class _Watch:
-    """The live line: how many files, how far those under way are."""
+def _without_effect(tasks: list[Task], for_pictures: dict[str, bool], for_films: dict[str, bool]) -> list[str]:
+    """A sentence for each option that was given for what is not there."""
+    kinds = {task.is_film for task in tasks if not task.problem}
+    said: list[str] = []
+    if kinds == {True}:
+        said = [f"--{name} is for pictures, and there are only films" for name, given in for_pictures.items() if given]
+    elif kinds == {False}:
+        said = [f"--{name} is for films, and there are only pictures" for name, given in for_films.items() if given]
+    return said
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
+
+class _Watch:
+    """The live line: how many files, how far those under way are; and a line for each result as it is finished."""
+
+    def __init__(self, bar: Progress, as_json: bool) -> None:
+        self._bar, self._as_json = bar, as_json
         self._files: TaskID | None = None
         self._total = self._done = 0
         self._under_way: dict[Task, float] = {}
@@ -177,13 +198,15 @@ class _Watch:
     def _update(self, said: str) -> None:
         if self._files is not None:
             completed = self._done + sum(list(self._under_way.values()))
-            self._bar.update(self._files, completed=min(completed, self._total), said=escape(said))
+            self._bar.update(self._files, completed=min(completed, self._total), said=said)
 
     def _finished(self, outcome: Outcome) -> None:
         self._done += 1
         self._under_way.pop(outcome.task, None)
         if outcome.error:
             self.say(outcome.error)
+        elif not outcome.skipped and not self._as_json:
+            _print_result(outcome)
         self._note(outcome.task, outcome.notes)
         self._update(f"{self._done} of {self._total}")
 
@@ -206,20 +229,20 @@ class _Watch:
         self._update(f"frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
 
 
+def _print_result(outcome: Outcome) -> None:
+    # Where both are the same screen, the live line has to make room for it.
+    console = progress if results.is_terminal and progress.is_terminal else results
+    size = f"{outcome.width} × {outcome.height}"
+    said = f"{escape(str(outcome.task.target))}  {size}  {format_seconds(outcome.seconds)}"
+    console.print(said, highlight=False, soft_wrap=True)
+
+
 def _print(outcomes: list[Outcome], as_json: bool) -> None:
     if as_json:
         print_json(
             [{**asdict(o), "task": {"source": str(o.task.source), "target": str(o.task.target)}} for o in outcomes]
         )
         return
-    for outcome in outcomes:
-        if not outcome.error and not outcome.skipped:
-            size = f"{outcome.width} × {outcome.height}"
-            results.print(
-                f"{escape(str(outcome.task.target))}  {size}  {format_seconds(outcome.seconds)}",
-                highlight=False,
-                soft_wrap=True,
-            )
     failed, skipped = (sum(bool(getattr(o, name)) for o in outcomes) for name in ("error", "skipped"))
     if len(outcomes) > 1 or failed or skipped:
         done = len(outcomes) - failed - skipped
@@ -232,4 +255,3 @@ def _print(outcomes: list[Outcome], as_json: bool) -> None:
         for outcome in outcomes:
             if outcome.error:
                 progress.print(f"[bold red]failed:[/] {escape(outcome.error)}", highlight=False, soft_wrap=True)
-    sys.stdout.flush()

@@ -17,7 +17,8 @@ _JUDGED, _JUDGED_PX = 2, 64
 
 def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
     """`count` tiles (count, 3, tile, tile) at random places, spread over the folder's pictures."""
-    pictures = [task.source for task in find_tasks([folder], folder / "unused", 1) if not task.is_film]
+    found = find_tasks([folder], folder / "unused", 1)
+    pictures = [task.source for task in found if not task.is_film and not task.problem]
     if not pictures:
         raise RedlineError(f"there is no picture in {str(folder)!r}.")
     random = torch.Generator().manual_seed(seed)

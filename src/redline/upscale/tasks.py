@@ -1,12 +1,12 @@
 """What is to be done: which pictures and films the given paths mean, and where each result goes."""
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import FORMATS, PictureError, UnsupportedPicture, format_for, sniffed
+from redline.upscale.pictures import FORMATS, PictureError, UnsupportedPicture, format_for, format_named, sniffed
+from redline.upscale.search import search
 from redline.upscale.video import TARGETS, probe
 
 # The endings by which films in a folder are known; a file that is named is looked into.
@@ -22,7 +22,7 @@ _STILLS = ("_pipe", "image2", "tty")
 
 @dataclass(frozen=True)
 class Task:
-    """One picture or film to enlarge, and where it goes; `problem` is a sentence when it cannot go there."""
+    """One picture or film to enlarge, and where it goes; `problem` is a sentence when nothing can come of it."""
 
     source: Path
     target: Path
@@ -50,21 +50,23 @@ def find_tasks(
     say: Callable[[str], None] = lambda _text: None,
 ) -> list[Task]:
     """A file becomes a file, a folder a folder of the same structure; without a target they lie beside the sources."""
-    writable = [name for name, form in FORMATS.items() if form.writable]
-    if format is not None and format not in writable:
-        raise RedlineError(f"{format!r} is no format that can be written: choose {', '.join(writable)}.")
+    format = None if format is None else _writable(format)
     named: list[Task] = []
     inside: list[Task] = []
     for source in sources:
         if source.is_dir():
-            folder = target or source.resolve().parent / f"{source.resolve().name}-x{scale}"
-            paths, others = _walk(source, folder)
-            if not paths:
+            whole = source.resolve()
+            folder = whole.parent / f"{whole.name}-x{scale}" if target is None else _as_folder(target)
+            found = search(source, _PICTURES | _FILMS, leave_out=folder)
+            if not found.files and not found.unreadable:
                 raise RedlineError(f"there is no picture and no film in the folder {str(source)!r}.")
-            if others:
-                are = "file was" if others == 1 else "files were"
-                say(f"{others} {are} left out of {str(source)!r}: by name neither a picture nor a film")
-            inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in paths]
+            if found.others:
+                are = "file was" if found.others == 1 else "files were"
+                say(f"{found.others} {are} left out of {str(source)!r}: by name neither a picture nor a film")
+            for link in found.circles:
+                say(f"the link {str(link)!r} leads back to a folder that it lies in, and was not followed")
+            inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in found.files]
+            inside += [Task(path, folder / path.relative_to(source), problem=why) for path, why in found.unreadable]
         elif not source.exists():
             raise RedlineError(f"there is no file {str(source)!r}.")
         elif target is not None and len(sources) == 1 and not _means_folder(target):
@@ -74,32 +76,47 @@ def find_tasks(
                     f"{str(target)!r} is no name for {format}: leave out --format, or change one of them."
                 )
         else:
-            folder, addition = (source.parent, f"-x{scale}") if target is None else (target, "")
+            folder, addition = (source.parent, f"-x{scale}") if target is None else (_as_folder(target), "")
             named.append(Task(source, folder / _renamed(Path(source.name), addition, format, _is_unnamed_film(source))))
     _refuse_twice(named)
     for task in named:
-        if not task.is_film:
-            format_for(task.target)  # an ending that names no format is said before anything is done
+        if not task.is_film:  # an ending that names no format is said before anything is done
+            _check_name(task, is_given=task.target == target)
     return _with_problems(named, inside)
 
 
-def _walk(folder: Path, leave_out: Path) -> tuple[list[Path], int]:
-    """The folder's pictures and films in a steady order, without hidden ones and without what we put there; and how
-    many other files there are."""
-    found: list[Path] = []
-    others = 0
-    for root, folders, files in os.walk(folder):
-        here = Path(root)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and (here / f).resolve() != leave_out.resolve())
-        for name in sorted(files):
-            path = here / name
-            if name.startswith("."):
-                continue
-            if path.suffix.lower() in _PICTURES | _FILMS:
-                found.append(path)
-            else:
-                others += 1
-    return found, others
+def _writable(format: str) -> str:
+    """The format's own name, of `jpg` too."""
+    writable = [name for name, form in FORMATS.items() if form.writable]
+    try:
+        name = format_named(format).name
+    except PictureError:
+        name = ""
+    if name not in writable:
+        raise RedlineError(f"{format!r} is no format that can be written: choose {', '.join(writable)}.")
+    return name
+
+
+def _check_name(task: Task, is_given: bool) -> None:
+    try:
+        format_for(task.target)
+    except PictureError as error:
+        if is_given:
+            raise
+        raise PictureError(
+            f"{str(error).rstrip('.')}; choose one with --format, or a whole name with --out."
+        ) from error
+
+
+def _as_folder(target: Path) -> Path:
+    """Where several results go; under a picture's name it would be a folder that nobody meant."""
+    if not target.is_dir():
+        if target.exists():
+            raise RedlineError(f"{str(target)!r} is a file, and the results need a folder: choose another name.")
+        if target.suffix.lower() in _PICTURES | _FILMS:
+            what = "is the name of a single picture or film"
+            raise RedlineError(f"{str(target)!r} {what}, and the results need a folder: choose another name.")
+    return target
 
 
 def _is_unnamed_film(source: Path) -> bool:

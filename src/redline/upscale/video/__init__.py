@@ -1,6 +1,6 @@
 """Films: decoded, enlarged and encoded again, with everything else that the file holds kept as it was."""
 
-from redline.upscale.video.encoders import available_codecs
+from redline.upscale.video.encoders import available_codecs, check_encoding
 from redline.upscale.video.frames import Picture, open_frames
 from redline.upscale.video.parts import tiles_of_parts
 from redline.upscale.video.probe import Film, probe
@@ -15,6 +15,7 @@ __all__ = [
     "VideoResult",
     "VideoSettings",
     "available_codecs",
+    "check_encoding",
     "open_frames",
     "probe",
     "tiles_of_parts",

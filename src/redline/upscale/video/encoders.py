@@ -20,10 +20,12 @@ _NUMBERS = tuple(str(number) for number in range(14))
 
 @dataclass(frozen=True)
 class _Kind:
-    """An encoder: how its quality and speed are called, and what it gets besides; no crf means that it takes none."""
+    """An encoder: its usual quality and its worst, how its speed is called, and what it gets besides; without a crf it
+    takes none."""
 
     name: str
     crf: float | None = None
+    worst_crf: float = 0
     preset: str | None = None
     preset_option: str = "preset"
     presets: tuple[str, ...] = ()
@@ -31,10 +33,10 @@ class _Kind:
 
 
 _KINDS = {
-    "h264": _Kind("libx264", 17, "medium", presets=_WORDS),
-    "hevc": _Kind("libx265", 19, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
-    "av1": _Kind("libsvtav1", 24, "8", presets=_NUMBERS),
-    "vp9": _Kind("libvpx-vp9", 24, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
+    "h264": _Kind("libx264", 17, 51, "medium", presets=_WORDS),
+    "hevc": _Kind("libx265", 19, 51, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
+    "av1": _Kind("libsvtav1", 24, 63, "8", presets=_NUMBERS),
+    "vp9": _Kind("libvpx-vp9", 24, 63, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
     # Every frame a key frame: lossless film is kept to be cut.
     "ffv1": _Kind("ffv1", options=(("level", "3"), ("slicecrc", "1"), ("g", "1"))),
     "prores": _Kind("prores_ks"),
@@ -72,6 +74,16 @@ class Encoder:
 def available_codecs() -> list[str]:
     """Names for `VideoSettings.codec` that the installed PyAV can write."""
     return [codec for codec, kind in _KINDS.items() if _exists(kind.name)]
+
+
+def check_encoding(settings: VideoSettings) -> None:
+    """What can be said of codec and quality before there is a film."""
+    if settings.codec != "auto":
+        _codec(settings.codec, "")
+        _check_crf(settings.crf, settings.codec)
+    elif settings.crf is not None:
+        # Which codec it will be depends on the film's container: what none of them takes is refused.
+        _check_crf(settings.crf, max(_KINDS, key=lambda codec: _KINDS[codec].worst_crf))
 
 
 def choose_encoder(settings: VideoSettings, film: Film, target: Path, scale: int) -> tuple[Encoder, list[str]]:
@@ -124,13 +136,22 @@ def _codec(asked: str, container: str) -> tuple[str, list[str]]:
     return asked, []
 
 
+def _check_crf(crf: float | None, codec: str) -> None:
+    kind = _KINDS[codec]
+    if crf is None:
+        return
+    if kind.crf is None:
+        raise RedlineError(f"{codec} takes no crf: its quality is fixed.")
+    if not 0 <= crf <= kind.worst_crf:
+        raise RedlineError(f"a crf of {crf:g} is not between 0 and {kind.worst_crf:g}, which {codec} takes.")
+
+
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
     if codec == "h264" and "avx512f" in cpu_flags():
         # Its AVX-512 code gives another film each time at some widths, and a resumed one has to be the same.
         options["x264-params"] = "asm=avx2"
-    if settings.crf is not None and kind.crf is None:
-        raise RedlineError(f"{codec} takes no crf: its quality is fixed.")
+    _check_crf(settings.crf, codec)
     if settings.preset is not None and settings.preset not in kind.presets:
         choice = f": choose {', '.join(kind.presets)}" if kind.presets else ""
         raise RedlineError(f"{codec} has no preset {settings.preset!r}{choice}.")

@@ -1,0 +1,52 @@
+"""What lies in a folder, at any depth: links to folders are followed, but never in circles."""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Found:
+    """Files with the endings looked for, how many have others, folders that cannot be read with the reason why, and
+    links that lead back to where they lie."""
+
+    files: list[Path] = field(default_factory=list)
+    others: int = 0
+    unreadable: list[tuple[Path, str]] = field(default_factory=list)
+    circles: list[Path] = field(default_factory=list)
+
+
+def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
+    """In a steady order, a folder's own files before those below it; without hidden ones, and without the folder
+    `leave_out`, where results are put."""
+    found = Found()
+    _search(folder, endings, leave_out.resolve(), (), found)
+    return found
+
+
+def _search(folder: Path, endings: Collection[str], leave_out: Path, above: tuple[Path, ...], found: Found) -> None:
+    here = folder.resolve()
+    if here in above:
+        found.circles.append(folder)
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inside = sorted((entry.name, _is_folder(entry)) for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+        found.unreadable.append((folder, f"cannot read the folder {str(folder)!r}: {error.strerror or error}."))
+        return
+    files = [folder / name for name, is_folder in inside if not is_folder]
+    wanted = [path for path in files if path.suffix.lower() in endings]
+    found.files += wanted
+    found.others += len(files) - len(wanted)
+    for below in (folder / name for name, is_folder in inside if is_folder):
+        if below.resolve() != leave_out:
+            _search(below, endings, leave_out, (*above, here), found)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a link to where we may not look: whoever opens it will say so
