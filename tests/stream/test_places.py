@@ -65,6 +65,14 @@ def test_films_and_folders(tmp_path: Path) -> None:
             open_sink(str(tmp_path / "a.mp4"), source)
 
 
+@pytest.mark.parametrize("live", [True, False])
+def test_a_recording_is_live_where_its_source_is(tmp_path: Path, live: bool) -> None:
+    make_clip(tmp_path / "a.mp4", frames=3)
+    for text in ("synthetic:8x8", str(tmp_path / "a.mp4")):
+        sink = open_sink(str(tmp_path / "b.mp4"), open_source(text, Wishes(live=live)))
+        assert isinstance(sink, VideoFileSink) and sink._is_live == live
+
+
 def test_a_live_clip_is_paced() -> None:
     source = open_source("synthetic:8x8", Wishes(live=True))
     assert isinstance(source, Paced) and source.is_live

@@ -1,5 +1,8 @@
 """A whole stream: what its page is told of the device is what the terminal is told."""
 
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +48,17 @@ def test_what_is_to_be_known_is_said_before_it_starts(tmp_path: Path) -> None:
     session.places.notes = ("the sound is lost.",)
     session.run()
     assert said == ["the sound is lost."]
+
+
+@pytest.mark.parametrize("outlives", [True, False])
+def test_a_terminal_that_is_closed_ends_the_stream_as_ctrl_c_does(outlives: bool) -> None:
+    """A shell says so too, after the kernel; what was started to outlive its terminal goes on."""
+    wanted, met = threading.Event(), []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else lambda *_: met.append("not heard"))
+    try:
+        with sessions._stopped_by_signals(wanted):
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+        assert wanted.is_set() != outlives and not met
+    finally:
+        signal.signal(signal.SIGHUP, before)

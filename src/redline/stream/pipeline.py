@@ -2,8 +2,8 @@
 
 A file loses no frame and keeps its order. A live source sets the pace: the model takes the newest frame, and neither
 a slow model nor a slow sink makes the output old. Whatever fails, in whichever thread, ends all three and is raised by
-`run`. A recording of a live source is kept up to that moment, unless it was the sink that failed; of a file no half is
-left behind.
+`run`. A recording of a live source is kept up to that moment, by a sink that fails as far as it can; of a file no half
+is left behind.
 """
 
 import threading

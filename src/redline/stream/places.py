@@ -144,10 +144,11 @@ def _synthetic(text: str, rest: str) -> SyntheticClip:
 def _film(path: Path, source: Source) -> VideoFileSink:
     film = _innermost(source)
     if not isinstance(film, VideoFile):
-        return VideoFileSink(path, source.rate, origin_s=None)
+        return VideoFileSink(path, source.rate, origin_s=None, is_live=source.is_live)
     if path.exists() and path.samefile(film.path):
         raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
-    return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=film.path if film.has_sound else None)
+    sound = film.path if film.has_sound else None
+    return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=sound, is_live=source.is_live)
 
 
 def _shortcomings(source: Source, sink: Sink) -> tuple[str, ...]:

@@ -24,6 +24,9 @@ from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.window import WindowSink
 from redline.stream.watch import Sample, Watch
 
+# Windows has none.
+_HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -163,15 +166,19 @@ def _settings(request: Request, loaded: Loaded) -> Settings:
 
 @contextmanager
 def _stopped_by_signals(wanted: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C ends the stream as its own end would; a second one ends the process."""
+    """The first Ctrl-C ends the stream as its own end would, and a second one the process. A terminal that is closed
+    ends the stream too, however often it says so, unless it was started to outlive it (nohup)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+        before[_HANG_UP] = signal.getsignal(_HANG_UP)
 
     def note(number: int, _frame: object) -> None:
         wanted.set()
-        signal.signal(number, before[signal.Signals(number)])
+        if number != _HANG_UP:
+            signal.signal(number, before[signal.Signals(number)])
 
     try:
         for number in before:

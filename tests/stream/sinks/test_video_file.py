@@ -1,8 +1,11 @@
 """Films keep every frame's time and the sound's; a film is whole or not there."""
 
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 
@@ -65,18 +68,60 @@ def test_uneven_times_are_kept_to_the_tick(tmp_path: Path, ticks: list[int], tim
     assert [f.time_s for f in VideoFile(tmp_path / "a.mp4").frames()] == [f.time_s for f in frames]
 
 
-def test_live_times_start_at_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("is_live", [True, False])
+def test_live_times_start_at_zero(tmp_path: Path, is_live: bool, suffix: str) -> None:
     frames = clip([1_000_000, 1_000_040, 1_000_090], Fraction(1, 1000))
-    write(VideoFileSink(tmp_path / "a.mp4", Fraction(25), origin_s=None), frames)
-    assert [f.time_s for f in VideoFile(tmp_path / "a.mp4").frames()] == [0, Fraction(4, 100), Fraction(9, 100)]
+    film = tmp_path / f"a{suffix}"
+    write(VideoFileSink(film, Fraction(25), origin_s=None, is_live=is_live), frames)
+    assert [f.time_s for f in VideoFile(film).frames()] == [0, Fraction(4, 100), Fraction(9, 100)]
+
+
+@contextmanager
+def small_disk(most_bytes: int) -> Iterator[None]:
+    """No file may be larger: what is written beyond is refused, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live: bool, suffix: str) -> None:
+    """It will not come again; a film is whole or not there."""
+    film, noise = tmp_path / f"a{suffix}", torch.Generator().manual_seed(0)
+    sink = VideoFileSink(film, Fraction(5), is_live=is_live)
+    with small_disk(400_000), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large") as caught:
+        for index in range(400):
+            pixels = torch.randint(0, 256, (96, 96, 3), dtype=torch.uint8, generator=noise)
+            sink.write(Frame(pixels, index, index, Fraction(1, 5), 0.0))
+        sink.close()
+    sink.abandon()
+    assert str(caught.value).endswith("what was recorded before is kept.") == is_live
+    assert [path.name for path in tmp_path.iterdir()] == ([film.name] if is_live else [])
+    if is_live:
+        seen = [frame.time_s for frame in VideoFile(film).frames()]
+        assert len(seen) > 10 and seen == [Fraction(index, 5) for index in range(len(seen))]
+
+
+def test_a_recording_that_has_no_picture_yet_is_not_kept(tmp_path: Path) -> None:
+    sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25), is_live=True)
+    with small_disk(100), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large\.$"):
+        write(sink, clip([0, 1, 2], Fraction(1, 25)))
+    sink.abandon()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_sound_is_copied_in_step(tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize("is_live", [True, False])
+def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> None:
     make_clip(tmp_path / "in.mp4", frames=25, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
     target = tmp_path / f"out{suffix}"
-    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path)
+    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path, is_live=is_live)
     write(sink, list(source.frames()))
     before, after = sound_of(tmp_path / "in.mp4"), sound_of(target)
     assert [data for _, data in after] == [data for _, data in before] and len(after) > 40

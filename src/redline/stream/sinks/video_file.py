@@ -1,5 +1,8 @@
 """A film, written beside its place and moved there when it is whole; every frame keeps its exact time.
 
+A live recording will not come again: it is written in pieces that can be played by themselves, so that a disk that is
+full ends it and does not take it away.
+
 No frame refers to a later one (no B-frames): frames leave the encoder in the order of showing, and steady times are
 not needed.
 """
@@ -18,6 +21,7 @@ from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoRef
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
+from redline.films import first_frame, main_stream, opened
 from redline.partial import hidden_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.sound import SoundCopy, check_sound
@@ -25,12 +29,15 @@ from redline.stream.sinks.sound import SoundCopy, check_sound
 CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 _BT709 = 1
 _FINEST_CLOCK = (1 << 31) - 1
+# As much of a live recording is lost at the most where its disk is full.
+_PIECE_S = 2
 
 
 class VideoFileSink:
     """`origin_s` is the time, on the source's clock, that becomes 0 in the film; None takes the first frame's.
 
-    `sound` is the film whose sound is copied. It needs no delay: pictures keep their times however long they took.
+    Of an `is_live` recording that cannot be written on, what is there is kept. `sound` is the film whose sound is
+    copied. It needs no delay: pictures keep their times however long they took.
     """
 
     takes_new_size = False
@@ -42,6 +49,7 @@ class VideoFileSink:
         *,
         origin_s: Fraction | None = Fraction(0),
         sound: Path | None = None,
+        is_live: bool = False,
         crf: int = 18,
         preset: str = "veryfast",
     ) -> None:
@@ -55,8 +63,10 @@ class VideoFileSink:
                 raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
             check_sound(sound, CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self._path, self._rate = path.name, path, Fraction(rate)
-        self._origin_s, self._sound = origin_s, sound
+        self._origin_s, self._sound, self._is_live = origin_s, sound, is_live
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
+        if is_live:
+            self._options["g"] = str(max(1, round(_PIECE_S * self._rate)))
         self._film: _Film | None = None
 
     def write(self, frame: Frame) -> None:
@@ -65,7 +75,7 @@ class VideoFileSink:
                 self._film = _Film(self, frame)
             self._film.add(frame)
         except (OSError, av.FFmpegError) as error:
-            raise RedlineError(why_not_written(self._path, error)) from error
+            raise self._ended_by(error) from error
 
     def close(self, whole: bool = True) -> None:
         """Without a single frame no film is written."""
@@ -75,7 +85,7 @@ class VideoFileSink:
             self._film.finish(whole)
             os.replace(self._film.partial, self._path)
         except (OSError, av.FFmpegError) as error:
-            raise RedlineError(why_not_written(self._path, error)) from error
+            raise self._ended_by(error) from error
         finally:
             self.abandon()
 
@@ -83,6 +93,12 @@ class VideoFileSink:
         if self._film is not None:
             self._film.let_go()
             self._film = None
+
+    def _ended_by(self, error: Exception) -> RedlineError:
+        text = why_not_written(self._path, error)
+        if self._is_live and self._film is not None and self._film.keep_what_is_there(self._path):
+            text = f"{text[:-1]}; what was recorded before is kept."
+        return RedlineError(text)
 
 
 class _Film:
@@ -101,7 +117,7 @@ class _Film:
         self._sound: SoundCopy | None = None
         self._output: OutputContainer | None = None
         try:
-            self._output = _open(self.partial, CONTAINERS[path.suffix.lower()], first.time_base)
+            self._output = _open(self.partial, CONTAINERS[path.suffix.lower()], first.time_base, sink._is_live)
             self._stream = self._add_stream(self._output, sink)
             if sink._sound is not None:
                 self._sound = SoundCopy(sink._sound, self._output, self._origin_s)
@@ -139,7 +155,22 @@ class _Film:
         self._output.close()
         self._output = None
 
+    def keep_what_is_there(self, path: Path) -> bool:
+        """Whether there is a picture in it."""
+        self._close()
+        try:
+            with opened(self.partial) as film:
+                first_frame(film, main_stream(film, self.partial), self.partial)
+            os.replace(self.partial, path)
+        except (RedlineError, OSError):
+            return False
+        return True
+
     def let_go(self) -> None:
+        self._close()
+        self.partial.unlink(missing_ok=True)
+
+    def _close(self) -> None:
         if self._sound is not None:
             self._sound.close()
         if self._output is not None:
@@ -147,7 +178,6 @@ class _Film:
             with suppress(OSError, ValueError, av.FFmpegError):
                 self._output.close()
             self._output = None
-        self.partial.unlink(missing_ok=True)
 
     def _mux(self, packets: list[Packet]) -> None:
         assert self._output is not None
@@ -177,7 +207,7 @@ class _Film:
         return stream
 
 
-def _open(path: Path, container: str, time_base: Fraction) -> OutputContainer:
+def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> OutputContainer:
     if container == "matroska":
         # Sound that starts a little before 0, as AAC does in MP4, would move all times.
         options = {"avoid_negative_ts": "disabled"}
@@ -185,6 +215,9 @@ def _open(path: Path, container: str, time_base: Fraction) -> OutputContainer:
         # The first frame's time is counted on this clock in MP4.
         clock = math.lcm(1000, time_base.denominator)
         options = {"movie_timescale": str(clock if clock <= _FINEST_CLOCK else 1000)}
+        if is_live:
+            # Pieces while it is written, and an ordinary file when it is finished; sound may begin before 0 in both.
+            options |= {"movflags": "+hybrid_fragmented+frag_keyframe+delay_moov"}
     return av.open(f"file:{path}", "w", format=container, container_options=options)
 
 
