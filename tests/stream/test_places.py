@@ -73,6 +73,23 @@ def test_a_recording_is_live_where_its_source_is(tmp_path: Path, live: bool) -> 
         assert isinstance(sink, VideoFileSink) and sink._is_live == live
 
 
+@pytest.mark.parametrize(("rotation", "aspect"), [(None, Fraction(16, 15)), (90, Fraction(15, 16))])
+def test_pixels_stay_as_wide_as_they_were(tmp_path: Path, rotation: int | None, aspect: Fraction) -> None:
+    make_clip(tmp_path / "a.mp4", frames=3, pixel_aspect=Fraction(16, 15), rotation=rotation)
+    camera = LiveInput(Address(f"file:{tmp_path / 'a.mp4'}", "'camera'"))
+    for name, source, expected in (
+        ("b.mp4", open_source(str(tmp_path / "a.mp4")), aspect),
+        ("c.mkv", open_source(str(tmp_path / "a.mp4"), Wishes(live=True)), aspect),
+        ("d.mp4", camera, aspect),
+        ("e.mp4", open_source(str(tmp_path / "a.mp4"), Wishes(size=(20, 30))), 1),
+    ):
+        sink = open_sink(str(tmp_path / name), source)
+        for frame in source.frames():
+            sink.write(frame)
+        sink.close()
+        assert VideoFile(tmp_path / name).pixel_aspect == expected, name
+
+
 def test_a_live_clip_is_paced() -> None:
     source = open_source("synthetic:8x8", Wishes(live=True))
     assert isinstance(source, Paced) and source.is_live

@@ -24,7 +24,7 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
-from redline.stream.sources.video_file import to_pixels, upright
+from redline.stream.sources.video_file import pixel_aspect, to_pixels, upright
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
@@ -79,6 +79,7 @@ class LiveInput:
                 raise RedlineError(str(error)) from error
             raise
         self.height, self.width = upright(self._first.rotation, self._first.height, self._first.width)
+        self.pixel_aspect = pixel_aspect(stream, self._first.rotation)
         self._waiting = container
 
     def frames(self) -> Generator[Frame, None, None]:

@@ -30,7 +30,8 @@ _SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpo
 
 
 class VideoFile:
-    """`origin_s` is the time at which the film begins on its own clock. Damaged pictures are an error."""
+    """`origin_s` is the time at which the film begins on its own clock, and `pixel_aspect` how much wider than high its
+    pixels are shown. Damaged pictures are an error."""
 
     is_live = False
 
@@ -42,7 +43,7 @@ class VideoFile:
             stream = main_stream(container, path)
             first = first_frame(container, stream, path)
             self.height, self.width = upright(first.rotation, first.height, first.width)
-            self.rate = frame_rate(stream, path)
+            self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
             start = container.start_time if container.format.name in _CLOCK_OF_THEIR_OWN else None
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
             self.has_sound = bool(container.streams.audio)
@@ -118,6 +119,12 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
 
 def upright(rotation: int, height: int, width: int) -> tuple[int, int]:
     return (width, height) if rotation % 180 == 90 else (height, width)
+
+
+def pixel_aspect(stream: VideoStream, rotation: int) -> Fraction:
+    """Of the upright picture; 1 where the film does not say."""
+    said = Fraction(stream.sample_aspect_ratio or 1)
+    return 1 / said if rotation % 180 == 90 else said
 
 
 def _seconds(time: Fraction) -> str:
