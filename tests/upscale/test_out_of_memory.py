@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,16 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from redline.errors import ModelError
-from redline.partial import is_partial
 from redline.plan import Plan
-from redline.upscale import pictures_run
+from redline.upscale import picture_under_way, pictures_run
 from redline.upscale.blend import Blender
 from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.network import Network
 from redline.upscale.picture_under_way import PictureUnderWay
+from redline.upscale.pictures import PictureSink
 from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings
@@ -168,15 +168,55 @@ def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_out_of_memory_to_the_end_is_a_sentence(apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are made, with as many tiles at a time as before."""
+    blend = Blender.blend
+
+    def planted(self: Blender, row: int, tiles: object) -> Strips:
+        if self._columns.length == 300:
+            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+        return blend(self, row, tiles)
 
     monkeypatch.setattr(Blender, "blend", planted)
-    save(tmp_path / "in.png", (60, 300, 3))
-    with pytest.raises(ModelError, match="out of memory even with one tile of 20 × 20"):
-        PictureRun(made([], apart=apart), PictureSettings()).run([Task(tmp_path / "in.png", tmp_path / "out.png")])
-    assert not (tmp_path / "out.png").exists() and not any(is_partial(path) for path in tmp_path.iterdir())
+    tasks = [Task(tmp_path / f"{index}.png", tmp_path / "out" / f"{index}.png") for index in range(3)]
+    for task, width in zip(tasks, (60, 300, 70), strict=True):
+        save(task.source, (90, width, 3))
+    using = made([], apart=apart)
+    failed = [outcome for outcome in PictureRun(using, PictureSettings()).run(tasks) if outcome.error]
+    assert [outcome.task for outcome in failed] == [tasks[1]] and using.taken_at_once == (3, 0)
+    assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some."
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "is_wide"),
+    [
+        (picture_under_way, "open_picture", lambda path: path.name == "1.png"),
+        (PictureUnderWay, "band", lambda picture: picture.width == 600),
+        (PictureSink, "write_rows", lambda sink: sink.shape[1] == 600),
+        (PictureSink, "finish", lambda sink: sink.shape[1] == 600),
+    ],
+)
+def test_main_memory_that_runs_out_around_a_picture(
+    owner: Any, name: str, is_wide: Callable[[Any], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task(tmp_path / f"{index}.png", tmp_path / "out" / f"{index}.png") for index in range(3)]
+    for task, width in zip(tasks, (60, 300, 70), strict=True):
+        save(task.source, (90, width, 3))
+    before = getattr(owner, name)
+
+    def planted(first: Any, *others: Any, **options: Any) -> Any:
+        if is_wide(first):
+            raise MemoryError("planted")
+        return before(first, *others, **options)
+
+    monkeypatch.setattr(owner, name, planted)
+    outcomes = PictureRun(made([]), PictureSettings()).run(tasks)
+    failed = {outcome.task: outcome.error for outcome in outcomes if outcome.error}
+    assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some."}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
 LATE_COPIES = "out of memory: what does not fit beside the work is copied in when it is worked on"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pyvips
 import torch
 from PIL import Image
 from torch import Tensor, nn
@@ -104,6 +105,37 @@ def test_transparent_pixels_do_not_bleed(tmp_path: Path) -> None:
     assert np.abs(result[visible][:, :3] - (200, 100, 50)).max() <= 3
 
 
+@pytest.mark.parametrize("wrap", [False, True])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_flat_transparency_is_exact_whatever_the_network_makes_of_it(kind: type, wrap: bool, tmp_path: Path) -> None:
+    """Without bounds invisible pixels are faintly seen, and opaque ones faintly seen through."""
+    most = np.iinfo(kind).max
+    rng = np.random.default_rng(0)
+    alpha = np.zeros((70, 75), kind)
+    alpha[:, 30:60] = most
+    alpha[40:, 64:] = most // 3
+    alpha[:12, :20] = rng.integers(0, most + 1, (12, 20), dtype=kind)
+
+    class Shaky(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 0.98 + 0.01 * torch.rand(())
+
+    if kind is np.uint8:
+        Image.fromarray(np.dstack([alpha, alpha, alpha, alpha])).save(tmp_path / "in.png")
+    else:
+        sixteen = np.ascontiguousarray(np.dstack([alpha] * 4))
+        pyvips.Image.new_from_array(sixteen, interpretation="rgb16").pngsave(str(tmp_path / "in.png"))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Shaky()), wrap=wrap)
+    assert not outcome.error
+    result = pyvips.Image.new_from_file(str(tmp_path / "out.png")).numpy()[..., 3]
+    edges = np.pad(alpha, 1, mode="wrap" if wrap else "symmetric")
+    around = np.stack([edges[y : y + 70, x : x + 75] for y in range(3) for x in range(3)])
+    least, most_around = doubled(around.min(0)), doubled(around.max(0))
+    flat = least == most_around
+    assert flat.mean() > 0.6 and np.array_equal(result[flat], least[flat])
+    assert ((least <= result) & (result <= most_around)).all() and (result != doubled(alpha)).any()
+
+
 def test_one_bad_file_among_good_ones(tmp_path: Path) -> None:
     tasks = []
     for index in range(6):
@@ -155,8 +187,8 @@ def test_out_of_memory_shrinks_says_so_and_goes_on(tmp_path: Path) -> None:
 
 def test_out_of_memory_to_the_end_is_a_sentence(tmp_path: Path) -> None:
     save(tmp_path / "in.png", (40, 40, 3))
-    with pytest.raises(ModelError, match="out of memory even with one tile"):
-        run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(10)))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(10)))
+    assert "out of memory even with one tile" in outcome.error
     assert not (tmp_path / "out.png").exists() and not any(is_partial(p) for p in tmp_path.iterdir())
 
 

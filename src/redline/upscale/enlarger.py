@@ -165,6 +165,22 @@ class Enlarger:
         self.say(f"{name} was left for {safer or 'fp32'}: {reason}")
         return True
 
+    @property
+    def advice(self) -> str:
+        """What helps when nothing is left to make smaller."""
+        return "free some" if self.device.type == "cpu" else "free some, or use --device cpu"
+
+    @property
+    def taken_at_once(self) -> tuple[int, int]:
+        """The batch and the halvings of its tiles, to return to."""
+        return self.batch, self._halvings
+
+    @taken_at_once.setter
+    def taken_at_once(self, before: tuple[int, int]) -> None:
+        if before != self.taken_at_once:
+            self._let_go()
+            self.batch, self._halvings = before
+
     def shrink(self, height: int, width: int) -> None:
         """Half the batch; at one tile, tiles of half the size inside those of this one."""
         self._let_go()
@@ -176,7 +192,7 @@ class Enlarger:
         self._halvings += 1
         after = self._inside(height, width)
         if after == before:
-            raise OutOfMemory(f"out of memory even with one tile of {before}: free some, or use --device cpu.")
+            raise OutOfMemory(f"out of memory even with one tile of {before}: {self.advice}.")
         self.say(f"out of memory: going on with tiles of {after}")
 
     def _inside(self, height: int, width: int) -> TileShape:

@@ -42,6 +42,8 @@ class PictureUnderWay:
         self.begin = first_needed(self.rows.side, self.first, self.scale)
         self.sink: PictureSink | PartSink | None = None
         self.error = ""
+        # No more of it is read or worked on; its error follows when the writer comes to it.
+        self.is_lost = False
         self.in_main_memory = False
 
     @property

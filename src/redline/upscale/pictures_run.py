@@ -15,6 +15,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.memory import is_out_of_memory
+from redline.upscale.alpha import bounded_alpha
 from redline.upscale.blend import enlarged_tiles
 from redline.upscale.copies import Arriving, PlainCopies
 from redline.upscale.enlarger import Enlarger, OutOfMemory
@@ -110,18 +111,18 @@ class PictureRun:
         for task in tasks:
             try:
                 picture = PictureUnderWay(task, self._enlarger, self._settings)
-            except (RedlineError, OSError) as error:
-                self._finish(Outcome(task, error=str(error)))
+            except Exception as error:
+                self._finish(Outcome(task, error=_sentence(error, task)))
                 continue
             self._open.add(picture)
             with picture.source:
                 for row in range(picture.begin, picture.last):
-                    if picture.error:
+                    if picture.is_lost:
                         break
                     try:
                         samples = picture.band(row)
-                    except RedlineError as error:
-                        yield _Band(picture, error=str(error))
+                    except Exception as error:
+                        yield _Band(picture, error=_sentence(error, task))
                         break
                     coming = self._enlarger.copies.bring_in(torch.from_numpy(samples))
                     flat = picture.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
@@ -133,7 +134,7 @@ class PictureRun:
         if band.samples is None:
             return band
         picture = band.picture
-        if picture.error:
+        if picture.is_lost:
             band.samples.done()
             return replace(band, samples=None)
         if picture.started is None:
@@ -141,8 +142,16 @@ class PictureRun:
         samples = band.samples.take()
         if picture.band_pixels >= self._too_large:
             picture.blend_in_main_memory()
-        while (rows := self._try_rows(band, samples)) is None:
-            self._make_room(picture)
+        taken_at_once = self._enlarger.taken_at_once
+        try:
+            while (rows := self._try_rows(band, samples)) is None:
+                self._make_room(picture)
+        except OutOfMemory as error:
+            # What one picture finds no room for does not slow down those that follow.
+            self._enlarger.taken_at_once = taken_at_once
+            band.samples.done()
+            picture.is_lost = True
+            return _Band(picture, error=f"{str(picture.task.source)!r}: {error}")
         band.samples.done()
         self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
         return _Band(picture, band.row, rows, band.last)
@@ -168,7 +177,7 @@ class PictureRun:
             # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
             place = picture.blender.device
             of_colour = [tile.to(place) for tile in tiles]
-            of_alpha = (tile.to(place) for tile in self._alpha_tiles(alpha, picture, band.has_flat_alpha))
+            of_alpha = self._alpha_tiles(alpha, picture, band.has_flat_alpha)
             tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
         rows = self._put_together(band, tiles, alpha is not None)
         copies = PlainCopies() if picture.in_main_memory else self._enlarger.copies
@@ -212,11 +221,11 @@ class PictureRun:
         return enlarged_tiles([planes], columns, self._enlarger.checked_each, self._enlarger.batch)
 
     def _alpha_tiles(self, alpha: Tensor, picture: PictureUnderWay, is_flat: bool) -> Iterable[Tensor]:
-        """Alpha goes through the network too, as grey."""
         if is_flat:
             height, width = (side.side.cut.tile * picture.scale for side in (picture.rows, picture.columns))
             return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(picture.columns.side.starts)
-        return self._tiles(alpha.expand(3, -1, -1)[None], picture.columns)
+        enlarged = self._tiles(alpha.expand(3, -1, -1)[None], picture.columns)
+        return bounded_alpha(enlarged, alpha, picture.columns, picture.scale)
 
     # Writing
 
@@ -224,16 +233,17 @@ class PictureRun:
         picture = band.picture
         if picture.error:
             return
+        if band.error:
+            self._give_up(picture, band.error)
+            return
         try:
-            if band.error:
-                raise RedlineError(band.error)
             if picture.sink is None:
                 picture.sink = self._create(picture)
             assert band.samples is not None
             picture.sink.write_rows(band.samples.take().numpy())
             band.samples.done()
-        except (RedlineError, OSError) as error:
-            self._give_up(picture, str(error))
+        except Exception as error:
+            self._give_up(picture, _sentence(error, picture.task))
             return
         if band.last:
             # Not more pictures at once than there are encoders: their rows are held in memory until then.
@@ -260,14 +270,14 @@ class PictureRun:
         assert picture.sink is not None
         try:
             picture.sink.finish()
-        except (RedlineError, OSError) as error:
-            self._give_up(picture, str(error))
+        except Exception as error:
+            self._give_up(picture, _sentence(error, picture.task))
             return
         self._open.discard(picture)
         self._finish(picture.outcome())
 
     def _give_up(self, picture: PictureUnderWay, error: str) -> None:
-        picture.error = error
+        picture.error, picture.is_lost = error, True
         if picture.sink is not None:
             picture.sink.abort()
         self._open.discard(picture)
@@ -276,3 +286,12 @@ class PictureRun:
     def _finish(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         self._tell(outcome)
+
+
+def _sentence(error: Exception, task: Task) -> str:
+    """What is said of a failure that concerns one picture; any other goes on its way."""
+    if is_out_of_memory(error):
+        return f"out of memory at {str(task.source)!r}: free some."
+    if isinstance(error, (RedlineError, OSError)):
+        return str(error)
+    raise error

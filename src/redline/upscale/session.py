@@ -209,7 +209,7 @@ class Upscaling:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return Outcome(task, error=f"out of memory at {str(task.source)!r}: free some, or use --device cpu.")
+            return Outcome(task, error=f"out of memory at {str(task.source)!r}: {enlarger.advice}.")
         return Outcome(task, film.width, film.height, film.seconds, film.notes, source_state=state)
 
     def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
