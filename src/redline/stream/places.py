@@ -153,11 +153,11 @@ def _film(path: Path, source: Source) -> VideoFileSink:
 
 def _shortcomings(source: Source, sink: Sink) -> tuple[str, ...]:
     inner = _innermost(source)
-    if isinstance(inner, VideoFile):
-        return inner.notes
-    if not (isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound):
+    if not isinstance(inner, (VideoFile, LiveInput)):
         return ()
-    return (f"the sound of {inner.name} is not recorded: only that of a film on this disk is.",)
+    if not (isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound):
+        return inner.notes
+    return (*inner.notes, f"the sound of {inner.name} is not recorded: only that of a film on this disk is.")
 
 
 def _innermost(source: Source) -> Source:

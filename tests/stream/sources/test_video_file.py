@@ -12,6 +12,7 @@ from redline.errors import RedlineError
 from redline.stream.latency import Latency
 from redline.stream.places import Wishes, open_places
 from redline.stream.settings import LiveSettings
+from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.video_file import VideoFile
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
@@ -46,6 +47,34 @@ def test_a_film_that_lies_on_its_side_is_put_upright(tmp_path: Path) -> None:
     assert (source.height, source.width) == (frame.height, frame.width) == (48, 32)
     upright = np.rot90(pattern(0).astype(int))
     assert np.abs(frame.pixels.numpy() - upright).mean() < 5 < np.abs(frame.pixels.numpy() - upright[::-1, ::-1]).mean()
+
+
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+@pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True)])
+def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips: tuple[bool, bool]) -> None:
+    across, down = flips
+    with av.open(str(tmp_path / "m.mp4"), "w") as container:
+        made = container.add_stream("libx264", rate=25, options={"crf": "4"})
+        made.width, made.height, made.pix_fmt = 48, 32, "yuv444p"
+        made.set_display_rotation(rotation, hflip=across, vflip=down)
+        picture = av.VideoFrame.from_ndarray(pattern(0), format="rgb24")
+        container.mux([*made.encode(picture), *made.encode(None)])
+    shown = np.rot90(pattern(0).astype(int), rotation // 90)
+    shown = shown[:: -1 if down else 1, :: -1 if across else 1]
+    source = VideoFile(tmp_path / "m.mp4")
+    frame = next(source.frames())
+    assert (source.height, source.width) == (frame.height, frame.width) == shown.shape[:2]
+    assert np.abs(frame.pixels.numpy() - shown).mean() < 5
+
+
+@pytest.mark.parametrize(("transfer", "curve"), [(16, "PQ"), (18, "HLG"), (1, None)])
+def test_light_that_cannot_be_shown_is_told(tmp_path: Path, transfer: int, curve: str | None) -> None:
+    make_clip(tmp_path / "h.mp4", frames=2, pixel_format="yuv420p10le", colour=(9, 9, transfer, 1))
+    said = f"'h.mp4' is HDR ({curve}), and its light is not mapped to what is shown here: colours come out pale."
+    assert VideoFile(tmp_path / "h.mp4").notes == ((said,) if curve else ())
+    camera = LiveInput(Address(f"file:{tmp_path / 'h.mp4'}", "'h.mp4'"))
+    camera.close()
+    assert camera.notes == ((said,) if curve else ())
 
 
 def test_broadcast_films_say_where_they_begin(tmp_path: Path) -> None:

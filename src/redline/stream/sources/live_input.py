@@ -24,7 +24,7 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
-from redline.stream.sources.video_file import pixel_aspect, to_pixels, upright
+from redline.stream.sources.video_file import pixel_aspect, to_pixels, upright, why_pale
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
@@ -80,6 +80,7 @@ class LiveInput:
             raise
         self.height, self.width = upright(self._first.rotation, self._first.height, self._first.width)
         self.pixel_aspect = pixel_aspect(stream, self._first.rotation)
+        self.notes = why_pale(self._first, self.name)
         self._waiting = container
 
     def frames(self) -> Generator[Frame, None, None]:

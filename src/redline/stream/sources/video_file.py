@@ -4,11 +4,13 @@ import threading
 from collections.abc import Generator, Iterator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import torch
 from av.container import InputContainer
+from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
@@ -25,6 +27,7 @@ from redline.stream.sources.holes import Holes
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
 _TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
+_HDR = {16: "PQ", 18: "HLG"}
 # Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
 _SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
@@ -49,7 +52,9 @@ class VideoFile:
             self.has_sound = bool(container.streams.audio)
         missing = missing_bytes(path)
         # What is there is worth a stream, and must not pass for the whole.
-        self.notes = (f"{self.name!r} is cut off: {missing:,} bytes are missing at its end.",) if missing else ()
+        cut = f"{self.name!r} is cut off: {missing:,} bytes are missing at its end."
+        self._is_cut_off = missing > 0
+        self.notes = (*((cut,) if missing else ()), *why_pale(first, repr(self.name)))
 
     def frames(self) -> Generator[Frame, None, None]:
         last: int | None = None
@@ -79,7 +84,7 @@ class VideoFile:
                 yield Frame(to_pixels(found, to_rgb), index, pts, time_base, captured_s, found.duration or 0)
                 index += 1
                 captured_s = self._clock.now_s()
-            if last is not None and not self.notes and holes.are_behind(last * time_base):
+            if last is not None and not self._is_cut_off and holes.are_behind(last * time_base):
                 raise RedlineError(f"{self.name!r} is damaged: it cannot be read behind {_seconds(last * time_base)}.")
 
     def close(self) -> None:
@@ -111,10 +116,28 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
     rgb = to_rgb.reformat(frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR)
-    pixels = rgb.to_ndarray()
-    if frame.rotation % 90 == 0 and frame.rotation % 360:
-        pixels = np.rot90(pixels, frame.rotation // 90)
-    return torch.from_numpy(np.ascontiguousarray(pixels))
+    return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
+
+
+def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
+    """As it is to be shown. A rotation cannot say that a picture is mirrored: its matrix can."""
+    kept: Any = frame.side_data
+    data = kept.get(Type.DISPLAYMATRIX)
+    if data is None or frame.rotation % 90:
+        return pixels
+    # A pixel at (x, y) is shown at (across_x · x + across_y · y, down_x · x + down_y · y).
+    across_x, down_x, _, across_y, down_y, *_ = np.frombuffer(data, np.int32).tolist()
+    if frame.rotation % 180 == 90:
+        pixels, across_x, down_y = pixels.transpose(1, 0, 2), across_y, down_x
+    return pixels[:: -1 if down_y < 0 else 1, :: -1 if across_x < 0 else 1]
+
+
+def why_pale(frame: VideoFrame, name: str) -> tuple[str, ...]:
+    """A sentence where the picture has more light than is shown."""
+    curve = _HDR.get(int(frame.color_trc))
+    if curve is None:
+        return ()
+    return (f"{name} is HDR ({curve}), and its light is not mapped to what is shown here: colours come out pale.",)
 
 
 def upright(rotation: int, height: int, width: int) -> tuple[int, int]:
