@@ -13,7 +13,7 @@ from redline.stream.latency import Latency
 from redline.stream.places import Wishes, open_places
 from redline.stream.settings import LiveSettings
 from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.video_file import VideoFile, _turned
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
 
@@ -65,6 +65,19 @@ def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips
     frame = next(source.frames())
     assert (source.height, source.width) == (frame.height, frame.width) == shown.shape[:2]
     assert np.abs(frame.pixels.numpy() - shown).mean() < 5
+
+
+def test_what_pyav_does_not_know_of_a_picture_does_not_keep_it_from_being_upright() -> None:
+    class Newer:
+        """A picture with a kind of data that this PyAV has no name for."""
+
+        rotation = 90
+
+        @property
+        def side_data(self) -> None:
+            raise ValueError("99 is not a valid Type")
+
+    assert (_turned(pattern(0), Newer()) == np.rot90(pattern(0))).all()
 
 
 @pytest.mark.parametrize(("transfer", "curve"), [(16, "PQ"), (18, "HLG"), (1, None)])

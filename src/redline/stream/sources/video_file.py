@@ -121,12 +121,18 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
 
 def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
     """As it is to be shown. A rotation cannot say that a picture is mirrored: its matrix can."""
-    kept: Any = frame.side_data
-    data = kept.get(Type.DISPLAYMATRIX)
-    if data is None or frame.rotation % 90:
+    if frame.rotation % 90:
         return pixels
+    try:
+        kept: Any = frame.side_data
+        matrix = kept.get(Type.DISPLAYMATRIX)
+    except ValueError:
+        # PyAV lists all kinds of such data or none, and fails on those that are newer than itself.
+        matrix = None
+    if matrix is None:
+        return np.rot90(pixels, frame.rotation // 90)
     # A pixel at (x, y) is shown at (across_x · x + across_y · y, down_x · x + down_y · y).
-    across_x, down_x, _, across_y, down_y, *_ = np.frombuffer(data, np.int32).tolist()
+    across_x, down_x, _, across_y, down_y, *_ = np.frombuffer(matrix, np.int32).tolist()
     if frame.rotation % 180 == 90:
         pixels, across_x, down_y = pixels.transpose(1, 0, 2), across_y, down_x
     return pixels[:: -1 if down_y < 0 else 1, :: -1 if across_x < 0 else 1]
