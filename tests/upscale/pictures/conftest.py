@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redline.upscale.pictures import open_picture
+from redline.upscale.pictures import create_picture, open_picture
 
 Maker = Callable[..., np.ndarray]
 
@@ -24,6 +24,20 @@ def make_samples(height: int, width: int, channels: int = 3, bits: int = 8, seed
 def read_all(path: Path, **options: bool) -> np.ndarray:
     with open_picture(path, **options) as source:
         return source.rows(0, source.height)
+
+
+def copy_picture(source: Path, target: Path, strip: bool = False) -> tuple[str, ...]:
+    """Writes what was read, with what it carries, and gives the notes on what could not be kept."""
+    with open_picture(source) as opened:
+        shape = (opened.width, opened.height, opened.channels, opened.bits)
+        with create_picture(target, *shape, metadata=opened.metadata, strip=strip) as sink:
+            sink.write_rows(opened.rows(0, opened.height))
+    return sink.notes
+
+
+@pytest.fixture
+def copy() -> Callable[..., tuple[str, ...]]:
+    return copy_picture
 
 
 @pytest.fixture

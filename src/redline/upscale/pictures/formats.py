@@ -4,10 +4,8 @@ The content of a file decides what it is, never its name.
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
 
@@ -87,39 +85,6 @@ def brands_of(head: bytes) -> set[bytes]:
     return {box[at : at + 4] for at in range(0, len(box) - 3, 4) if at != 4}
 
 
-def count_png_frames(path: Path) -> int:
-    """How many frames an animated PNG has; libvips sees the first alone."""
-    with open(path, "rb") as file:
-        return struct.unpack(">I", file.read(4))[0] if _find_in_png(file, b"acTL") == 8 else 1
-
-
-def has_png_resolution(path: Path) -> bool:
-    """Whether it says how large its pixels are, and not just of what shape."""
-    with open(path, "rb") as file:
-        return _find_in_png(file, b"pHYs") == 9 and file.read(9)[8:] == b"\x01"
-
-
-def forget_png_resolution(path: Path) -> None:
-    """libvips gives every PNG a resolution; of one that has none, only that its pixels are square may be told."""
-    with open(path, "r+b") as file:
-        if _find_in_png(file, b"pHYs") == 9:
-            square = struct.pack(">IIB", 1, 1, 0)
-            file.write(square + struct.pack(">I", zlib.crc32(b"pHYs" + square)))
-
-
-def _find_in_png(file: BinaryIO, wanted: bytes) -> int | None:
-    """The length of what a chunk before the pixels holds, where the file is then read on."""
-    file.seek(8)
-    while len(header := file.read(8)) == 8:
-        length, kind = struct.unpack(">I4s", header)
-        if kind == wanted:
-            return length
-        if kind in (b"IDAT", b"IEND"):
-            return None
-        file.seek(length + 4, 1)
-    return None
-
-
 def format_for(path: Path) -> Format:
     """The format that a name asks for when a picture is written."""
     suffix = path.suffix.lower()
@@ -139,8 +104,11 @@ def format_named(name: str) -> Format:
     raise PictureError(f"{name!r} is no picture format: choose one of {', '.join(FORMATS)}.")
 
 
-def check_can_hold(form: Format | str, width: int, height: int, channels: int, bits: int) -> tuple[str, ...]:
-    """Raises when the format cannot hold such a picture; notes what it will hold differently."""
+def check_can_hold(
+    form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
+) -> tuple[str, ...]:
+    """Raises when the format cannot hold such a picture; notes what it will hold differently. `depth` is of how many
+    bits samples are that came as 16."""
     form = format_named(form) if isinstance(form, str) else form
     if not form.writable:
         raise PictureError(f"{form.title} is read but not written: choose png or webp.")
@@ -154,6 +122,6 @@ def check_can_hold(form: Format | str, width: int, height: int, channels: int, b
         )
     if channels in (2, 4) and not form.alpha:
         raise PictureError(f"{form.title} cannot hold transparency: choose png.")
-    if bits > form.bits:
-        return (f"{form.title} holds {form.bits} bits: the {bits}-bit picture was rounded",)
+    if (depth or bits) > form.bits:
+        return (f"{form.title} holds {form.bits} bits: the {depth or bits}-bit picture was rounded",)
     return ()

@@ -1,7 +1,8 @@
 """What a picture file carries beside its pixels, taken from one file and put into another.
 
 libvips rewrites EXIF as it encodes: orientation, resolution and size become those of the new picture, and an embedded
-thumbnail of the old one is left out. It does so in every format but TIFF, which `tiff.py` serves.
+thumbnail of the old one is left out. It does so in every format but TIFF, which `tiff.py` serves. What else it does not
+write is added to its file: `png.py`, `jpeg.py` and `avif.py` know how.
 """
 
 import re
@@ -9,10 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from redline.upscale.pictures.avif import set_cicp
+from redline.upscale.pictures.colour_tags import fit_colour_tags, numbers_of, read_colour_tags
 from redline.upscale.pictures.exif import resolution, upright
-from redline.upscale.pictures.formats import Format, has_png_resolution
+from redline.upscale.pictures.formats import Format
 from redline.upscale.pictures.iptc import unwrap, wrap
-from redline.upscale.pictures.tiff import read_from_tiff
+from redline.upscale.pictures.jpeg import add_comments, read_comments
+from redline.upscale.pictures.png import (
+    Chunk,
+    add_to_png,
+    forget_png_resolution,
+    has_png_resolution,
+    read_texts,
+    xmp_chunk,
+)
+from redline.upscale.pictures.samples import has_grey_profile, to_srgb
+from redline.upscale.pictures.tiff import add_to_tiff, read_from_tiff
 from redline.upscale.pictures.vips import VipsImage, field, load_vips
 
 _MM_PER_INCH = 25.4
@@ -21,8 +34,8 @@ _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
 _DPI_IN_EXIF = ("webp", "avif")
 _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
-# Texts that older programs used for EXIF and XMP would contradict the real ones.
-_TEXT = re.compile(r"png-comment-\d+-(?!Raw profile type)(.+)", re.DOTALL)
+# What is written by us, because libvips writes it elsewhere or in another form.
+_BY_US = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
 # One segment of a JPEG file, less what marks it as XMP or EXIF.
 _JPEG_SEGMENT_BYTES = 65_500
 _HOLDS_IPTC = ("jpeg", "tiff")
@@ -30,18 +43,22 @@ _HOLDS_IPTC = ("jpeg", "tiff")
 
 @dataclass(frozen=True)
 class Metadata:
-    """Colour profile, camera's tags (upright), XMP, IPTC, dots per inch, and the texts of a PNG file."""
+    """Colour profile, camera's tags (upright), XMP, IPTC, dots per inch, the texts of a PNG file and the comments of a
+    JPEG file, what else is said of colours, and of how many bits samples are that come as 16."""
 
     icc: bytes | None = None
     exif: bytes | None = None
     xmp: bytes | None = None
     iptc: bytes | None = None
     dpi: tuple[float, float] | None = None
-    text: tuple[tuple[str, str], ...] = ()
+    text: tuple[Chunk, ...] = ()
+    comments: tuple[bytes, ...] = ()
+    colour: tuple[Chunk, ...] = ()
+    depth: int | None = None
 
     def stripped(self) -> "Metadata":
-        """Nothing but the colour profile, without which the colours would be other ones."""
-        return Metadata(icc=self.icc)
+        """Nothing but the colour profile and its like, without which the colours would be other ones."""
+        return Metadata(icc=self.icc, colour=self.colour, depth=self.depth)
 
 
 def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
@@ -57,8 +74,14 @@ def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
         blobs["exif"] = upright(blobs["exif"])
     if "xmp" in blobs:
         blobs["xmp"] = _with_values(blobs["xmp"], {b"tiff:Orientation": 1})
-    text = tuple((match[1], image.get(match[0])) for key in image.get_fields() if (match := _TEXT.fullmatch(key)))
-    return Metadata(**blobs, dpi=_dpi_of(image, path, form, blobs.get("exif")), text=text)
+    return Metadata(
+        **blobs,
+        dpi=_dpi_of(image, path, form, blobs.get("exif")),
+        text=read_texts(path) if form.name == "png" else (),
+        comments=read_comments(path) if form.name == "jpeg" else (),
+        colour=read_colour_tags(path, form, "icc" in blobs),
+        depth=image.get("bits-per-sample") if form.name == "avif" and image.format == "ushort" else None,
+    )
 
 
 def _dpi_of(image: VipsImage, path: Path, form: Format, exif: bytes | None) -> tuple[float, float] | None:
@@ -88,6 +111,14 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
     if metadata.text and form.name != "png":
         notes.append(f"{form.title} has no room for the texts of a PNG, which were left out")
         metadata = replace(metadata, text=())
+    if metadata.comments and form.name != "jpeg":
+        notes.append(f"{form.title} has no room for the comments of a JPEG, which were left out")
+        metadata = replace(metadata, comments=())
+    colour, note = fit_colour_tags(metadata.colour, form, metadata.icc is not None)
+    notes += [note] if note else []
+    metadata = replace(metadata, colour=colour)
+    if not form.grey and has_grey_profile(metadata.icc):
+        notes.append(f"{form.title} has no grey: the picture was converted to sRGB with its own profile")
     if metadata.iptc is not None and form.name == "jpeg":
         metadata = replace(metadata, iptc=wrap(metadata.iptc))
     for name in ("exif", "xmp", "iptc"):
@@ -105,10 +136,10 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image = image.copy(xres=across / _MM_PER_INCH, yres=down / _MM_PER_INCH)
     for name, key in _BLOBS.items():
         block = getattr(metadata, name)
-        if block is not None and not (form.name == "tiff" and name in ("exif", "iptc")):
+        if block is not None and name not in _BY_US.get(form.name, ()):
             image.set_type(pyvips.GValue.blob_type, key, block)
-    for index, (key, value) in enumerate(metadata.text):
-        image.set_type(pyvips.GValue.gstr_type, f"png-comment-{index}-{key}", value)
+    if not form.grey and has_grey_profile(metadata.icc):
+        image = to_srgb(image)
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
@@ -116,6 +147,23 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep
+
+
+def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, height: int) -> None:
+    """Adds what libvips does not write to a file that it has written."""
+    if form.name == "tiff" and (metadata.exif or metadata.iptc):
+        add_to_tiff(path, metadata.exif, metadata.iptc, width, height)
+    elif form.name == "png":
+        if metadata.dpi is None:
+            forget_png_resolution(path)
+        xmp = () if metadata.xmp is None else (xmp_chunk(metadata.xmp),)
+        if chunks := (*metadata.colour, *xmp, *metadata.text):
+            add_to_png(path, chunks)
+    elif form.name == "jpeg" and metadata.comments:
+        add_comments(path, metadata.comments)
+    elif form.name == "avif":
+        for numbers in filter(None, map(numbers_of, metadata.colour)):
+            set_cicp(path, *numbers)
 
 
 def _with_values(xmp: bytes, values: dict[bytes, int]) -> bytes:

@@ -37,18 +37,27 @@ def _channel_counts(image: VipsImage) -> tuple[int, int]:
     return (1, 2) if image.interpretation in _GREY else (3, 4)
 
 
-def _from_cmyk(image: VipsImage) -> tuple[VipsImage, tuple[str, ...]]:
-    embedded = field(image, "icc-profile-data") is not None
-    converted = image.icc_transform(
+def has_grey_profile(profile: bytes | None) -> bool:
+    """By the colour space that its header names."""
+    return profile is not None and profile[16:20] == b"GRAY"
+
+
+def to_srgb(image: VipsImage) -> VipsImage:
+    """By the image's own profile; of CMYK that has none, by a general one."""
+    return image.icc_transform(
         "srgb",
-        embedded=embedded,
+        embedded=field(image, "icc-profile-data") is not None,
         input_profile="cmyk",
         intent="relative",
         black_point_compensation=True,
         depth=bits_of(image),
     )
+
+
+def _from_cmyk(image: VipsImage) -> tuple[VipsImage, tuple[str, ...]]:
+    embedded = field(image, "icc-profile-data") is not None
     whose = "its own profile" if embedded else "a general profile, since it has none"
-    return converted, (f"CMYK was converted to sRGB with {whose}",)
+    return to_srgb(image), (f"CMYK was converted to sRGB with {whose}",)
 
 
 def _to_full_range(image: VipsImage) -> VipsImage:

@@ -10,6 +10,7 @@ behind can be told from pictures, and removed.
 import contextlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -19,15 +20,8 @@ from redline.partial import hidden_path
 from redline.quantities import format_bytes
 from redline.upscale.pictures.encoding import Encoding, encode, round_to, samples_of
 from redline.upscale.pictures.errors import PictureError
-from redline.upscale.pictures.formats import (
-    Format,
-    check_can_hold,
-    forget_png_resolution,
-    format_for,
-    format_named,
-)
-from redline.upscale.pictures.metadata import Metadata, attach_metadata, fit_metadata
-from redline.upscale.pictures.tiff import add_to_tiff
+from redline.upscale.pictures.formats import Format, check_can_hold, format_for, format_named
+from redline.upscale.pictures.metadata import Metadata, add_metadata, attach_metadata, fit_metadata
 from redline.upscale.pictures.vips import VipsImage, explaining, load_vips
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
@@ -53,8 +47,11 @@ def create_picture(
     """
     path = Path(path)
     form = format_named(format) if format is not None else format_for(path)
-    notes = check_can_hold(form, width, height, channels, bits)
     metadata = metadata or Metadata()
+    if form.name == "avif" and metadata.depth is not None:
+        # 10 bits stay 10, which more programs show than 12.
+        form = replace(form, bits=min(form.bits, metadata.depth))
+    notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
     metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
     shape = (height, width, channels)
     return PictureSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
@@ -128,10 +125,7 @@ class PictureSink:
             with explaining(self._writing, _GAVE_UP):
                 image, keep = attach_metadata(self._collected(), self._metadata, self._form)
                 encode(image, self._partial, self._form, self._encoding, keep)
-                if self._form.name == "tiff" and (self._metadata.exif or self._metadata.iptc):
-                    add_to_tiff(self._partial, self._metadata.exif, self._metadata.iptc, width, height)
-                if self._form.name == "png" and self._metadata.dpi is None:
-                    forget_png_resolution(self._partial)
+                add_metadata(self._partial, self._metadata, self._form, width, height)
                 _flush_to_disk(self._partial)
                 os.replace(self._partial, self.path)
             self._partial = None

@@ -18,8 +18,9 @@ from types import TracebackType
 import numpy as np
 
 from redline.upscale.pictures.errors import PictureError
-from redline.upscale.pictures.formats import HEAD_BYTES, Format, brands_of, count_png_frames, sniff
+from redline.upscale.pictures.formats import HEAD_BYTES, Format, brands_of, sniff
 from redline.upscale.pictures.metadata import Metadata, read_metadata
+from redline.upscale.pictures.png import count_png_frames
 from redline.upscale.pictures.samples import bits_of, normalise
 from redline.upscale.pictures.tiff import has_raw_ycbcr
 from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
