@@ -60,6 +60,34 @@ def test_a_viewer_sees_the_frames() -> None:
     response.close()
 
 
+def test_whoever_comes_sees_the_next_picture_first() -> None:
+    """Nothing is encoded while nobody looks: the last one was for those who looked before."""
+    sink = MjpegSink(port=0)
+    before = connected(sink)
+    until_watched(sink)
+    sink.write(FRAMES[0])
+    picture(before)
+    late = connected(sink)
+    until_watched(sink, 2)
+    time.sleep(0.2)  # long enough to be given what there is
+    sink.write(FRAMES[4])
+    seen = picture(late).astype(int)
+    errors = [np.abs(seen - FRAMES[place].pixels.numpy()).mean() for place in (0, 4)]
+    assert errors[1] < 8 < errors[0]
+    sink.close()
+
+
+def test_the_last_picture_is_seen_before_the_end() -> None:
+    for _ in range(5):  # whichever thread is first
+        sink = MjpegSink(port=0)
+        response = connected(sink)
+        until_watched(sink)
+        sink.write(FRAMES[0])
+        sink.close()
+        assert picture(response).shape == (24, 40, 3) and response.fp.read() == b""
+        response.close()
+
+
 def test_the_page_shows_the_stream() -> None:
     sink = MjpegSink(port=0)
     assert b"/stream.mjpeg" in connected(sink, "/").read()

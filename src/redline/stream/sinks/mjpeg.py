@@ -1,12 +1,14 @@
 """Motion JPEG over HTTP: a page and a stream that any browser, player or recorder opens.
 
-A frame is encoded once, and only while somebody looks. Each viewer has a thread that sends the newest frame when the
-last one is gone: whoever is slow sees fewer, whoever is dead is given up, and the stream waits for none of them.
+A frame is encoded once, and only while somebody looks: whoever comes sees the next one first, since the last that was
+encoded may be old. Each viewer has a thread that sends the newest frame when the last one is gone: whoever is slow sees
+fewer, whoever is dead is given up, and the stream waits for none of them.
 """
 
 import io
 import socket
 import threading
+import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +26,8 @@ _BOUNDARY = "redline-frame"
 _QUALITY = 85
 # A viewer that takes nothing for so long is dead.
 _DEAD_S = 10.0
+# At the end all viewers together have so long to take the last picture.
+_FAREWELL_S = 1.0
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>Redline stream</title>
 <style>body{margin:0;background:#111;display:grid;place-items:center;min-height:100vh}
@@ -82,14 +86,20 @@ class _Latest:
             self._changed.notify_all()
 
     def after(self, number: int) -> tuple[bytes, int]:
-        """A picture newer than that one; an empty one at the end."""
+        """A picture newer than that one; an empty one at the end, when the last was seen."""
         with self._changed:
             self._changed.wait_for(lambda: self._number > number or self.is_closed)
-            return (b"" if self.is_closed else self._picture), self._number
+            return (self._picture if self._number > number else b""), self._number
 
-    def watched(self, viewers: int) -> None:
+    def come(self) -> int:
+        """One more looks; the number of the picture before the first that is for them."""
         with self._changed:
-            self._viewers += viewers
+            self._viewers += 1
+            return self._number
+
+    def go(self) -> None:
+        with self._changed:
+            self._viewers -= 1
 
     def close(self) -> None:
         with self._changed:
@@ -132,7 +142,10 @@ class _Server(ThreadingHTTPServer):
             self._viewers.pop(threading.current_thread(), None)
 
     def end_viewers(self) -> None:
-        for thread, connection in list(self._viewers.items()):
+        viewers, end_s = list(self._viewers.items()), time.monotonic() + _FAREWELL_S
+        for thread, _ in viewers:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        for thread, connection in viewers:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             thread.join(_DEAD_S)
@@ -164,19 +177,18 @@ class _Viewer(BaseHTTPRequestHandler):
         elif not shared.places.acquire(blocking=False):
             self.send_error(503, "Too many are looking")
         else:
-            shared.latest.watched(1)
+            number = shared.latest.come()
             try:
-                self._send_frames(shared.latest)
+                self._send_frames(shared.latest, number)
             finally:
-                shared.latest.watched(-1)
+                shared.latest.go()
                 shared.places.release()
 
-    def _send_frames(self, latest: _Latest) -> None:
+    def _send_frames(self, latest: _Latest, number: int) -> None:
         self.send_response(200)
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
         self.end_headers()
-        number = 0
         while True:
             picture, number = latest.after(number)
             if not picture:
