@@ -206,6 +206,11 @@ def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path
         (lambda place: (place / "unet" / "diffusion_pytorch_model.safetensors").unlink(), r"the unet of .* cannot be"),
         (lambda place: (place / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"x"), r"the vae of .*"),
         (lambda place: shutil.rmtree(place / "text_encoder"), r"the text_encoder of .* cannot be read"),
+        (lambda place: shutil.rmtree(place / "tokenizer"), r"the tokenizer of .* no vocab\.json with merges\.txt\.$"),
+        (
+            lambda place: (place / "tokenizer" / "tokenizer.json").unlink(),
+            r"the tokenizer of .* no tokenizer\.json and",
+        ),
         (
             lambda place: rename(place, "unet", "SD3Transformer2DModel"),
             r"its unet is SD3Transformer2DModel, not UNet2D",
@@ -229,8 +234,7 @@ def rename(place: Path, part: str, kind: str) -> None:
     (place / "model_index.json").write_text(json.dumps(index))
 
 
-def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path) -> None:
-    place = tmp_path / "half"
+def halved(folder: Path, place: Path) -> Path:
     shutil.copytree(folder, place)
     for part, name in (
         ("unet", "diffusion_pytorch_model"),
@@ -241,6 +245,21 @@ def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path)
         half = {key: tensor.half() for key, tensor in load_file(path).items()}
         save_file(half, path.with_name(f"{name}.fp16.safetensors"), {"format": "pt"})
         path.unlink()
+    return place
+
+
+def test_weights_in_half_precision_take_the_room_of_whole_ones(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = halved(folder, tmp_path / "half")
+    data = sum(tensor.nbytes for path in folder.glob("*/*.safetensors") for tensor in load_file(path).values())
+    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: data)
+    with pytest.raises(RedlineError, match=r"^the weights of the pipeline 'half' take "):
+        loaded(place)
+
+
+def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path) -> None:
+    place = halved(folder, tmp_path / "half")
     frames, whole = loaded(place), loaded(folder)
     picture = torch.rand(1, 3, 32, 32) * 2 - 1
     made = []

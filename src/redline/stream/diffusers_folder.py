@@ -27,6 +27,8 @@ _PARTS = {
     "text_encoder": ("CLIPTextModel",),
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
 }
+# Either of these: without them transformers makes a tokenizer that knows no word, and says nothing.
+_WORDS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 
 def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> PipelineFrames:
@@ -103,6 +105,9 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _prompt_reader(folder: Path, index: dict[str, str]) -> Callable[[str], Tensor]:
+    if not any(all((folder / "tokenizer" / name).is_file() for name in names) for names in _WORDS):
+        either = " and no ".join(" with ".join(names) for names in _WORDS)
+        raise ModelError(f"the tokenizer of {str(folder)!r} cannot be read: it has no {either}.")
     tokenizer = _read(folder, "tokenizer", "transformers", index)
     encoder = _read(folder, "text_encoder", "transformers", index).float().eval()
     longest = min(int(tokenizer.model_max_length), int(encoder.config.max_position_embeddings))

@@ -4,12 +4,14 @@ What a frame takes is found by running the model on tensors that have a shape an
 are alive at the same time.
 """
 
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -45,8 +47,9 @@ def check_fits(model: FrameModel, height: int, width: int) -> None:
 
 
 def check_weights_fit(files: Iterable[Path], name: str, device: torch.device) -> None:
-    """Refuses weights for which there is too little memory before they are read; they pass through the host's."""
-    weights = sum(path.stat().st_size for path in files)
+    """Refuses weights for which there is too little memory before they are read; they pass through the host's, as
+    fp32."""
+    weights = sum(path.stat().st_size + _grows_bytes(path) for path in files)
     for place in dict.fromkeys((torch.device("cpu"), device)):
         free = free_bytes(place)
         if weights > free:
@@ -54,6 +57,16 @@ def check_weights_fit(files: Iterable[Path], name: str, device: torch.device) ->
                 f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
                 f"{_where(place)}: take a smaller model, or free some."
             )
+
+
+def _grows_bytes(path: Path) -> int:
+    """By how much halves become longer in fp32; none of a file that cannot be read, which its reader will say."""
+    try:
+        with safe_open(path, "pt") as file:
+            parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
+            return sum(2 * math.prod(part.get_shape()) for part in parts if part.get_dtype() in ("F16", "BF16"))
+    except (OSError, SafetensorError):
+        return 0
 
 
 def needed_bytes(model: FrameModel, height: int, width: int) -> int:
