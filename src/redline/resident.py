@@ -16,6 +16,7 @@ import torch
 # Of malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _PROBE_BYTES = 64 * 2**20
+_CONTAINER = Path("/sys/fs/cgroup")
 
 
 def resident_bytes() -> int:
@@ -112,8 +113,17 @@ def available_host_bytes() -> int:
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = (_CONTAINER / "memory.max").read_text().strip()
+        used = int((_CONTAINER / "memory.current").read_text()) - _cached_bytes()
     except (OSError, ValueError):
         return available
     return available if limit == "max" else max(0, min(available, int(limit) - used))
+
+
+def _cached_bytes() -> int:
+    """What a container holds of files only so as not to read them again, and the kernel gives up when it is asked."""
+    try:
+        counted = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counted.get("inactive_file", 0))
