@@ -78,7 +78,8 @@ def test_available_memory_is_part_of_the_whole() -> None:
 
 def test_a_containers_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Path.read_text
-    fake = {"/sys/fs/cgroup/memory.max": "3000000\n", "/sys/fs/cgroup/memory.current": "1000000\n"}
+    said = {"max": "3000000\n", "current": "1000000\n", "stat": "inactive_file 0\n"}
+    fake = {f"/sys/fs/cgroup/memory.{name}": text for name, text in said.items()}
 
     def read(self: Path, *args: object, **kwargs: object) -> str:
         return fake.get(str(self)) or real(self)
