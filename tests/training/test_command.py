@@ -1,6 +1,7 @@
 """`redline train drct` from a settings file to weights, through an interruption, with figures that can be read."""
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -55,6 +56,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
     said = json.loads(seen.stdout)
     assert said["steps"] == 4 and said["scores"]["test"]["psnr_y_db"] > 0 and said["bicubic"]["test"]["ssim_y"] > 0
     assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "pictures/s" in seen.stderr
+    assert re.search(r"2 photos, 0\.00\d+ megapixels", seen.stderr)
     folder = here / "redline-out" / "train" / "tiny"
     assert {file.name for file in folder.iterdir()} == {
         "checkpoints",

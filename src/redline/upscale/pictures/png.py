@@ -29,12 +29,12 @@ class Chunk:
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
     """All texts of a file but XMP, before its pixels and behind them."""
-    return tuple(c for c in _read(path, _TEXTS) if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
+    return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
 def read_colours(path: Path) -> tuple[Chunk, ...]:
-    """What a file says of its colours, beside a profile."""
-    return tuple(_read(path, _COLOURS))
+    """What a file says of its colours, beside a profile; it has to say so before its pixels."""
+    return tuple(_read(path, _COLOURS, end=b"IDAT"))
 
 
 def xmp_chunk(xmp: bytes) -> Chunk:
@@ -73,23 +73,19 @@ def forget_png_resolution(path: Path) -> None:
                 return
 
 
-def _read(path: Path, wanted: tuple[bytes, ...]) -> Iterator[Chunk]:
+def _first(path: Path, wanted: bytes) -> bytes:
+    """What the first such chunk before the pixels holds; nothing where there is none."""
+    return next((chunk.data for chunk in _read(path, (wanted,), end=b"IDAT")), b"")
+
+
+def _read(path: Path, wanted: tuple[bytes, ...], end: bytes) -> Iterator[Chunk]:
     # Unbuffered: a large picture has many chunks, of which nothing but the heads is wanted.
     with open(path, "rb", buffering=0) as file:
         for kind, length in _chunks(file):
+            if kind == end:
+                return
             if kind in wanted:
                 yield Chunk(kind, file.read(length))
-
-
-def _first(path: Path, wanted: bytes) -> bytes:
-    """What the first such chunk before the pixels holds; nothing where there is none."""
-    with open(path, "rb", buffering=0) as file:
-        for kind, length in _chunks(file):
-            if kind == wanted:
-                return file.read(length)
-            if kind == b"IDAT":
-                break
-    return b""
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
