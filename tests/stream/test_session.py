@@ -40,6 +40,17 @@ def test_the_page_is_told_the_device_and_how_much_it_works(tmp_path: Path, monke
     assert result.about.device_type == session.device.type
 
 
+def test_a_page_has_a_slider_for_every_number_of_control_that_was_given(tmp_path: Path) -> None:
+    pytest.importorskip("aiortc")
+    save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
+    for control in ((), (0.5,), (0.5, 0.25, 1.0)):
+        weights = tmp_path / "small.safetensors"
+        session = Session(Request("synthetic:16x16", "browser:0", weights, plan=Plan.parse("eager"), control=control))
+        session.places.close()
+        session.places.source.close()
+        assert len(session.settings.now().control) == max(2, len(control))
+
+
 def test_what_is_to_be_known_is_said_before_it_starts(tmp_path: Path) -> None:
     save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
     said: list[str] = []

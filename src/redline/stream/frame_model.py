@@ -39,6 +39,11 @@ class FrameModel(Protocol):
         ...
 
     @property
+    def control_least(self) -> float:
+        """As far down as a slider of those need go, from 1."""
+        ...
+
+    @property
     def takes_prompt(self) -> bool: ...
 
     def check(self, settings: Settings) -> None:

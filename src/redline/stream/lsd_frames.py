@@ -28,6 +28,8 @@ class LsdFrames:
     """The model is handed over: its weights are moved to the device, and become what the plan makes of them."""
 
     takes_prompt = False
+    # It was trained with shares: how much to keep.
+    control_least = 0.0
 
     def __init__(self, model: Lsd, plan: Plan, device: torch.device | str, sampler: str = "distilled") -> None:
         if sampler not in SAMPLERS:

@@ -33,6 +33,7 @@ class PipelineFrames:
 
     sampler = "the pipeline's own"
     control_names: tuple[str, ...] = ()
+    control_least = -1.0
     takes_prompt = True
 
     def __init__(

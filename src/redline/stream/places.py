@@ -52,6 +52,7 @@ class Wishes:
     key: str | None = None
     most_steps: int = 8
     control_names: tuple[str, ...] = ()
+    control_least: float = -1.0
     takes_prompt: bool = False
     device: torch.device = torch.device("cpu")
     busy_share: Callable[[], float | None] = lambda: None
@@ -209,6 +210,7 @@ def _open_with_browser(
             size=wishes.size or _BROWSER_SIZE,
             most_steps=wishes.most_steps,
             control_names=wishes.control_names,
+            control_least=wishes.control_least,
             takes_prompt=wishes.takes_prompt,
             device=wishes.device,
             busy_share=wishes.busy_share,

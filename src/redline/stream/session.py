@@ -83,6 +83,7 @@ class Session:
             request.wishes,
             most_steps=frames.most_steps,
             control_names=frames.control_names,
+            control_least=frames.control_least,
             takes_prompt=frames.takes_prompt,
             device=self.device,
             busy_share=lambda: None if self._sample is None else self._sample.busy_share,

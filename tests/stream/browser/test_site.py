@@ -247,6 +247,26 @@ def test_settings_are_changed_for_all_and_errors_come_back(open_site: Callable[.
     asyncio.run(main())
 
 
+def test_what_is_changed_elsewhere_is_seen_by_the_pages_and_can_be_changed_there(
+    open_site: Callable[..., Page],
+) -> None:
+    async def main() -> None:
+        live = LiveSettings(Settings(control=(0.0, 0.0, 0.25)))
+        page = open_site(settings=live, control_names=("Warm", "Bright"), control_least=0.0)
+        async with open_page(page.url) as client:
+            hello = await client.hear("hello")
+            assert hello["control_names"] == ["Warm", "Bright", "Control 3"] and hello["control_least"] == [0, 0, -1]
+            for control, told in (((0.5,), [0.5, 0, 0]), ((), [0, 0, 0]), ((1, 2, 3, 4), [1, 2, 3, 4])):
+                live.change(control=control, strength=0.125 * (1 + len(control)))
+                said = (await client.hear("settings"))["settings"]
+                assert said["control"] == told and said["strength"] == live.now().strength
+                # A slider sends all of them, with its own changed.
+                await client.say(type="settings", settings={"control": [0.75, *told[1:]]})
+                assert (await client.hear("settings"))["settings"]["control"] == [0.75, *told[1:]]
+
+    asyncio.run(main())
+
+
 def test_figures_are_those_of_the_stream(open_site: Callable[..., Page]) -> None:
     async def main() -> None:
         latency = Latency()

@@ -66,6 +66,7 @@ def serve(
     rate: Fraction = Fraction(30),
     most_steps: int = 8,
     control_names: Sequence[str] = (),
+    control_least: float = -1.0,
     takes_prompt: bool = False,
     device: torch.device | str = "cpu",
     busy_share: Callable[[], float | None] = lambda: None,
@@ -75,6 +76,7 @@ def serve(
 ) -> Page:
     """`size` is (height, width) of the frames that a browser as source gives, and `rate` what its camera is asked for.
 
+    The first numbers of the control vector may have names, and then sliders from `control_least` to 1.
     The page shows the memory of `device`, and `busy_share`, how much of its time that works. Port 0 takes a free one.
     `names` are host names besides this machine's own under which the page may be opened;
     `certificate` is a PEM file with a key and certificates, for https.
@@ -96,9 +98,10 @@ def serve(
     height, width = size
     source = BrowserSource("browser", height, width, rate, latency, clock, outlets["input"].put) if as_source else None
     sink = BrowserSink("browser", outlets["output"]) if as_sink else None
-    control = settings.now().control
-    if control_names and len(control_names) != len(control):
-        raise RedlineError(f"{len(control_names)} names do not fit a control vector of {len(control)} numbers.")
+    control, named = settings.now().control, len(control_names)
+    if named > len(control):
+        raise RedlineError(f"{named} names do not fit a control vector of {len(control)} numbers.")
+    unnamed = [f"Control {number}" for number in range(named + 1, len(control) + 1)]
     about = {
         "source": as_source,
         "sink": as_sink,
@@ -108,7 +111,8 @@ def serve(
         "most_steps": most_steps,
         "takes_prompt": takes_prompt,
         "device": torch.device(device).type,
-        "control_names": list(control_names) or [f"Control {number + 1}" for number in range(len(control))],
+        "control_names": [*control_names, *unnamed],
+        "control_least": [control_least] * named + [-1.0] * len(unnamed),
     }
     tls = _tls(certificate)
     listener = _listen(host, port)

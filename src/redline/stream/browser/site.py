@@ -57,6 +57,7 @@ class Site:
         self._outlets, self._settings, self._measure, self._about = dict(outlets), settings, measure, about
         self._cookie = f"redline_{listener.getsockname()[1]}"
         self._sessions: set[Session] = set()
+        self._told = settings.now()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -78,12 +79,17 @@ class Site:
 
     @property
     def settings(self) -> dict[str, Any]:
-        # A seed has up to 63 bits, and a page's numbers 53.
+        """A seed has up to 63 bits, and a page's numbers 53. Who has no page may set fewer controls than have sliders."""
         values = asdict(self._settings.now())
-        return values | {"seed": str(values["seed"])}
+        unset = self._controls - len(values["control"])
+        return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
+
+    @property
+    def _controls(self) -> int:
+        return max(len(self._about["control_names"]), len(self._settings.now().control))
 
     async def change(self, changes: dict[str, Any]) -> None:
-        control, length = changes.get("control"), len(self._settings.now().control)
+        control, length = changes.get("control"), self._controls
         if control is not None and (not isinstance(control, list) or len(control) != length):
             raise MessageError(f"the control vector of this model has {length} numbers.", "settings")
         steps, most = changes.get("steps"), self._about["most_steps"]
@@ -92,7 +98,14 @@ class Site:
             raise MessageError(f"a page may ask for {most} steps at the most.", "settings")
         # Beside the loop, which sends pictures meanwhile: a prompt is read before it counts.
         await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
-        said = {"type": "settings", "settings": self.settings}
+        self._tell_settings()
+
+    def _tell_settings(self) -> None:
+        """To all pages, where they were changed, by a page or from elsewhere."""
+        now = self._settings.now()
+        if now is self._told:
+            return
+        self._told, said = now, {"type": "settings", "settings": self.settings}
         for session in self._sessions:
             session.later(said)
 
@@ -130,6 +143,7 @@ class Site:
             self._ready.set()
             told_end = False
             while not self._stop.is_set():
+                self._tell_settings()
                 said = self._measure()
                 for session in self._sessions:
                     session.push(said)

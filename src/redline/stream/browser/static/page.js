@@ -228,7 +228,7 @@ const Settings = (() => {
       slider("strength", "Strength", "How far the output may go from the input.", 0, 1, 0.01, (value) => change({ strength: value })),
       slider("steps", "Steps", "More take longer.", 1, said.most_steps, 1, (value) => change({ steps: value })),
       seed,
-      ...said.control_names.map((name, i) => slider(`control-${i}`, name, "Of the model’s control vector.", -1, 1, 0.01, (value) => {
+      ...said.control_names.map((name, i) => slider(`control-${i}`, name, "Of the model’s control vector.", said.control_least[i], 1, 0.01, (value) => {
         now.control[i] = value;
         change({ control: now.control });
       })),
