@@ -175,15 +175,18 @@ def test_a_resumed_film_is_made_of_the_same_tiles(settings: UpscaleSettings, tmp
     assert len(shown(task.target)) == 12
 
 
+LARGE = ((1000, 1000),)
+
+
 def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings, tmp_path: Path) -> None:
     tasks, out = pictures(tmp_path), tmp_path / "out"
     Upscaling(replace(settings, tile_batch=3)).run(tasks, out)
     tasks[1].target.unlink()
     for tile in (None, 32):
         resumed = Upscaling(replace(settings, tile=tile, resume=True))
-        assert resumed._known_tiles(tasks, Journal(out, resumed.made_as)) == Tiles(((32, 32),), 3)
+        assert resumed._known_tiles(tasks, Journal(out, resumed.made_as), LARGE) == Tiles(((32, 32),), 3)
     other = Upscaling(replace(settings, tile=48, resume=True))
-    assert other._known_tiles(tasks, Journal(out, other.made_as)) == Tiles(((48, 48),))
+    assert other._known_tiles(tasks, Journal(out, other.made_as), LARGE) == Tiles(((48, 48),))
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(

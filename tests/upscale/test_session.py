@@ -316,8 +316,18 @@ def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> No
     assert _tile(text) == tile
     if tile is not None:
         upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
-        tiling, _ = upscaling.choose_tiles((), upscaling._known_tiles((), None))
+        tiling, _ = upscaling.choose_tiles((), upscaling._known_tiles((), None, ((1000, 1000),)))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
+
+
+@pytest.mark.parametrize("tile", [512, 10**20, (10**20, 512)])
+def test_a_tile_is_no_larger_than_the_largest_picture(tile: object, weights: Path, tmp_path: Path) -> None:
+    """What lies beyond all of them would be computed for nothing, and a tile of any size would have to be filled."""
+    save(tmp_path / "in" / "a.png", 130, 60)
+    save(tmp_path / "in" / "b.png", 50, 101)
+    upscaling = Upscaling(UpscaleSettings(weights, device="cpu", workers=1, tile=tile, tile_batch=1))
+    assert not any(o.error for o in upscaling.run(find_tasks([tmp_path / "in"], tmp_path / "out", 2)))
+    assert upscaling.enlarger is not None and upscaling.enlarger.tiling.sizes == ((104, 132),)
 
 
 @pytest.mark.parametrize("tile", [1, 16, 20, 76, (76, 256), (256, 76)])
@@ -335,7 +345,7 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
         upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
-        return upscaling.choose_tiles(sizes, upscaling._known_tiles((), None))[1]
+        return upscaling.choose_tiles(sizes, upscaling._known_tiles((), None, sizes))[1]
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3

@@ -112,7 +112,7 @@ class Upscaling:
                     cannot_note = True
             self.listener.finished(outcome)
 
-        tiles = self._known_tiles(tasks, journal, digest)
+        tiles = self._known_tiles(tasks, journal, sizes, digest)
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
@@ -123,7 +123,7 @@ class Upscaling:
             return outcomes + self._run_shared(crew, waiting, tiles, sizes, finished)
 
     def _known_tiles(
-        self, tasks: Sequence[Task], journal: Journal | None, chosen_for: str | None = None
+        self, tasks: Sequence[Task], journal: Journal | None, pictures: Sizes, chosen_for: str | None = None
     ) -> Tiles | None:
         """Those asked for, or those of the run that is resumed, if it was about the same pictures: others would give
         slightly different pixels."""
@@ -137,9 +137,15 @@ class Upscaling:
             before = before or (journal.tiles(tasks, chosen_for) if journal is not None else None)
         if settings.tile_sizes is None:
             return replace(before, batch=settings.tile_batch or before.batch) if before else None
-        sizes = self.tiling(settings.tile_sizes).sizes
+        sizes = self.tiling(self._no_larger_than(pictures, settings.tile_sizes)).sizes
         batch = before.batch if before and before.sizes == sizes else None
         return Tiles(sizes, settings.tile_batch or batch)
+
+    def _no_larger_than(self, pictures: Sizes, tiles: TileSizes) -> TileSizes:
+        """What reaches beyond the largest picture would be computed for nothing."""
+        least = smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window)
+        widest, tallest = (max(least, max(side)) for side in zip(*pictures, strict=True))
+        return tuple((min(width, widest), min(height, tallest)) for width, height in tiles)
 
     def _say_if_changed(self, outcome: Outcome) -> None:
         source, before = outcome.task.source, outcome.source_state
