@@ -8,6 +8,7 @@ import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from redline.cli.console import print_json, progress, results
 from redline.cli.eval_drift import evaluate_drift
@@ -62,7 +63,7 @@ def evaluate_sr(
     with progress.status("") as status, computing_in(precision, where):
 
         def tell(picture: PictureScores) -> None:
-            status.update(f"{escape(picture.name)}: {picture.psnr_y_db:.2f} dB")
+            status.update(Text(f"{picture.name}: {picture.psnr_y_db:.2f} dB"))
 
         seen = evaluate(model, pairs, factor, window, where, tell)
     baseline = evaluate(bicubic_model(factor), pairs, factor, device=where) if bicubic else None
