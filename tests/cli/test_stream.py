@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,15 +18,17 @@ import torch
 from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
+from redline.cli.stream import _show
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import fitting
-from redline.stream.latency import Latency
+from redline.stream.latency import STAGES, Latency
 from redline.stream.pipeline import Outcome
 from redline.stream.session import Result, Session
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.watch import Sample
 from upscale.video.clips import make_clip
 
 from .conftest import Seen
@@ -70,7 +73,22 @@ def test_a_test_clip_to_nothing(stream: Callable[..., Seen], tmp_path: Path) -> 
     assert all(stages[name]["p50_s"] > 0 for name in ("capture", "wait", "copy_in", "compute", "copy_out", "display"))
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert lines and lines[-1]["frames"] == 10 and lines[-1]["memory_bytes"] > 1e6
+    # The table at the end, --json and the last line are of the same frames: all of them.
+    assert lines[-1]["is_whole"] and lines[-1]["p99_s"] == found["report"]["latency"]["p99_s"]
+    for name in ("p50_s", "p95_s", "p99_s"):
+        assert lines[-1][f"stages_{name}"] == {stage: spread[name] for stage, spread in stages.items()}
     assert "10 frames" in (tmp_path / "r.html").read_text()
+
+
+def test_the_line_in_the_terminal_says_stages_and_jitter() -> None:
+    stages = dict(zip(STAGES, (0.001, 0.002, 0.0003, 0.0125, 0.0004, 0.003), strict=True))
+    said: list[str] = []
+    status = SimpleNamespace(update=said.append)
+    _show(status, Sample(1.0, 25, 25.0, 0.02, 0.03, 0.04, 0.0015, stages, stages, stages, {}, 0.5, 2**28), "CPU")
+    assert said == [
+        "25.0 frames/s, p50/p95/p99 20/30/40 ms, jitter 1.5 ms, dropped 0, CPU 50%, 256 MiB\n"
+        "  capture 1, wait 2, copy in 0.3, compute 12, copy out 0.4, display 3 ms"
+    ]
 
 
 def test_the_table(stream: Callable[..., Seen]) -> None:

@@ -64,15 +64,33 @@ def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
     assert clock.now_s() == pytest.approx(100 + 3 * 0.05 + 0.5)
     assert [sample.time_s for sample in watch.samples] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert shown == watch.samples
-    written = [json.loads(line) for line in lines.getvalue().splitlines()]
+    *written, whole = [json.loads(line) for line in lines.getvalue().splitlines()]
     assert [line["frames"] for line in written] == [sample.frames for sample in watch.samples]
+    assert [line["is_whole"] for line in written] == [False] * 5 and whole["is_whole"]
+    assert (whole["frames"], whole["time_s"]) == (written[-1]["frames"], written[-1]["time_s"])
+    # The first tick's frames are no time apart.
+    assert whole["frames_per_s"] == pytest.approx((whole["frames"] - 1) / 0.5)
+    assert whole["busy_share"] == pytest.approx(0.4)
     middle = watch.samples[2]
     assert middle.frames_per_s == pytest.approx(100) and middle.busy_share == pytest.approx(0.4)
     assert middle.memory_bytes > 1e6
     assert middle.p50_s == pytest.approx(0.021) and middle.drops == {"compute busy": 3}
-    assert middle.stages_p50_s == pytest.approx(
-        dict(zip(STAGES, (0.001, 0.002, 0.003, 0.004, 0.005, 0.006), strict=True))
-    )
+    for stages_s in (middle.stages_p50_s, middle.stages_p95_s, middle.stages_p99_s):
+        assert stages_s == pytest.approx(dict(zip(STAGES, (0.001, 0.002, 0.003, 0.004, 0.005, 0.006), strict=True)))
+
+
+def test_the_last_line_is_of_all_frames() -> None:
+    """Not of the last ones: slow frames at the start are in the table at the end, and so in the file."""
+    latency, lines = Latency(window=10), io.StringIO()
+    with Watch(latency, Worker(), torch.device("cpu"), write=lines.write) as watch:
+        for number in range(100):
+            slow_s = 0.5 if number < 20 else 0.01
+            latency.record(FrameTimes(0, 0, 0, slow_s, 0, 0, float(number)))
+    assert watch.samples[-1].stages_p95_s["compute"] == pytest.approx(0.01)
+    last = json.loads(lines.getvalue().splitlines()[-1])
+    whole = latency.whole()
+    assert last["p95_s"] == whole.latency.p95_s > 0.4 and last["stages_p95_s"]["compute"] > 0.4
+    assert (last["stages_p99_s"]["compute"], last["jitter_s"]) == (whole.stages["compute"].p99_s, whole.jitter_s)
 
 
 def test_what_a_machine_slept_through_is_not_made_up_for() -> None:
@@ -100,7 +118,7 @@ def test_a_stream_that_is_over_before_a_tick_has_its_figures_too() -> None:
         for _ in range(5):
             latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, clock.now_s()))
     assert [sample.frames for sample in watch.samples] == [5] and watch.samples[0].frames_per_s == pytest.approx(250)
-    assert len(lines.getvalue().splitlines()) == 1
+    assert [json.loads(line)["is_whole"] for line in lines.getvalue().splitlines()] == [False, True]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -181,7 +199,8 @@ def test_samples_are_thinned_and_reach_from_end_to_end(monkeypatch: pytest.Monke
 def sample(second: int) -> Sample:
     stages = {stage: 0.001 * (number + 1) for number, stage in enumerate(STAGES)}
     drops = {"compute <busy>": second}
-    return Sample(float(second), 25 * second, 25.0, 0.02, 0.03, 0.04, 0.001, stages, drops, 0.5, 2**28 + second)
+    times = (0.02, 0.03, 0.04, 0.001, stages, stages, stages)
+    return Sample(float(second), 25 * second, 25.0, *times, drops, 0.5, 2**28 + second)
 
 
 def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:

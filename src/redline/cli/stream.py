@@ -107,10 +107,11 @@ def _say(sentence: str) -> None:
 
 def _show(status: Status, sample: Sample, kind: str) -> None:
     latency = "/".join(f"{1e3 * seconds:.3g}" for seconds in (sample.p50_s, sample.p95_s, sample.p99_s))
+    stages = ", ".join(f"{stage.replace('_', ' ')} {1e3 * sample.stages_p50_s[stage]:.2g}" for stage in STAGES)
     drops = ", ".join(f"{count:,} {cause}" for cause, count in sample.drops.items()) or "0"
     status.update(
-        f"{sample.frames_per_s:.1f} frames/s, p50/p95/p99 {latency} ms, dropped {escape(drops)}, "
-        f"{kind} {sample.busy_share:.0%}, {format_bytes(sample.memory_bytes)}"
+        f"{sample.frames_per_s:.1f} frames/s, p50/p95/p99 {latency} ms, jitter {1e3 * sample.jitter_s:.2g} ms, "
+        f"dropped {escape(drops)}, {kind} {sample.busy_share:.0%}, {format_bytes(sample.memory_bytes)}\n  {stages} ms"
     )
 
 

@@ -1,4 +1,5 @@
-"""Looks at a stream once a second, for the line in the terminal, the file of figures and the page at the end.
+"""Looks at a stream once a second, for the line in the terminal, the file of figures and the page at the end. The last
+line of the file is of all frames, as the table at the end is.
 
 What is seen is kept in bounded memory: after an hour every other sample is let go, and from then on half as many come.
 """
@@ -6,14 +7,14 @@ What is seen is kept in bounded memory: after an hour every other sample is let 
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import torch
 
 from redline.memory import MemoryMonitor
 from redline.stream.clock import Clock, SystemClock
-from redline.stream.latency import STAGES, Latency
+from redline.stream.latency import STAGES, Latency, Report
 
 _TICK_S = 0.05
 _MOST_SAMPLES = 3600
@@ -28,7 +29,8 @@ class Busy(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """`frames_per_s` and `busy_share` (of the device's time) are since the sample before; latency is of the window."""
+    """`frames_per_s` and `busy_share` (of the device's time) are since the sample before and latency is of the window;
+    of one that `is_whole`, all of them are of all frames."""
 
     time_s: float
     frames: int
@@ -38,9 +40,12 @@ class Sample:
     p99_s: float
     jitter_s: float
     stages_p50_s: Mapping[str, float]
+    stages_p95_s: Mapping[str, float]
+    stages_p99_s: Mapping[str, float]
     drops: Mapping[str, int]
     busy_share: float
     memory_bytes: int
+    is_whole: bool = False
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)
@@ -73,6 +78,7 @@ class Watch:
         self._stop, self._fail, self._show, self._write = stop, fail, show, write
         self._clock, self._ended = clock or SystemClock(), threading.Event()
         self._began_s: float | None = None
+        self._began_busy_s = 0.0
         # When it looked last, and how many frames and how much work there were.
         self._last = (0.0, 0, 0.0)
         self._skip = self._turn = 0
@@ -88,12 +94,14 @@ class Watch:
         self._thread.join()
         now_s = self._clock.now_s()
         if self._began_s is None and self._latency.report().frames:
-            self._began_s = self._last[0]  # it was over before the next tick
+            self._began_s, self._began_busy_s = self._last[0], self._last[2]  # it was over before the next tick
         # A rate over a few milliseconds says nothing.
         is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
-        if self._began_s is not None and self.error is None and is_due:
+        if self._began_s is not None and self.error is None:
             try:
-                self._look(now_s)
+                if is_due:
+                    self._look(now_s)
+                self._write(self._whole(now_s).as_json() + "\n")
             except Exception as error:
                 self.error = error
 
@@ -111,6 +119,7 @@ class Watch:
                     # The clock starts with the first frame: setting up is not part of the stream.
                     self._began_s, next_s = now_s, now_s + self._every_s
                     self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
+                    self._began_busy_s = self._busy.busy_s
                 if now_s >= next_s:
                     # What was slept through is not made up for: rates over single ticks say nothing.
                     next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
@@ -123,27 +132,38 @@ class Watch:
             self._fail(error)
 
     def _look(self, now_s: float) -> None:
-        assert self._began_s is not None
         report, busy_s = self._latency.report(), self._busy.busy_s
         before_s, before_frames, before_busy_s = self._last
         passed_s = max(now_s - before_s, 1e-9)
         self._last = (now_s, report.frames, busy_s)
-        sample = Sample(
+        frames_per_s, busy_share = (report.frames - before_frames) / passed_s, (busy_s - before_busy_s) / passed_s
+        sample = self._sample(now_s, report, frames_per_s, busy_share)
+        self._keep(sample)
+        self._write(sample.as_json() + "\n")
+        self._show(sample)
+
+    def _whole(self, now_s: float) -> Sample:
+        report, passed_s = self._latency.whole(), max(now_s - (self._began_s or 0.0), 1e-9)
+        busy_share = (self._busy.busy_s - self._began_busy_s) / passed_s
+        return replace(self._sample(now_s, report, report.frames_per_s, busy_share), is_whole=True)
+
+    def _sample(self, now_s: float, report: Report, frames_per_s: float, busy_share: float) -> Sample:
+        assert self._began_s is not None
+        return Sample(
             time_s=now_s - self._began_s,
             frames=report.frames,
-            frames_per_s=(report.frames - before_frames) / passed_s,
+            frames_per_s=frames_per_s,
             p50_s=report.latency.p50_s,
             p95_s=report.latency.p95_s,
             p99_s=report.latency.p99_s,
             jitter_s=report.jitter_s,
             stages_p50_s={stage: report.stages[stage].p50_s for stage in STAGES},
+            stages_p95_s={stage: report.stages[stage].p95_s for stage in STAGES},
+            stages_p99_s={stage: report.stages[stage].p99_s for stage in STAGES},
             drops=report.drops,
-            busy_share=min(1.0, (busy_s - before_busy_s) / passed_s),
+            busy_share=min(1.0, busy_share),
             memory_bytes=self._memory.read().current_bytes,
         )
-        self._keep(sample)
-        self._write(sample.as_json() + "\n")
-        self._show(sample)
 
     def _keep(self, sample: Sample) -> None:
         self._turn += 1

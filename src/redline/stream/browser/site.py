@@ -79,7 +79,7 @@ class Site:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """A seed has up to 63 bits, and a page's numbers 53. Who has no page may set fewer controls than have sliders."""
+        """A seed has up to 63 bits, and a page's numbers 53. Elsewhere fewer controls may be set than have sliders."""
         values = asdict(self._settings.now())
         unset = self._controls - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
