@@ -102,7 +102,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
 )
 def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence: str, tmp_path: Path) -> None:
     if arguments != ["."]:
-        save(tmp_path / "photo.png")
+        save(tmp_path / "photo.png", 100, 120)  # a tile is no larger than the largest picture
     before = sorted(tmp_path.iterdir())
     seen = upscale(*arguments)
     assert seen.code == 2 and seen.out == "" and sentence in seen.err and "Traceback" not in seen.err
