@@ -207,6 +207,25 @@ def test_chunks_are_even_and_keep_to_the_memory(monkeypatch: pytest.MonkeyPatch)
     assert chunks.rows_of_a_chunk(10**6, 50_304, 2) * 50_304 * 2 <= 2**30
 
 
+@pytest.mark.parametrize(("classes", "seen"), [(33, 48), (40, 40)])
+def test_products_have_sides_that_are_fast(classes: int, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes that fill them up count in nothing."""
+    sides: list[set[int]] = []
+
+    def noting(one: Tensor, other: Tensor, **options: object) -> Tensor:
+        sides.append({*one.shape, *other.shape})
+        return torch.ops.aten.mm(one, other, **options)
+
+    monkeypatch.setattr(chunks, "_ALIGNMENT", 16)
+    given = [tensor.to(DEVICE) for tensor in inputs(16, 8, classes)][:3]
+    parameters = [tensor.requires_grad_() for tensor in given[:2]]
+    wanted = torch.autograd.grad(reference.linear_cross_entropy(*given), parameters)
+    monkeypatch.setattr(chunks.torch, "mm", noting)
+    found = torch.autograd.grad(triton.linear_cross_entropy(*given), parameters)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+    assert sides == [{8, 16, seen}] * 3
+
+
 def test_a_gradient_of_one_chunk_is_not_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
     rows = {torch.bfloat16: 8192, torch.float32: 4096}

@@ -1,14 +1,16 @@
 """Linear cross-entropy a chunk of rows at a time: the logits of a chunk become their own gradient, and are dropped.
 
 Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and Triton kernels between
-them. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once more, and
+them. cuBLAS is slow where the number of classes is no multiple of 8 (the 50,257 of GPT-2): there the products are made
+with more of them, whose weights, and so whose logits and gradients, are 0. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once more, and
 the sum of many would lose the small ones. Where one chunk is all, there is nothing to sum, and it is rounded at once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.ops.cross_entropy.triton import write_both, write_gradient, write_loss
 
@@ -23,6 +25,8 @@ ONE_PASS = False
 # Rows of a chunk, and numbers between the starts of two rows of logits, are multiples of this: tiles are full, and
 # reads are wide whatever the number of classes.
 _ALIGNMENT = 128
+# The least that cuBLAS's fast kernels ask of the sides of a product.
+_EVEN = 8
 
 
 @dataclass(frozen=True)
@@ -78,23 +82,28 @@ def compute(
     """Losses, and gradients for a pull of `pull_N` on each row's loss; without a pull, losses alone."""
     (rows, features), classes = hidden_ND.shape, len(weight_VD)
     device, dtype = hidden_ND.device, hidden_ND.dtype
+    step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
+    logits = torch.empty((min(step, rows), _up(classes)), dtype=dtype, device=device)
+    filled = classes if classes % _EVEN == 0 else _up(classes)
+    if filled > classes:
+        weight_VD = F.pad(weight_VD, (0, 0, 0, filled - classes))
+        bias_V = None if bias_V is None else F.pad(bias_V, (0, filled - classes))
     result = Result(
         torch.empty((rows,), dtype=torch.float32, device=device),
         torch.empty((rows if wanted.hidden else 0, features), dtype=dtype, device=device),
-        torch.empty((classes if wanted.weight else 0, features), dtype=sum_dtype(rows, classes, dtype), device=device),
+        torch.empty((filled if wanted.weight else 0, features), dtype=sum_dtype(rows, classes, dtype), device=device),
         torch.zeros((classes if wanted.bias else 0,), dtype=torch.float32, device=device),
     )
     settings = (options.ignore_index, options.label_smoothing, options.z_loss)
-    step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
-    logits = torch.empty((min(step, rows), _up(classes)), dtype=dtype, device=device)[:, :classes]
     lse_N = torch.empty_like(result.loss_N)
     for first in range(0, rows, step):
         chunk = slice(first, first + step)
-        part = logits[: rows - first]
+        product = logits[: rows - first, :filled]
+        part = product[:, :classes]
         if bias_V is None:
-            torch.mm(hidden_ND[chunk], weight_VD.t(), out=part)
+            torch.mm(hidden_ND[chunk], weight_VD.t(), out=product)
         else:
-            torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=part)
+            torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=product)
         if ONE_PASS and pull_N is not None:
             write_both(part, target_N[chunk], pull_N[chunk], result.loss_N[chunk], *settings)
         else:
@@ -104,12 +113,12 @@ def compute(
         if not ONE_PASS:
             write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
         if wanted.hidden:
-            torch.mm(part, weight_VD, out=result.hidden_ND[chunk])
+            torch.mm(product, weight_VD, out=result.hidden_ND[chunk])
         if wanted.weight:
-            _add_product(result.weight_VD, part.t(), hidden_ND[chunk], first == 0)
+            _add_product(result.weight_VD, product.t(), hidden_ND[chunk], first == 0)
         if wanted.bias:
             result.bias_V.add_(part.sum(0, dtype=torch.float32))
-    return result
+    return replace(result, weight_VD=result.weight_VD[:classes])
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor, is_first: bool) -> None:
