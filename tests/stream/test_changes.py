@@ -103,6 +103,23 @@ def test_a_pipe_outlives_its_writers_and_a_line_without_end(tmp_path: Path) -> N
     assert settings.now().seed == 4 and "a line of more than 16,384 characters" in heard[2]
 
 
+def test_what_a_file_holds_is_whole_and_what_is_added_is_so_with_the_end_of_its_line(tmp_path: Path) -> None:
+    path, heard, settings = tmp_path / "changes.txt", Heard(), LiveSettings()
+    path.write_text("seed=3")
+    with Changes(str(path), settings, heard):
+        heard.wait(1)
+        assert settings.now().seed == 3
+        with path.open("a") as file:
+            file.write("\nseed=4\nseed=5")
+        heard.wait(2)
+    assert settings.now().seed == 4, "no frame was made with the last one"
+    assert heard == [
+        "changed seed to 3",
+        "changed seed to 4",
+        "'seed=5' has changed nothing: its line was not ended.",
+    ]
+
+
 def test_standard_input_ends_and_the_stream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     out, into = os.pipe()
     heard, settings = Heard(), LiveSettings()

@@ -250,6 +250,22 @@ def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     assert pages[-1].closed == 1
 
 
+def test_a_page_has_one_address(pages: list[FakePage]) -> None:
+    for source, sink in (("browser:9000", "browser"), ("browser", "browser:9000"), ("browser:9000", "browser:9000")):
+        assert open_places(source, sink, Wishes(), LiveSettings(), Latency()).addresses == ("http://127.0.0.1:9000/",)
+    said = r"^a browser sends and sees on one page, and 'browser:9000' and 'browser:9001' are two: name one\.$"
+    with pytest.raises(RedlineError, match=said):
+        open_places("browser:9000", "browser:9001", Wishes(), LiveSettings(), Latency())
+
+
+def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop: asked.append(url))
+    open_source("HTTP://Host/A.mjpeg")
+    open_source("Rtsp://host/live")
+    assert asked == ["http://Host/A.mjpeg", "rtsp://host/live"]
+
+
 def test_a_page_that_cannot_be_served_lets_go_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 

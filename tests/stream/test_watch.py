@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 import threading
 import time
 from pathlib import Path
@@ -183,6 +184,22 @@ def test_figures_that_cannot_be_written_are_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': it may not be written to\.$"):
         FigureFile(tmp_path / "m.jsonl")
+
+
+def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for kept in ("", "one\n"):
+        file = FigureFile(tmp_path / "m.jsonl")
+        if kept:
+            file.write(kept)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(kept), before[1]))
+        try:
+            with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': File too large\.$"):
+                file.write("more\n")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            file.close()
+        assert [path.read_text() for path in tmp_path.iterdir()] == ([kept] if kept else [])
 
 
 def test_samples_are_thinned_and_reach_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,23 +82,27 @@ class Changes:
                 self._say(str(error))
 
     def _lines(self) -> Iterator[str]:
-        text, over = b"", False
+        text, over, held = b"", False, os.fstat(self._file).st_size
         while not over:  # what came before the end is still heard
             over = self._over.is_set()
             if not select.select([self._file], [], [], _LOOK_EVERY_S)[0]:
                 continue
-            piece = os.read(self._file, _LONGEST_LINE)
+            piece = os.read(self._file, min(held, _LONGEST_LINE) or _LONGEST_LINE)
             if not piece and not self._grows:
-                break
+                yield text.decode(errors="replace")
+                return
             if not piece:
                 self._over.wait(_LOOK_EVERY_S)
+            if held and len(piece) == held:
+                piece += b"\n"  # what a file holds already is whole; what is added is so when its line is ended
+            held = max(0, held - len(piece))
             *lines, text = (text + piece).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
             if len(text) > _LONGEST_LINE:
                 self._say(f"a line of more than {_LONGEST_LINE:,} characters is no change of settings.")
                 text = b""
-        if text:
-            yield text.decode(errors="replace")
+        if text.strip():
+            self._say(f"{text.decode(errors='replace')!r} has changed nothing: its line was not ended.")
 
 
 def _open(place: str) -> tuple[int, bool]:

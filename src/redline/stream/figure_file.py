@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 
 
 class FigureFile:
-    """There from the first line on: a stream that cannot start leaves what was in its place."""
+    """There from the first line on, and never empty: a stream that cannot start leaves what was in its place."""
 
     def __init__(self, path: Path) -> None:
         check_place(path)
@@ -24,7 +24,13 @@ class FigureFile:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
+            self._remove_if_empty()
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
+
+    def _remove_if_empty(self) -> None:
+        """A disk that is full has room for a name, and for no line."""
+        if self._path.is_file() and not self._path.stat().st_size:
+            self._path.unlink()
 
     def close(self) -> None:
         if self._file is not None:

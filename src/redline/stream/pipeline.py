@@ -19,7 +19,7 @@ from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.reader import Backoff, Reader
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks import Sink
+from redline.stream.sinks import Idles, Sink
 from redline.stream.slot import STOPPED, Channel, FrameQueue, FrameSlot
 from redline.stream.sources import Source
 from redline.stream.transform import Overlapping, TimesCopies, Transform
@@ -27,6 +27,7 @@ from redline.stream.transform import Overlapping, TimesCopies, Transform
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads at work; more would only make frames old.
 _QUEUED = 1
+_IDLE_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Pipeline:
         is_kept = False
         try:
             try:
-                while (made := self._output.take()) is not None:
+                while (made := self._next_made()) is not None:
                     self._sink_since_s = time.monotonic()
                     self._sink.write(made.frame)
                     self._sink_since_s = None
@@ -208,6 +209,14 @@ class Pipeline:
                 self._sink_since_s = None
         except BaseException as error:
             self.fail(error, in_sink=True)
+
+    def _next_made(self) -> _Made | None:
+        if not isinstance(self._sink, Idles):
+            return self._output.take()
+        while (made := self._output.take(_IDLE_S)) is None and not self._output.closed:
+            self._sink.idle()
+        # One may have come just before the end.
+        return made or self._output.take()
 
     def _record(self, made: _Made) -> None:
         frame, (copy_in_s, copy_out_s), shown_s = made.frame, made.copies_s, self._clock.now_s()

@@ -123,8 +123,8 @@ def _named_source(text: str, drop: Callable[[str], None]) -> Source:
         return open_webcam(text)
     if word == "synthetic":
         return _synthetic(text, rest)
-    if word in SCHEMES and rest.startswith("//"):
-        return open_network(text, drop=drop)
+    if word.lower() in SCHEMES and rest.startswith("//"):
+        return open_network(f"{word.lower()}:{rest}", drop=drop)
     path = Path(text)
     if text and path.is_dir():
         return ImageFolder(path)
@@ -195,7 +195,10 @@ def _open_with_browser(
     from redline.stream.browser import serve
 
     as_source, as_sink = (word == _BROWSER for word in words)
-    host, port = _host_and_port(source if as_source else sink, _BROWSER_PORT)
+    named = {text for text, word in zip((source, sink), words, strict=True) if word == _BROWSER and text != _BROWSER}
+    if len(named) > 1:
+        raise RedlineError(f"a browser sends and sees on one page, and {source!r} and {sink!r} are two: name one.")
+    host, port = _host_and_port(named.pop() if named else _BROWSER, _BROWSER_PORT)
     came = None if as_source else open_source(source, wishes, latency.drop)
     page = None
     try:

@@ -32,6 +32,14 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         ImageFolderSink(tmp_path / "file")
 
 
+def test_a_folder_that_may_not_be_written_to_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    for folder in (tmp_path, tmp_path / "new" / "pictures"):
+        with pytest.raises(RedlineError, match=r"^cannot write into '.*': permission denied\.$"):
+            ImageFolderSink(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_null_counts() -> None:
     sink = NullSink()
     for frame in SyntheticClip(2, 2, count=3).frames():

@@ -147,6 +147,17 @@ def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
     own.close()
 
 
+def test_the_newer_kind_of_address() -> None:
+    with socket.socket(socket.AF_INET6) as trial:
+        try:
+            trial.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    sink = MjpegSink("::1", 0)
+    assert sink.url.startswith("http://[::1]:") and connected(sink, "/").status == 200
+    sink.close()
+
+
 def test_pages_of_others_do_not_show_it() -> None:
     sink = MjpegSink(port=0)
     assert connected(sink, **{"Sec-Fetch-Site": "cross-site"}).status == 403

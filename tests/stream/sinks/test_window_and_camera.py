@@ -1,16 +1,21 @@
 """The window and the virtual camera, with stand-ins for Tk and for the driver, which tests do not have."""
 
 import sys
+import threading
 from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
+from redline.stream.pipeline import Pipeline
 from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.transform import Identity
+from stream.doubles import ScriptedSource
 
 FRAMES = list(SyntheticClip(6, 8, count=3).frames())
 
@@ -68,6 +73,32 @@ def test_closing_the_window_ends_the_stream(tk: FakeTk) -> None:
     sink.write(FRAMES[1])
     assert ended == [True] and len(tk.pictures) == 1
     sink.abandon()
+
+
+@pytest.mark.timeout(HANGS_S)
+def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
+    """A camera that stands still would leave a window that answers nobody."""
+    sink, source = WindowSink(), ScriptedSource([(6, 8)], live=True)
+    stopped = threading.Event()
+    source.at_end = lambda: stopped.wait(PATIENCE_S)
+    pipeline = Pipeline(source, Identity(), sink)
+    sink.on_closed = lambda: (pipeline.stop(), stopped.set())
+
+    def update(window: Any) -> None:
+        window.updates += 1
+        if window.updates == 3:  # the first is the frame's
+            window.closing()
+
+    make = tk.Tk
+
+    def made() -> Any:
+        window = make()
+        window.update = lambda: update(window)
+        return window
+
+    tk.Tk = made
+    outcome = pipeline.run()
+    assert outcome.report.frames == 1 and not outcome.whole
 
 
 def test_a_missing_screen_and_a_missing_library_are_told(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ All calls come from one thread. `close` finishes what was written; `abandon` lea
 called once, whatever happened before.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from redline.stream.frames import Frame
 
@@ -27,4 +27,13 @@ class Sink(Protocol):
     def abandon(self) -> None: ...
 
 
-__all__ = ["Sink"]
+@runtime_checkable
+class Idles(Protocol):
+    """A sink that has something to do while no frame comes."""
+
+    def idle(self) -> None:
+        """Called several times a second then."""
+        ...
+
+
+__all__ = ["Idles", "Sink"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from redline.errors import RedlineError
-from redline.files import write_bytes
+from redline.files import check_can_write, write_bytes
 from redline.stream.frames import Frame
 
 # Live: the smallest file is worth less than the time it takes.
@@ -23,6 +23,7 @@ class ImageFolderSink:
             raise RedlineError(f"{str(folder)!r} is no folder.")
         if folder.is_dir() and any(folder.iterdir()):
             raise RedlineError(f"the folder {str(folder)!r} is not empty: two clips would be mixed.")
+        check_can_write(folder)
         self.name, self._folder = folder.name, folder
 
     def write(self, frame: Frame) -> None:

@@ -45,7 +45,8 @@ class MjpegSink:
         self._latest = _Latest()
         shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(most_viewers))
         self._server = _listen(host, port, shared)
-        shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
+        shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+        shown = f"[{shown}]" if ":" in shown else shown
         query = f"?key={quote(key, safe='')}" if key else ""
         self.url = f"http://{shown}:{self._server.server_address[1]}/{query}"
         self.name = f"mjpeg at port {self._server.server_address[1]}"
@@ -126,9 +127,11 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     shared: _Shared
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, host: str, port: int) -> None:
         self._viewers: dict[threading.Thread, socket.socket] = {}
-        super().__init__(*args, **kwargs)
+        flags = socket.AI_PASSIVE
+        self.address_family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
+        super().__init__((host, port), _Viewer)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Those who connect and say nothing are few too."""
@@ -209,7 +212,7 @@ def _listen(host: str, port: int, shared: _Shared) -> _Server:
     if not 0 <= port < 65_536:
         raise RedlineError(f"a port is a number from 0 to 65535, not {port}.")
     try:
-        server = _Server((host, port), _Viewer)
+        server = _Server(host, port)
     except OSError as error:
         raise RedlineError(f"{host}:{port} cannot be listened on: {error.strerror or error}.") from error
     server.shared = shared

@@ -46,6 +46,11 @@ class WindowSink:
         self._label.configure(image=self._picture)
         window.update()
 
+    def idle(self) -> None:
+        """It answers while nothing comes: it can be moved, and closed."""
+        if self._window is not None:
+            self._window.update()
+
     def close(self, whole: bool = True) -> None:
         if self._window is not None:
             self._picture = self._label = None
