@@ -127,6 +127,8 @@ def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
         ("synthetic:big", "is no test clip"),
         ("synthetic:0x5", "a test clip needs a size"),
         ("webcam:front", "named by its number"),
+        ("webcam:0x720", "of some size"),
+        ("webcam:@0", "some a second"),
         ("/dev/video77", "there is no camera '/dev/video77'"),
         ("none.mp4", "does not exist"),
     ],
@@ -168,7 +170,7 @@ def test_what_is_looked_at_comes_at_the_pace_of_its_source(
 def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch) -> None:
     camera = SyntheticClip(8, 8)
     camera.is_live = True
-    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number: camera)
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked: camera)
     places = open_places("webcam", "browser", Wishes(), LiveSettings(), Latency())
     assert not pages[-1].waits and places.source is camera and places.notes == ()
 
@@ -256,6 +258,42 @@ def test_a_page_has_one_address(pages: list[FakePage]) -> None:
     said = r"^a browser sends and sees on one page, and 'browser:9000' and 'browser:9001' are two: name one\.$"
     with pytest.raises(RedlineError, match=said):
         open_places("browser:9000", "browser:9001", Wishes(), LiveSettings(), Latency())
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "options"),
+    [
+        ("webcam", 0, {}),
+        ("webcam:2", 2, {}),
+        ("webcam:1280x720", 0, {"video_size": "1280x720"}),
+        ("webcam:1:1280x720@30,mjpeg", 1, {"video_size": "1280x720", "framerate": "30", "input_format": "mjpeg"}),
+        ("webcam:@12.5", 0, {"framerate": "25/2"}),
+    ],
+)
+def test_a_camera_is_asked_for_a_size_and_a_rate(
+    monkeypatch: pytest.MonkeyPatch, text: str, number: int, options: dict[str, str]
+) -> None:
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked: (number, asked.options))
+    assert open_source(text) == (number, options)
+
+
+def test_a_folder_has_a_rate(tmp_path: Path) -> None:
+    for name in ("a", "b@9"):
+        sink = ImageFolderSink(tmp_path / name)
+        for frame in SyntheticClip(4, 4, count=2).frames():
+            sink.write(frame)
+    assert open_source(f"{tmp_path}/a").rate == 25 and open_source(f"{tmp_path}/a/@12.5").rate == Fraction(25, 2)
+    assert open_source(f"{tmp_path}/b@9").rate == 25, "a folder's own name is first"
+    with pytest.raises(RedlineError, match=r"a rate above 0"):
+        open_source(f"{tmp_path}/a@0")
+
+
+def test_a_certificate_is_for_a_page(pages: list[FakePage]) -> None:
+    wishes = Wishes(certificate=Path("page.pem"))
+    open_places("synthetic:16x16", "browser", wishes, LiveSettings(), Latency())
+    assert pages[-1].options["certificate"] == Path("page.pem")
+    with pytest.raises(RedlineError, match=r"^a certificate is for the page of a browser, and this stream has none\.$"):
+        open_places("synthetic:16x16", "null", wishes, LiveSettings(), Latency())
 
 
 def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def stream(
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    duration: Annotated[str | None, typer.Option(help="Stop after this long: 30s, 5m, 1h.")] = None,
+    duration: Annotated[str | None, typer.Option(help="Stop so long after the first frame: 30s, 5m, 1h.")] = None,
     changes: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +54,9 @@ def stream(
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="What viewers must know, to be seen from other machines.")] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Serve the browser's page as https: a PEM file with a key and certificates.")
+    ] = None,
     metrics: Annotated[Path | None, typer.Option(help="Write the figures of each second as JSON lines.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page with the curves at the end, out.html.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures at the end as JSON.")] = False,
@@ -73,7 +76,7 @@ def stream(
         strength=strength,
         seed=seed,
         control=_numbers(control),
-        wishes=Wishes(_size(size), live, key),
+        wishes=Wishes(_size(size), live, key, certificate),
         precision=precision,
         plan=None if plan is None else read_plan(plan),
         device=device,

@@ -26,14 +26,16 @@ from redline.stream.sources.paced import Paced
 from redline.stream.sources.resized import Resized
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.sources.webcam import open_webcam
+from redline.stream.sources.webcam import Asked, open_webcam
 
 SOURCES = (
-    "a film, a folder of pictures, webcam[:N], /dev/videoN, rtsp://… or http://…, browser, or "
+    "a film, a folder of pictures[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, or "
     "synthetic[:WxH@FPS,SECONDS]"
 )
 SINKS = f"a film ({', '.join(CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
 _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
+_WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")
+_FOLDER = re.compile(r"(.+)@(\d+(?:\.\d+)?)")
 _BROWSER = "browser"
 # Where somebody looks while it runs: a film goes there at its own pace.
 _SHOWN = (_BROWSER, "mjpeg", "window", "virtual-camera")
@@ -45,11 +47,13 @@ _WAITS = "it begins when the page is opened; Ctrl-C ends the wait."
 @dataclass(frozen=True)
 class Wishes:
     """What goes for whichever place was named. `size` is (height, width); `live` has a file come at its own pace, as
-    from a camera; `key` is what viewers on other machines must know. The rest is for a page: sliders and figures."""
+    from a camera; `key` is what viewers on other machines must know, and `certificate` makes a page https. The rest is
+    for a page: sliders and figures."""
 
     size: tuple[int, int] | None = None
     live: bool = False
     key: str | None = None
+    certificate: Path | None = None
     most_steps: int = 8
     control_names: tuple[str, ...] = ()
     control_least: float = -1.0
@@ -75,6 +79,8 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
     words = [text.partition(":")[0] for text in (source, sink)]
     wishes = replace(wishes, live=wishes.live or words[1] in _SHOWN)
     if _BROWSER not in words:
+        if wishes.certificate is not None:
+            raise RedlineError("a certificate is for the page of a browser, and this stream has none.")
         came = open_source(source, wishes, latency.drop)
         try:
             goes = open_sink(sink, came, wishes)
@@ -114,11 +120,9 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
 
 
 def _named_source(text: str, drop: Callable[[str], None]) -> Source:
-    word, colon, rest = text.partition(":")
+    word, _, rest = text.partition(":")
     if word == "webcam":
-        if not (rest.isdecimal() or not colon):
-            raise RedlineError(f"a camera is named by its number, as in webcam:1, not {text!r}.")
-        return open_webcam(int(rest or 0))
+        return _webcam(text, rest)
     if text.startswith("/dev/video"):
         return open_webcam(text)
     if word == "synthetic":
@@ -128,9 +132,22 @@ def _named_source(text: str, drop: Callable[[str], None]) -> Source:
     path = Path(text)
     if text and path.is_dir():
         return ImageFolder(path)
+    if (found := _FOLDER.fullmatch(text)) is not None and Path(found[1]).is_dir():
+        return ImageFolder(Path(found[1]), Fraction(found[2]))
     if text and (path.exists() or path.suffix):
         return VideoFile(path)
     raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
+
+
+def _webcam(text: str, rest: str) -> LiveInput:
+    found = _WEBCAM.fullmatch(rest)
+    if found is None:
+        raise RedlineError(f"a camera is named by its number, as in webcam:1 or webcam:1:1280x720@30, not {text!r}.")
+    size = None if found[2] is None else (int(found[3]), int(found[2]))
+    rate = None if found[4] is None else Fraction(found[4])
+    if 0 in (size or ()) or rate == 0:
+        raise RedlineError(f"a camera gives pictures of some size, some a second, not {text!r}.")
+    return open_webcam(int(found[1] or 0), asked=Asked(size, rate, found[5]))
 
 
 def _synthetic(text: str, rest: str) -> SyntheticClip:
@@ -217,6 +234,7 @@ def _open_with_browser(
             takes_prompt=wishes.takes_prompt,
             device=wishes.device,
             busy_share=wishes.busy_share,
+            certificate=wishes.certificate,
         )
         # A film does not play to an empty room; a camera does not wait.
         waits = came is not None and _is_paced(came)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count, islice
 from pathlib import Path
@@ -27,7 +28,7 @@ from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.network import open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.sources.webcam import open_webcam
+from redline.stream.sources.webcam import Asked, open_webcam
 from stream.clocks import ManualClock
 from stream.doubles import Kept
 from stream.sources.rtsp_camera import RtspCamera
@@ -384,6 +385,26 @@ def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(RedlineError, match=r"only Linux has"):
         open_webcam(0)
+
+
+def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Address] = []
+
+    def opened(address: Address, clock: object) -> SimpleNamespace:
+        made.append(address)
+        return SimpleNamespace(name=address.name, height=480, width=640, rate=30, notes=())
+
+    monkeypatch.setattr("redline.stream.sources.webcam.LiveInput", opened)
+    for asked, is_told in (
+        (None, False),
+        (Asked((480, 640), Fraction(30)), False),
+        (Asked((720, 1280)), True),
+        (Asked(rate=Fraction(60), form="mjpeg"), True),
+    ):
+        camera = open_webcam("/dev/null", asked=asked)
+        said = "the camera '/dev/null' gives 640×480 at 30 a second, not what was asked for."
+        assert camera.notes == ((said,) if is_told else ())
+    assert made[-1].options == {"framerate": "60", "input_format": "mjpeg"} and made[-1].is_live
 
 
 def test_damaged_pictures_are_left_out(tmp_path: Path) -> None:
