@@ -4,7 +4,7 @@ Unlike torchao this reaches convolutions, whose int8 kernels on a CPU are where 
 """
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ _INT8_OPERATORS = {
     "QAttention",
     "QGemm",
 }
+# What only puts numbers elsewhere; a roll is two slices put together again.
+_MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 def is_int8(operator: str) -> bool:
@@ -57,12 +59,18 @@ def quantize_static(
     percentile: float,
     symmetric: bool,
     external: bool,
+    choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT."""
+    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT. `choose` picks
+    the nodes of a graph that are quantized; without it, or where it finds none, all are that can be."""
     # ONNX Runtime has kernels for convolutions of signed inputs on Arm alone, and elsewhere would leave them in float.
     signed = symmetric or platform.machine() in ("aarch64", "arm64")
     with quiet():
+        import onnx
         from onnxruntime import quantization
+
+        prepared = _prepared(source, external)
+        chosen = choose(onnx.load(str(prepared), load_external_data=False).graph) if choose is not None else None
 
         class Reader(quantization.CalibrationDataReader):
             def __init__(self) -> None:
@@ -73,9 +81,10 @@ def quantize_static(
 
         methods = quantization.CalibrationMethod
         quantization.quantize_static(
-            _prepared(source, external),
+            prepared,
             target,
             Reader(),
+            nodes_to_quantize=chosen,
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
@@ -90,6 +99,23 @@ def quantize_static(
                 "CalibPercentile": percentile,
             },
         )
+
+
+def normalized_linears(graph: Any) -> list[str]:
+    """Linear layers, but for those that read a sum of other layers: there a few numbers are so much larger than the
+    rest that 256 levels for all of them leave these none."""
+    weights = {weight.name for weight in graph.initializer}
+    made_by = {output: node for node in graph.node for output in node.output}
+    found = []
+    for node in graph.node:
+        if node.op_type not in ("MatMul", "Gemm") or not weights & set(node.input):
+            continue
+        source = made_by.get(node.input[0])
+        while source is not None and source.op_type in _MOVES:
+            source = made_by.get(source.input[0])
+        if source is not None and source.op_type != "Add":
+            found.append(node.name)
+    return found
 
 
 def _prepared(source: Path, external: bool) -> Path:

@@ -1,5 +1,6 @@
 """Exported networks: the same pictures come out, int8 is held to its limit, and foreign files are refused."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from redline.gate import Gate
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx
-from redline.upscale.network import Network
+from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.picture_tiles import tiles_of
 from redline.workloads.drct import draw, smooth_pictures
@@ -62,6 +63,27 @@ def test_int8_is_smaller_and_inside_its_limit(network: Network, exported: Path, 
     result = export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), calibration)
     assert result.score.value > 40 and result.bytes < exported.stat().st_size
     assert load_onnx_network(tmp_path / "int8.onnx").name.endswith("(ONNX, int8)")
+
+
+@pytest.mark.usefixtures("exported_before")
+def test_int8_is_for_layers_that_read_normalized_numbers(network: Network, tmp_path: Path) -> None:
+    """In each of five blocks: queries, keys and values in one, what follows attention, and both of the network."""
+    import onnx
+
+    export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), [smooth_pictures(2, 16)])
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    kinds = Counter(node.op_type for node in graph.node if set(node.input[:2]) <= rounded)
+    assert kinds["MatMul"] == 5 * 4 and "Conv" not in kinds
+    assert not any(node.metadata_props for node in graph.node)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [4, 2])
+def test_the_shipped_weights_pass_in_int8(scale: int, tmp_path: Path) -> None:
+    calibration = [smooth_pictures(2, 32) for _ in range(3)]
+    result = export_onnx(load_network(None, scale), tmp_path / "int8.onnx", 32, smooth_pictures(2, 32), calibration)
+    assert result.score.value > 50
 
 
 @pytest.mark.usefixtures("exported_before")

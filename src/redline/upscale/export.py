@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.files import write_bytes
 from redline.gate import Gate, Score
-from redline.onnx_quantization import calibration_batches, quantize_static
+from redline.onnx_quantization import calibration_batches, normalized_linears, quantize_static
 from redline.quiet import quiet
 from redline.upscale.network import Network
 from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
@@ -47,7 +47,9 @@ def export_onnx(
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
-            quantize_static(path, rounded, batches, "minmax", 99.9, symmetric=False, external=False)
+            # Convolutions stay in float: what they read is a sum of many layers, and they write the pixels.
+            options = {"symmetric": False, "external": False, "choose": normalized_linears}
+            quantize_static(path, rounded, batches, "minmax", 99.9, **options)
             path = rounded
         data = _with_facts(path, network, tile, "int8" if calibration else "fp32")
         path.write_bytes(data)
@@ -84,6 +86,8 @@ def _with_facts(path: Path, network: Network, tile: int, precision: str) -> byte
     import onnx
 
     model: Any = onnx.load(str(path))
+    for node in model.graph.node:  # where it was made, down to the folders of that machine
+        del node.metadata_props[:]
     facts = {
         "scale": network.scale,
         "window": network.window,
