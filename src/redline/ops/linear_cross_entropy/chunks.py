@@ -2,8 +2,9 @@
 
 Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and Triton kernels between
 them. cuBLAS is slow where the number of classes is no multiple of 8 (the 50,257 of GPT-2): there the products are made
-with more of them, whose weights, and so whose logits and gradients, are 0. The weight's gradient is a sum over chunks and is kept in fp32: in bf16 every chunk would round it once more, and
-the sum of many would lose the small ones. Where one chunk is all, there is nothing to sum, and it is rounded at once.
+with more of them, whose weights, and so whose logits and gradients, are 0. The weight's gradient is a sum over chunks
+and is kept in fp32: in bf16 every chunk would round it once more, and the sum of many would lose the small ones. Where
+one chunk is all, there is nothing to sum, and it is rounded at once.
 """
 
 from dataclasses import dataclass, replace
