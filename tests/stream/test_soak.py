@@ -230,7 +230,8 @@ def test_a_soak() -> None:
         for thread in others:
             thread.join()
         page.close()
-    assert outcome.faults >= 3 and source.connections == outcome.faults + 1
+    # It is stopped while it gives frames, or while it is waited for.
+    assert outcome.faults >= 3 and source.connections - outcome.faults in (0, 1)
     assert outcome.report.frames > 10 * LASTS_S and outcome.report.latency.p99_s < 2
     assert given_up == [True], "a viewer that reads nothing is still served"
     assert left == [0], "browsers that are dead are still held"
