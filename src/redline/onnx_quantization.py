@@ -61,8 +61,8 @@ def quantize_static(
     external: bool,
     choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT. `choose` says
-    which nodes are quantized; without it, or where it finds none, all are that can be."""
+    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT. `choose`
+    says which nodes are quantized; without it, or where it finds none, all are that can be."""
     # ONNX Runtime has kernels for convolutions of signed inputs on Arm alone, and elsewhere would leave them in float.
     signed = symmetric or platform.machine() in ("aarch64", "arm64")
     with quiet():

@@ -214,6 +214,22 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: P
     assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
 
 
+@pytest.mark.parametrize("from_count", [1, 3])
+def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_count: int, tmp_path: Path) -> None:
+    """Some have numbers of their own in fp32, which no product with bf16 takes; perhaps not where it is judged."""
+
+    class Mixed(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < from_count:
+                return super().forward(x)
+            return super().forward((x.movedim(1, -1) @ torch.eye(3)).movedim(-1, 1))
+
+    samples, said = save(tmp_path / "in.png", (60, 70, 3)), []
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Mixed(), "bf16", said=said))
+    assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
+    assert len(said) == 1 and said[0].startswith("bf16 was left for fp32: it does not run (expected ")
+
+
 def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
     """What bf16 changes in it is below what 8 bits can show, however little the tile spans."""
     sky = (save(tmp_path / "in.png", (100, 40, 3)) % 3) + 150

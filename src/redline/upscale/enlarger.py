@@ -131,9 +131,17 @@ class Enlarger:
         count = len(tiles)
         if count < self.batch and any(rung.stage >= Stage.COMPILE for rung in self.plan.rungs):
             tiles = tiles.repeat(ceil(self.batch / count), 1, 1, 1)[: self.batch]
-        if self._fast is None:
-            self._fast = self._apply(tiles)
-        return self._fast(tiles)[:count]
+        while True:
+            try:
+                if self._fast is None:
+                    self._fast = self._apply(tiles)
+                return self._fast(tiles)[:count]
+            except RedlineError:
+                raise
+            except Exception as error:
+                # A network of others may mix what it is given with numbers of its own, of other precision.
+                if is_out_of_memory(error) or not self._leave_precision(f"it does not run ({_first_line(error)})"):
+                    raise
 
     def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
         self.network.module.to(self.device)
@@ -212,3 +220,7 @@ class Enlarger:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,6 +1,7 @@
 """The network that enlarges: DRCT from its weights, or with spandrel installed any other that it knows."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, resources
 from importlib.util import find_spec
@@ -88,6 +89,8 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
         raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
     if not isinstance(found, spandrel.ImageModelDescriptor):
         raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one picture to work on.")
+    if found.purpose == "FaceSR":
+        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which makes faces of whatever it is given.")
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
             f"{str(path)!r} is a {found.architecture.name} of {found.input_channels} channels to "
@@ -95,4 +98,19 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
         )
     needs = found.size_requirements
     window = max(needs.multiple_of, 1)
-    return Network(found.model.eval(), found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)
+    # Some give more than the picture, or want more than it; what spandrel knows of that is in no public name.
+    module = _Called(found.model.eval(), getattr(found, "_call_fn", _plainly))
+    return Network(module, found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)
+
+
+class _Called(nn.Module):
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self._call = model, call
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        return self._call(self.model, tiles)
+
+
+def _plainly(model: nn.Module, tiles: Tensor) -> Tensor:
+    return model(tiles)

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+from torch import nn
+
 from redline.errors import RedlineError
+from redline.job import Job
 from redline.machine import Machine
 from redline.plan import Plan, parse_rung
 from redline.plans import shipped_plan
@@ -10,11 +13,13 @@ from redline.plans import shipped_plan
 _PRECISION_RUNGS = ("fp16", "bf16", "int8", "fp8", "autocast")
 
 
-def choose_plan(machine: Machine, precision: str = "auto", given: Path | None = None) -> Plan:
+def choose_plan(machine: Machine, model: nn.Module, precision: str = "auto", given: Path | None = None) -> Plan:
     """A precision asked for by name that cannot run here is refused; `auto` takes what the machine is good at."""
     if given is not None:
         return Plan.load(given)
-    plan = shipped_plan("upscale", machine)
+    # Shipped for DRCT: another network may have nothing that a rung could work on.
+    shipped = shipped_plan("upscale", machine).rungs
+    plan = Plan.of([rung for rung in shipped if not rung.why_not(machine, Job(model))])
     if precision == "auto":
         return plan
     for name in _PRECISION_RUNGS:

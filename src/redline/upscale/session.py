@@ -68,7 +68,7 @@ class Upscaling:
             self.plan = Plan()
         else:
             self.network = load_network(settings.weights, settings.scale)
-            self.plan = choose_plan(self.machine, settings.precision, settings.plan)
+            self.plan = choose_plan(self.machine, self.network.module, settings.precision, settings.plan)
         self._check_tile()
         self.made_by = describe_network(settings, str(self.plan), self.network.digest)
         self.enlarger: Enlarger | None = None
