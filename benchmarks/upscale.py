@@ -178,7 +178,7 @@ def measure_model(bench: Bench, tile: int, count: int, plans: Sequence[str]) -> 
     module, all_tiles = bench.module(), bench.tiles(tile, count)
     tiles = all_tiles[:1].clone()
     exact = torch.cat([module(each[None]) for each in all_tiles])
-    shipped = choose_plan(bench.machine)
+    shipped = choose_plan(bench.machine, module)
     workload, arms = f"{tile}x{tile} tile", {}
     for plan in dict.fromkeys(["eager", *(plans or ["bf16", "compile", "bf16 + compile", str(shipped)])]):
         say(f"setting up {plan}")
@@ -473,7 +473,8 @@ def main() -> int:
             elif arguments.part == "photos":
                 measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
             elif arguments.part == "claims":
-                measure_batches(bench, *(str(choose_plan(machine, name)) for name in precisions))
+                module = load_network(weights).module
+                measure_batches(bench, *(str(choose_plan(machine, module, name)) for name in precisions))
                 measure_streams(bench, arguments.count or 4, work, precisions[1])
             elif arguments.part == "table":
                 measure_table(bench, arguments.count or 4, work, precisions)
