@@ -54,6 +54,13 @@ def tokens(batch: int, length: int) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_every_linear_layer_knows_the_kernels_for_few_rows(kind: str) -> None:
+    """Which is what decoding one token is."""
+    layers = [module for module in built(KINDS[kind]).modules() if isinstance(module, torch.nn.Linear)]
+    assert len(layers) > 8 and all(isinstance(layer, Choosing) for layer in layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pieces", [(61,), (1, 7, 8, 3, 1, 21, 20), (30, 31), (1,) * 61])
 def test_any_split_gives_what_the_whole_gives(kind: str, pieces: tuple[int, ...]) -> None:
     model, text = built(KINDS[kind]), tokens(2, 61)

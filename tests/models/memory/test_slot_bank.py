@@ -1,5 +1,6 @@
 """The slot bank: what it takes in, merges, throws out, and how it is reduced."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -36,6 +37,14 @@ def test_only_the_best_share_is_written() -> None:
     bank = written(empty(8), [0, 1, 2, 3, 4], [0.1, 3.0, -1.0, 2.0, 1.0], ratio=0.5)
     assert held(bank) == {1: (3.0, 1.0), 3: (2.0, 1.0), 4: (1.0, 1.0)}
     assert bank.writes_B.item() == 3 and bank.merges_B.item() == bank.evictions_B.item() == 0
+
+
+@pytest.mark.parametrize(("ratio", "count", "kept"), [(0.07, 100, 7), (0.55, 100, 55), (0.28, 25, 7), (0.281, 25, 8)])
+def test_as_many_are_taken_in_as_the_share_says(ratio: float, count: int, kept: int) -> None:
+    """Rounded up, and not because a product is a little more than it should be."""
+    keys = torch.eye(count)[None, :, None]
+    bank = SlotBank.empty(1, count, 1, count, CPU, torch.float32)
+    assert bank.with_written(keys, keys, torch.rand(1, count), ratio, False, 0.9).filled_BM.sum() == kept
 
 
 def test_adaptive_writes_what_scores_above_one_half_and_no_more_than_the_share() -> None:

@@ -18,6 +18,7 @@ from redline.models.memory.passage import Passage
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.updates import UPDATES, UpdateState
 from redline.nn.dispatched import Dispatched
+from redline.nn.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class NeuralMemory(Dispatched):
         super().__init__()
         self.heads, self.key_dim, self.value_dim = config.neural_heads, config.key_dim, config.value_dim
         channels = self.heads * (2 * self.key_dim + self.value_dim)
-        self.query_key_value = nn.Linear(config.width, channels, bias=False)
+        self.query_key_value = Linear(config.width, channels, bias=False)
         self.convolution = new_taps(config.convolution, channels)
         self.op = config.memory_update
         self.update = UPDATES[config.memory_update](config.width, self.heads, config.memory_chunk)
-        self.gate = nn.Linear(config.width, self.heads * self.value_dim, bias=False)
+        self.gate = Linear(config.width, self.heads * self.value_dim, bias=False)
         self.norm = nn.RMSNorm(self.value_dim, eps=config.norm_eps)
-        self.out = nn.Linear(self.heads * self.value_dim, config.width, bias=False)
+        self.out = Linear(self.heads * self.value_dim, config.width, bias=False)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NeuralState:
         taps, channels = self.convolution.shape

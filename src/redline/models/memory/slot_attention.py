@@ -26,6 +26,7 @@ from redline.models.memory.rotation import Rotation
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
 from redline.models.memory.windowed import logits, mix, windowed_attention
+from redline.nn.linear import Linear
 
 # Before anything is learned, nearly everything is kept.
 _FIRST_SCORE = 2.0
@@ -50,14 +51,14 @@ class SlotAttention(nn.Module):
         super().__init__()
         self.config = config
         heads, head_dim = config.shared_heads, config.head_dim
-        self.query = nn.Linear(config.width, config.width, bias=False)
-        self.key_value = nn.Linear(config.width, 2 * heads * head_dim, bias=False)
+        self.query = Linear(config.width, config.width, bias=False)
+        self.key_value = Linear(config.width, 2 * heads * head_dim, bias=False)
         self.convolution = new_taps(config.convolution, 2 * heads * head_dim)
         # How much a key and value are worth keeping; a bank of no slots asks nobody.
-        self.score = nn.Linear(2 * heads * head_dim, 1) if config.memory_slots else None
+        self.score = Linear(2 * heads * head_dim, 1) if config.memory_slots else None
         if self.score is not None:
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.out = Linear(config.width, config.width, bias=False)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         config = self.config

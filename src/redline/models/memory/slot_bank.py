@@ -8,6 +8,7 @@ no rotation: what is far away is found by what it says, so that a bank serves an
 Shapes: B sequences, M slots, C candidates, H key-value heads of D channels.
 """
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -68,7 +69,8 @@ class SlotBank:
         self, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, ratio: float, adaptive: bool, threshold: float
     ) -> "SlotBank":
         """Takes in the best ⌈ratio · C⌉ of the candidates; adaptive: of those, only what scores above one half."""
-        count = -int(-ratio * score_BC.shape[1] // 1)
+        # Less a little: 0.07 · 100 is 7.000000000000001.
+        count = math.ceil(ratio * score_BC.shape[1] - 1e-9)
         best = score_BC.topk(min(count, score_BC.shape[1]), dim=1)
         bank = self
         for rank in range(best.indices.shape[1]):

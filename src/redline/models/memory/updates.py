@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redline.nn.linear import Linear
 from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.titans_memory import TitansState, titans_memory
 
@@ -26,8 +27,8 @@ class GatedDelta(nn.Module):
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()
         self.chunk = chunk
-        self.decay = nn.Linear(width, heads, bias=False)
-        self.strength = nn.Linear(width, heads, bias=False)
+        self.decay = Linear(width, heads, bias=False)
+        self.strength = Linear(width, heads, bias=False)
         self.log_rate = nn.Parameter(torch.zeros(heads))
         # At the start the heads forget at speeds spread evenly, in log space, from the slowest on.
         speed = _SLOWEST_DECAY * (_FASTEST_DECAY / _SLOWEST_DECAY) ** (torch.arange(heads) / max(1, heads - 1))
@@ -61,7 +62,7 @@ class Titans(nn.Module):
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()
         self.heads, self.chunk = heads, chunk
-        self.gates = nn.Linear(width, 3 * heads, bias=False)
+        self.gates = Linear(width, 3 * heads, bias=False)
         self.forgetting_bias = nn.Parameter(torch.full((heads,), _FORGETTING_BIAS))
 
     def new_state(
