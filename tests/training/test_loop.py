@@ -3,6 +3,7 @@
 import math
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,57 @@ def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path:
     seen: list[Progress] = []
     train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
     assert math.isnan(seen[0].figures["error"])
+
+
+class Fragile(Lines):
+    """A step with a rate above 1 is finite itself and ruins the weights for all that come after it."""
+
+    def __init__(self, rates: LoopSettings) -> None:
+        super().__init__()
+        self.rate = rates.learning_rate
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"features": 6, "learning_rate": self.rate}
+
+    def loss(self, step: int, part: int = 0) -> Tensor:
+        loss = super().loss(step, part)
+        ruined = any(weight.abs().max() > 1e6 for weight in self.model.parameters())
+        return loss * (float("nan") if ruined else 1.0)
+
+
+@pytest.mark.parametrize("keep", [2, 3])
+def test_after_steps_that_are_not_finite_it_goes_on_from_good_weights_with_a_lower_rate(
+    tmp_path: Path, keep: int
+) -> None:
+    often = settings(steps=40, ema_decay=0.0, checkpoint_minutes=0.0, keep_checkpoints=keep, skip_limit=5)
+    train(Fragile(often), replace(often, steps=6), tmp_path, CPU)
+    mad = replace(often, learning_rate=1e20)
+    with pytest.warns(UserWarning, match=r"going on with learning_rate = 1e\+20; up to step 6 it was 0.02"):
+        said = "step 12 .* not finite; the checkpoint of step 6 is kept. Resume it with a lower learning_rate or clip"
+        with pytest.raises(RedlineError, match=said):
+            train(Fragile(mad), mad, tmp_path, CPU, resume=True)
+    # The one of step 7 was whole when it was written, and its weights were ruined.
+    left = sorted(file.stem for file in (tmp_path / FOLDER).iterdir())
+    assert left == ["step-000000005", "step-000000006"][1 - keep :]
+    outcome = train(Fragile(often), often, tmp_path, CPU, resume=True)
+    assert outcome.position.step == 40 and outcome.position.skipped == 0
+
+
+def test_stopped_while_steps_are_skipped_the_good_ones_stay(tmp_path: Path) -> None:
+    often = settings(checkpoint_minutes=0.0, log_every=1, skip_limit=6, keep_checkpoints=1)
+    spoilt = tuple(range(9, 60))
+    stopped = train(Lines(spoilt), often, tmp_path, CPU, tell=interrupt_at(12))
+    assert stopped.interrupted and stopped.position.skipped_in_a_row == 3
+    assert sorted(file.stem for file in (tmp_path / FOLDER).iterdir()) == ["step-000000009", "step-000000012"]
+
+
+@pytest.mark.parametrize(("precision", "advised"), [("fp32", False), ("auto", False), ("bf16", True)])
+def test_only_what_can_help_is_advised(tmp_path: Path, precision: str, advised: bool) -> None:
+    class Loose(LoopSettings):
+        precisions = ("auto", "fp32", "bf16")
+
+    chosen = Loose(steps=9, skip_limit=3, checkpoint_minutes=9.0, precision=precision)
+    with pytest.raises(RedlineError, match="no checkpoint was written. Begin anew with a lower learning_rate") as told:
+        train(Lines(tuple(range(9))), chosen, tmp_path, CPU)
+    assert ('precision = "fp32"' in str(told.value)) == advised

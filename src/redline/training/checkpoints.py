@@ -27,6 +27,8 @@ from redline.training.arithmetic import Arithmetic
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
+# How a training goes on, not what it has learnt: what to change when its steps are no longer finite.
+CHANGED_ALOUD = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
 
@@ -68,8 +70,9 @@ class State:
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
         found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
-        for name in sorted({*found, *asked}):
-            if found.get(name) != asked.get(name):
+        changed = [name for name in sorted({*found, *asked}) if found.get(name) != asked.get(name)]
+        for name in changed:
+            if name not in CHANGED_ALOUD:
                 raise RedlineError(
                     f"{str(origin)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
                 )
@@ -82,6 +85,9 @@ class State:
             raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
         self.arithmetic.load_state_dict(content["arithmetic"])
         _set_random_states(content["random"])
+        for name in changed:
+            was = f"up to step {content['step']:,} it was {found.get(name)}"
+            warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
         in_a_row = content.get("skipped_in_a_row", 0)  # older ones do not say
         return Position(content["step"], content["elapsed_s"], content["skipped"], in_a_row)
 
@@ -97,8 +103,8 @@ class Checkpoints:
         """The newest last."""
         return sorted(self.folder.glob("step-*.pt"))
 
-    def save(self, state: State, position: Position) -> Path:
-        path = self.folder / f"step-{position.step:09}.pt"
+    def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
+        path = self._path(position.step)
         temporary = ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,9 +124,21 @@ class Checkpoints:
                 reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
                 raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}; {kept}.") from error
             raise
-        for old in self.files()[: -self.keep]:
+        for old in () if keep_all else self.files()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path
+
+    def go_back_before(self, step: int) -> int | None:
+        """Lets go of those from `step` on, unless there are no others; the step of the newest that is left."""
+        files = self.files()
+        if files and files[0] < self._path(step):
+            for late in [file for file in files if file >= self._path(step)]:
+                late.unlink(missing_ok=True)
+                files.remove(late)
+        return int(files[-1].stem.removeprefix("step-")) if files else None
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09}.pt"
 
     def load(self, state: State) -> Position:
         """Goes back to the newest checkpoint that is whole."""

@@ -2,7 +2,7 @@
 
 Nothing in a step waits for the device where the optimizer can skip a step by itself: losses add up there and are read
 every `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; too many of them
-in a row end the training, with a good checkpoint on disk.
+in a row end the training, with a good checkpoint on disk: while steps are being skipped none is written in its place.
 """
 
 import math
@@ -162,7 +162,7 @@ class _Loop:
             if self.step % settings.validate_every == 0:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
-                self._save()
+                self._save_what_is_good()
         self._save()
         interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
         if not interrupted and self.step != self._judged:
@@ -239,12 +239,19 @@ class _Loop:
     def _check_finite(self, in_a_row: float) -> None:
         if in_a_row < self.settings.skip_limit:
             return
-        kept = f"the checkpoint of step {self._saved} is untouched" if self._saved else "no checkpoint was written"
-        helps = "" if self.settings.precision == "fp32" else ', or precision = "fp32"'
+        # Weights that no finite step followed may be what is wrong.
+        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[0])))
+        where = f"the checkpoint of step {kept} is kept. Resume it" if kept else "no checkpoint was written. Begin anew"
+        precision = self.settings.precision if self.settings.precision != "auto" else self.state.arithmetic.name
+        helps = "" if precision == "fp32" else ', or precision = "fp32"'
         raise RedlineError(
             f"{round(in_a_row)} steps in a row up to step {self.step} had a loss or gradient that is not finite; "
-            f"{kept}. A lower learning_rate or clip_norm helps{helps}."
+            f"{where} with a lower learning_rate or clip_norm{helps}."
         )
+
+    def _is_in_doubt(self) -> bool:
+        """Whether the last step was skipped, with a checkpoint from before it: the weights may be what is wrong."""
+        return bool(self._row[0] > 0) and bool(self.checkpoints.files())
 
     def _validate(self) -> None:
         self._log()
@@ -258,10 +265,16 @@ class _Loop:
         # What judging took is not the steps' time.
         self._logged_s = self.elapsed_s
 
+    def _save_what_is_good(self) -> None:
+        if self._is_in_doubt():
+            self._check_finite(float(self._row[1]))
+        else:
+            self._save()
+
     def _save(self) -> None:
         self._log()
         if self.step != self._saved or not self.checkpoints.files():
-            self.checkpoints.save(self.state, self.position)
+            self.checkpoints.save(self.state, self.position, keep_all=self._is_in_doubt())
         self._saved, self._saved_s = self.step, self.elapsed_s
 
     def _write(self, **values: Any) -> None:

@@ -44,3 +44,22 @@ def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None
         assert any(words in line for line in said), words
     page = (tmp_path / "out" / "summary.html").read_text()
     assert "z-loss 0.0001" in page and str(tmp_path) not in page
+
+
+def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
+    config: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run_text(prepare(config(('precision = "fp32"', 'precision = "fp16"')), out), out, CPU, False, print, print)
+    calmer = "learning_rate = 0.001\nclip_norm = 0.5"
+    path = config(("learning_rate = 0.01", calmer), ("warmup_steps = 2", "warmup_steps = 1"), name="calmer.toml")
+    task = prepare_training(path, out, CPU, True, print, print, steps=5)
+    with pytest.warns(UserWarning) as told:
+        outcome, _ = run_text(task, out, CPU, True, print, print)
+    assert outcome.position.step == 5
+    assert [str(one.message) for one in told] == [
+        "going on with clip_norm = 0.5; up to step 3 it was 1.0.",
+        "going on with learning_rate = 0.001; up to step 3 it was 0.01.",
+        "going on with precision = fp32; up to step 3 it was fp16.",
+        "going on with warmup_steps = 1; up to step 3 it was 2.",
+    ]
