@@ -304,3 +304,13 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 def test_contradictions(values: dict[str, object], said: str) -> None:
     with pytest.raises(RedlineError, match=said):
         TokenizerSettings(**values)
+
+
+def test_names_of_special_tokens_are_letters_unless_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one <|end|> two <|end|> three")
+    sources = Sources.find((str(tmp_path / "text.txt"),))
+    for special_tokens, ends in ((False, 1), (True, 3)):
+        made = prepare(sources, TokenizerSettings(vocabulary=270, special_tokens=special_tokens), tmp_path / "shards")
+        assert (made.shards[0].tokens == made.tokenizer.end).sum() == ends
+        assert made.tokenizer.special_tokens == special_tokens
+        assert json.loads(made.tokenizer.config_text())["split_special_tokens"] != special_tokens

@@ -52,6 +52,21 @@ def test_other_libraries_know_its_end(tmp_path: Path) -> None:
     assert found(text)["input_ids"] == made.encode([text])[0][:-1].tolist()
 
 
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_names_of_special_tokens_mean_the_same_to_other_libraries(tmp_path: Path, special_tokens: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = train_tokenizer(texts(), 280, special_tokens)
+    (tmp_path / "tokenizer.json").write_text(made.to_text())
+    (tmp_path / "tokenizer_config.json").write_text(made.config_text())
+    loaded = load_tokenizer(tmp_path / "tokenizer.json", special_tokens=special_tokens)
+    assert made.special_tokens == loaded.special_tokens == special_tokens
+    text = f"a {END} b"
+    ids = made.encode([text])[0]
+    assert (ids[:-1] == made.end).sum() == special_tokens
+    found = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert found(text)["input_ids"] == loaded.encode([text])[0][:-1].tolist() == ids[:-1].tolist()
+
+
 def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(RedlineError, match="is not a tokenizer.json"):

@@ -40,11 +40,15 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A file to load, or the size of a vocabulary to train; `end` is the loaded one's token for a document's end."""
+    """A file to load, or the size of a vocabulary to train; `end` is the loaded one's token for a document's end.
+
+    With `special_tokens`, the name of a special token in a text is that token, as chats are written; else its letters.
+    """
 
     file: str = ""
     vocabulary: int = 0
     end: str = ""
+    special_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.file and self.vocabulary:
@@ -53,6 +57,9 @@ class TokenizerSettings:
             raise RedlineError("name a tokenizer.json as file under [tokenizer], or the size of a vocabulary to train.")
         if self.end and not self.file:
             raise RedlineError("end under [tokenizer] is for a tokenizer that is loaded from a file.")
+
+    def load(self) -> TextTokenizer:
+        return load_tokenizer(self.file, self.end, self.special_tokens)
 
 
 @dataclass(frozen=True)
@@ -163,12 +170,13 @@ def prepare(
     check: Callable[[Corpus], object] = lambda corpus: None,
 ) -> Corpus:
     """The corpus of these sources, from its shards where those are there already; what `check` refuses is not kept."""
-    loaded = load_tokenizer(settings.file, settings.end) if settings.file else None
+    loaded = settings.load() if settings.file else None
     wanted = [loaded.digest, loaded.end] if loaded else settings.vocabulary
-    content = json.dumps([_SCHEMA, sources.identity, wanted])
+    # Only where they are asked for, so that shards from before there was a choice are still found.
+    content = json.dumps([_SCHEMA, sources.identity, wanted, *["special tokens"] * settings.special_tokens])
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     if not (home / _MANIFEST).is_file():
-        _make(sources, loaded, settings.vocabulary, home, tell, check)
+        _make(sources, loaded, settings, home, tell, check)
     return open_corpus(home)
 
 
@@ -176,9 +184,10 @@ def open_corpus(home: Path) -> Corpus:
     try:
         manifest = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))
         names, vocabulary, end = manifest["shards"], manifest["vocabulary"], manifest["end"]
+        special_tokens = manifest.get("special_tokens", False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RedlineError(f"{str(home)!r} is no corpus: its {_MANIFEST} cannot be read.") from error
-    tokenizer = load_tokenizer(home / NAME, end)
+    tokenizer = load_tokenizer(home / NAME, end, special_tokens)
     if tokenizer.vocabulary != vocabulary:
         raise RedlineError(
             f"the vocabularies of {str(home)!r} do not match: its tokenizer has {tokenizer.vocabulary:,} tokens, "
@@ -197,14 +206,14 @@ def open_corpus(home: Path) -> Corpus:
 def _make(
     sources: Sources,
     loaded: TextTokenizer | None,
-    vocabulary: int,
+    settings: TokenizerSettings,
     home: Path,
     tell: Tell,
     check: Callable[[Corpus], object],
 ) -> None:
     if next(sources.documents(), None) is None:
         raise RedlineError(f"the corpus is empty: {_named(sources)} no text.")
-    tokenizer = loaded or _train(sources, vocabulary, tell)
+    tokenizer = loaded or _train(sources, settings, tell)
     new = [folder for folder in home.parents if not folder.exists()]
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +227,7 @@ def _make(
         write_text(beside / NAME, tokenizer.to_text())
         end = tokenizer.inner.id_to_token(tokenizer.end)
         about = {"schema": _SCHEMA, "vocabulary": tokenizer.vocabulary, "end": end, "shards": names}
+        about |= {"special_tokens": tokenizer.special_tokens}
         write_text(beside / _MANIFEST, json.dumps(about, indent=2) + "\n")
         check(open_corpus(beside))
         _put(beside, home)
@@ -246,14 +256,14 @@ def _put(beside: Path, home: Path) -> None:
             raise
 
 
-def _train(sources: Sources, vocabulary: int, tell: Tell) -> TextTokenizer:
+def _train(sources: Sources, settings: TokenizerSettings, tell: Tell) -> TextTokenizer:
     share = min(1.0, _TOKENIZER_BYTES / max(sources.size_bytes, 1))
-    tell(f"training a tokenizer of {vocabulary:,} tokens on {share:.0%} of the text …")
+    tell(f"training a tokenizer of {settings.vocabulary:,} tokens on {share:.0%} of the text …")
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
         # Nothing but copies of what was not drawn.
-        return train_tokenizer(sources.documents(), vocabulary)
-    return train_tokenizer(chain([first], texts), vocabulary)
+        return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens)
+    return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens)
 
 
 def _sample(texts: Iterator[str], share: float) -> Iterator[str]:

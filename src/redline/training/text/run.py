@@ -24,7 +24,6 @@ from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask, rows_of
-from redline.training.text.tokenizer import load_tokenizer
 from redline.training.text.trainee import check_machine
 
 Say = Callable[[str], None]
@@ -56,7 +55,7 @@ def prepare_training(
     found = Sources.find(data.sources, data.text_field, data.separator)
     if training.tokenizer.file:
         # A model that cannot hold its tokens is better known before the text is turned into them.
-        training.model.vocabulary_for(load_tokenizer(training.tokenizer.file, training.tokenizer.end).vocabulary)
+        training.model.vocabulary_for(training.tokenizer.load().vocabulary)
     # Shards of a text that this training cannot use are not left behind.
     corpus = prepare(found, training.tokenizer, Path(data.shards), update, lambda made: rows_of(training, made))
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)

@@ -2,6 +2,9 @@
 
 Bytes are its alphabet, so no text is unknown to it and decoding gives back what was encoded. Every document is ended by
 one token of its own, from which a model learns where to stop.
+
+The name of a special token in a text means its letters, unless `special_tokens` is asked for: then it is that token.
+tokenizer.json cannot say which; tokenizer_config.json does, so that whoever uses the model reads text as it was trained.
 """
 
 import hashlib
@@ -36,6 +39,11 @@ class TextTokenizer:
         return 1 + max(self.inner.get_vocab(with_added_tokens=True).values())
 
     @property
+    def special_tokens(self) -> bool:
+        """Whether the name of a special token in a text is that token."""
+        return not self.inner.encode_special_tokens
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(self.inner.to_str().encode()).hexdigest()[:32]
 
@@ -51,12 +59,16 @@ class TextTokenizer:
         return self.inner.to_str(pretty=True)
 
     def config_text(self) -> str:
-        """What other libraries need beside it, to know the token that ends a text."""
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.inner.id_to_token(self.end)}
+        """What is needed beside it: the token that ends a text, and what names of special tokens mean in one."""
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": self.inner.id_to_token(self.end),
+            "split_special_tokens": not self.special_tokens,
+        }
         return json.dumps(about, indent=2) + "\n"
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
+def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool = False) -> TextTokenizer:
     """Learns the pairs that come most often; a small corpus may give fewer tokens than asked for."""
     if vocabulary < SMALLEST:
         raise RedlineError(f"a vocabulary has {SMALLEST} tokens or more (every byte, and the end), not {vocabulary}.")
@@ -69,7 +81,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
         vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(texts, trainer)
-    inner.encode_special_tokens = True
+    inner.encode_special_tokens = not special_tokens
     return TextTokenizer(inner, inner.token_to_id(END))
 
 
@@ -86,7 +98,7 @@ def byte_tokenizer() -> str:
     return inner.to_str(pretty=True)
 
 
-def load_tokenizer(path: str | Path, end: str = "") -> TextTokenizer:
+def load_tokenizer(path: str | Path, end: str = "", special_tokens: bool = False) -> TextTokenizer:
     """A tokenizer.json; `end` names the token that ends a document where it has an unusual name."""
     library, path = _library(), Path(path)
     if not path.is_file():
@@ -97,8 +109,7 @@ def load_tokenizer(path: str | Path, end: str = "") -> TextTokenizer:
         raise RedlineError(f"{str(path)!r} is not a tokenizer.json.") from error
     inner.no_truncation()
     inner.no_padding()
-    # A text that spells a special token's name means the letters.
-    inner.encode_special_tokens = True
+    inner.encode_special_tokens = not special_tokens
     for name in (end,) if end else _ENDS:
         if (number := inner.token_to_id(name)) is not None:
             return TextTokenizer(inner, number)

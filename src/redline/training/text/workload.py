@@ -20,7 +20,6 @@ from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
 from redline.training.text.synthetic import synthetic_batch
-from redline.training.text.tokenizer import load_tokenizer
 from redline.workload import Workload
 
 # Where the file leaves the batch to be found, a climb takes one that fits nearly everywhere.
@@ -44,7 +43,7 @@ def make_workload(training: TextTraining) -> Workload:
     rows, length = training.data.batch, training.data.length
     assert isinstance(rows, int)
     tokenizer = training.tokenizer
-    tokens = load_tokenizer(tokenizer.file, tokenizer.end).vocabulary if tokenizer.file else tokenizer.vocabulary
+    tokens = tokenizer.load().vocabulary if tokenizer.file else tokenizer.vocabulary
     vocabulary = training.model.vocabulary_for(tokens)
     loop = replace(training.loop, learning_rate=training.loop.rate_for(training.tokens_per_step))
 
