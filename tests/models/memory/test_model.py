@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import ModelError
-from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model
+from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model, windowed
 from redline.models.memory.neural_memory import NeuralMemory, NeuralState
 from redline.models.memory.passage import Passage
 from redline.models.memory.updates import Titans
@@ -51,6 +51,25 @@ def built(config: TitanConfig, dtype: torch.dtype = torch.float64) -> TitanModel
 
 def tokens(batch: int, length: int) -> Tensor:
     return torch.randint(SMALL.vocabulary, (batch, length))
+
+
+@pytest.mark.parametrize("key_value_heads", [2, 4])
+@pytest.mark.parametrize("window_segments", [1, 3])
+def test_a_window_without_a_bank_takes_long_pieces_at_once(
+    window_segments: int, key_value_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of queries that are no multiple of a segment, and longer than what the window holds."""
+    monkeypatch.setattr(windowed, "_BLOCK", 13)
+    config = replace(KINDS["window"], window_segments=window_segments, key_value_heads=key_value_heads)
+    model, text = built(config), tokens(2, 200)
+    whole, state, outputs = model(text), model.new_state(2), []
+    for piece in text.split((5, 90, 1, 2, 102), 1):
+        with Products() as products:
+            logits, state = model.advance(piece, state)
+        # Two in each block of queries, and seven linear layers; segment by segment the linear layers would count again.
+        assert products.count <= config.layers * (2 * -(-piece.shape[1] // 13) + 7) + 1
+        outputs.append(logits)
+    torch.testing.assert_close(torch.cat(outputs, 1), whole, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)

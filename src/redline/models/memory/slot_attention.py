@@ -8,7 +8,8 @@ are normalised.
 
 Two ways to the same result. Without a state, whole sequences go through at once, many documents in a row, and every
 token that left the window is kept (what training needs: a bank that throws away while it learns gets stuck). With a
-state, tokens go through segment by segment, and the bank has so many slots and no more.
+state, tokens go through segment by segment, and the bank has so many slots and no more; where there is no bank, all of
+them at once.
 
 Shapes: B sequences, T or S tokens, H key-value heads of D channels, each shared by G queries; a ring of L tokens.
 """
@@ -25,7 +26,7 @@ from redline.models.memory.passage import Passage
 from redline.models.memory.rotation import Rotation
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
-from redline.models.memory.windowed import logits, mix, windowed_attention
+from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
 from redline.nn.linear import Linear
 
 # Before anything is learned, nearly everything is kept.
@@ -78,6 +79,8 @@ class SlotAttention(nn.Module):
         if state is None:
             out, score = self._whole(x_BSD, passage)
             return out, None, score
+        if state.bank is None and x_BSD.shape[1] > 1:
+            return *self._advance_by_window(x_BSD, passage, state), None
         outputs = []
         cuts = sorted({0, *passage.borders, x_BSD.shape[1]})
         for begin, end in pairwise(cuts):
@@ -127,6 +130,24 @@ class SlotAttention(nn.Module):
         near, far = torch.cat((near, far), -1).softmax(-1).split((span, bank.slots), -1)
         out = mix(near, state.value_BLHD) + mix(far, bank.value_BMHD)
         return self.out(out.flatten(2)), replace(state, bank=bank.with_read(far.mean((1, 2))))
+
+    def _advance_by_window(self, x_BSD: Tensor, passage: Passage, state: WindowState) -> tuple[Tensor, WindowState]:
+        """What the ring holds, in the order of the text, and the new tokens behind it, as one text."""
+        span, positions_BS = self.config.span, passage.positions_BS
+        query, key, value, _, recent = self._project(x_BSD, state.recent_BTC, None)
+        query, key = passage.rotation.turn(query, key)
+        held_BL = positions_BS[:, :1] + torch.arange(-span, 0, device=x_BSD.device)
+        ordered = [taken(ring, held_BL % span) for ring in (state.key_BLHD, state.value_BLHD)]
+        keys, values = (torch.cat(pair, 1) for pair in zip(ordered, (key, value), strict=True))
+        out = attention_behind(query, keys, values, torch.cat((held_BL, positions_BS), 1), self.config.segment, span)
+        last_BT = positions_BS[:, -span:] % span  # of two tokens in one row of the ring the later is held
+        state = replace(
+            state,
+            recent_BTC=recent,
+            key_BLHD=_placed(state.key_BLHD, last_BT, key[:, -span:]),
+            value_BLHD=_placed(state.value_BLHD, last_BT, value[:, -span:]),
+        )
+        return self.out(out.flatten(2)), state
 
     def settle(self, state: WindowState, position_B: Tensor) -> WindowState:
         """Offers the bank what leaves the window now, for the sequences whose next token begins a segment."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Far = tuple[Tensor, Tensor, Tensor]
 # Queries at a time: enough for large products, few enough for the scores of long sequences.
@@ -71,6 +72,27 @@ def plain(
             near = torch.where((same & (age > window_segments))[:, None, None], beyond, near)
         outputs.append(mix(near.softmax(-1), value_BSHD[:, seen]))
     return torch.cat(outputs, 1)
+
+
+def attention_behind(
+    query_BSQD: Tensor, key_BLHD: Tensor, value_BLHD: Tensor, positions_BL: Tensor, segment: int, span: int
+) -> Tensor:
+    """Gives (B, S, Q, D) for the last S of L tokens, of which those before position 0 are none; a window is `span`."""
+    length, before = query_BSQD.shape[1], key_BLHD.shape[1] - query_BSQD.shape[1]
+    key, value = key_BLHD.transpose(1, 2), value_BLHD.transpose(1, 2)
+    shares = key_BLHD.shape[2] != query_BSQD.shape[2]  # only said where it is so: fewer kernels take it
+    outputs = []
+    for begin in range(0, length, _BLOCK):
+        end = min(begin + _BLOCK, length)
+        seen = slice(max(0, before + begin - span + 1), before + end)
+        asked_BT1 = positions_BL[:, before + begin : before + end, None]
+        there_B1K = positions_BL[:, None, seen]
+        near = asked_BT1 // segment - there_B1K // segment < span // segment
+        mask = near & (there_B1K <= asked_BT1) & (there_B1K >= 0)
+        query = query_BSQD[:, begin:end].transpose(1, 2)
+        there = key[:, :, seen], value[:, :, seen]
+        outputs.append(F.scaled_dot_product_attention(query, *there, attn_mask=mask[:, None], enable_gqa=shares))
+    return torch.cat(outputs, 2).transpose(1, 2)
 
 
 def logits(query_BTQD: Tensor, key_BLHD: Tensor) -> Tensor:
