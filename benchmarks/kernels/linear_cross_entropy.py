@@ -62,6 +62,7 @@ def case(rows: int, features: int, classes: int, backward: bool) -> Case:
         arms={name: lambda make=make: run(make()) for name, make in FUNCTIONS.items()},
         expected=expected,
         largest_error=LARGEST_ERROR,
+        asks_the_host=("liger",),
         needed_flop=(3 if backward else 1) * 2 * rows * features * classes,
     )
 
