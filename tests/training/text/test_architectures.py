@@ -107,7 +107,18 @@ def test_a_memory_model_is_trained_written_and_generated_with(config: Callable[.
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
-    [({"heads": 7}, "does not divide"), ({"score_weight": -1.0}, "score_weight"), ({"memory_update": "x"}, "titans")],
+    [
+        ({"heads": 7}, "does not divide"),
+        ({"score_weight": -1.0}, "score_weight"),
+        ({"memory_update": "x"}, "titans"),
+        ({"merge_cosine": 5.0, "memory_slots": 8}, "merge_cosine under .* from -1 to 1, not 5.0"),
+        ({"attention_every": 0, "memory_slots": 8}, "attention_every = 0 and layers = 12 there is none"),
+        ({"layers": 3, "memory_slots": 8}, "attention_every = 4 and layers = 3 there is none"),
+        ({"merge_cosine": 0.9}, "merge_cosine under .* give memory_slots"),
+        ({"use_adaptive_compression": True}, "use_adaptive_compression under .* give memory_slots"),
+        ({"score_after": 5}, "score_after under .* give memory_slots"),
+        ({"layers": 10**9}, "layers = 1,000,000,000 under .* too many"),
+    ],
 )
 def test_settings_of_a_memory_model_that_cannot_be(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(RedlineError, match=sentence):
@@ -115,9 +126,20 @@ def test_settings_of_a_memory_model_that_cannot_be(settings: dict[str, object], 
 
 
 def test_scores_cost_from_their_step_on() -> None:
-    settings = MemorySettings(width=16, layers=2, heads=2, memory_slots=3, score_weight=0.2, score_after=5)
+    slots = {"attention_every": 1, "memory_slots": 3}
+    settings = MemorySettings(width=16, layers=2, heads=2, **slots, score_weight=0.2, score_after=5)
     model = settings.build(30)
     assert isinstance(model, TitanModel)
     for step, weight in ((0, 0.0), (4, 0.0), (5, 0.2)):
         settings.before_step(model, step)
         assert model.score_weight == weight
+
+
+@pytest.mark.parametrize("vocabulary", [64, 300])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_parameters_are_counted_without_building_all_layers(vocabulary: int, tied: bool, every: int) -> None:
+    small = {"width": 16, "layers": 7, "heads": 2, "mlp_width": 24, "tied_embeddings": tied}
+    for settings in (MemorySettings(**small, attention_every=every), DecoderSettings(**small)):
+        built = sum(weight.numel() for weight in settings.build(vocabulary).parameters())
+        assert settings.parameters(vocabulary) == built

@@ -58,6 +58,10 @@ def test_a_file_is_read_and_the_command_line_comes_first(config: Callable[..., P
         ("steps = 8", "steps = 8\nz_loss = -1", "z_loss must not be negative"),
         ("steps = 8", "steps = 8\nseed = -1", "seed must not be negative"),
         ("steps = 8", 'steps = 8\noptimizer = "sgd"', "unknown optimizer 'sgd'"),
+        ("steps = 8", 'steps = 8\noptimizer = "adafactor"\nbetas = [0.5, 0.9]', "adafactor has no betas"),
+        ("warmup_steps = 2", "warmup_steps = 8", "warmup_steps = 8 are not over after 8 steps"),
+        ("warmup_steps = 2", "", "warmup_steps = 200 are not over after 8 steps"),
+        ("layers = 3", "layers = 1_000_000_000", "layers = 1,000,000,000 under .model. are too many"),
     ],
 )
 def test_what_is_unknown_or_contradictory(config: Callable[..., Path], old: str, new: str, said: str) -> None:

@@ -75,9 +75,9 @@ def test_a_tokenizer_of_much_text_in_few_documents_fills_its_budget(
     seen: list[str] = []
     real = module.train_tokenizer
 
-    def train(texts: Iterable[str], vocabulary: int) -> TextTokenizer:
+    def train(texts: Iterable[str], vocabulary: int, special_tokens: bool) -> TextTokenizer:
         seen[:] = texts
-        return real(seen, vocabulary)
+        return real(seen, vocabulary, special_tokens)
 
     monkeypatch.setattr(module, "train_tokenizer", train)
     monkeypatch.setattr(module, "_TOKENIZER_BYTES", 20_000)

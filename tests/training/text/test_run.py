@@ -63,3 +63,28 @@ def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
         "going on with precision = fp32; up to step 3 it was fp16.",
         "going on with warmup_steps = 1; up to step 3 it was 2.",
     ]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "memory"])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("width = 16", "width = 1_000_000", "training .* parameters takes .* lower width or layers under"),
+        ("width = 16", "width = 1_000_000_000_000", "lower width or layers under|sizes that no model can have"),
+        ("batch = 3", "batch = 1_000_000_000", "a batch of 1,000,000,000 rows of 29 tokens takes .* lower batch"),
+    ],
+)
+def test_what_no_memory_can_hold_is_said_before_anything_is_written(
+    config: Callable[..., Path], tmp_path: Path, kind: str, old: str, new: str, said: str
+) -> None:
+    path, out = config((old, new), ("context = 40\n", ""), ('kind = "decoder"', f'kind = "{kind}"')), tmp_path / "out"
+    with pytest.raises(RedlineError, match=said):
+        prepare(path, out)
+    assert not out.exists() and not (tmp_path / "shards").exists()
+
+
+def test_a_trial_that_ends_before_the_rate_is_reached_is_told_so(config: Callable[..., Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    path = config(("warmup_steps = 2", "warmup_steps = 5"))
+    run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)
+    assert any("warmup_steps = 5 are not over after 3 steps, so the learning rate is never" in line for line in said)

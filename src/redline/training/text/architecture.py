@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
@@ -17,6 +18,8 @@ from redline.nn.packing import Packing
 
 # Products are fastest on whole tiles, and what is read of a vocabulary does not change when it is rounded up.
 _VOCABULARY_STEP = 64
+# What is more is a slip, and even counting it would take for ever.
+_MOST_LAYERS = 2**14
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,16 @@ class Architecture(ABC):
 
     @abstractmethod
     def build(self, vocabulary: int) -> nn.Module: ...
+
+    def parameters(self, vocabulary: int) -> int:
+        """How many weights `build` makes, without their memory."""
+        with torch.device("meta"):
+            return sum(weight.numel() for weight in self.build(vocabulary).parameters())
+
+    @property
+    def kept_per_token(self) -> int:
+        """Numbers of a token that the backward pass needs at least; 0 when nobody has counted."""
+        return 0
 
     @abstractmethod
     def loss(
@@ -61,6 +74,16 @@ class Architecture(ABC):
                 f"[model] is {self.vocabulary:,}."
             )
         return self.vocabulary or -(-tokens // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+def check_layers(layers: int) -> None:
+    if layers > _MOST_LAYERS:
+        raise RedlineError(f"layers = {layers:,} under [model] are too many: {_MOST_LAYERS:,} are the most.")
+
+
+def kept_by_blocks(layers: int, width: int, mlp_width: int) -> int:
+    """Of each block: the two inputs of its halves, query and attention's output; gate and value of the feed-forward."""
+    return layers * (4 * width + 2 * mlp_width)
 
 
 def products_per_token(model: nn.Module) -> int:

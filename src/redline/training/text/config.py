@@ -81,12 +81,21 @@ class TextLoopSettings(LoopSettings):
             raise RedlineError(
                 "rate_scaling and rate_tokens go together: learning_rate is then for rate_tokens a step."
             )
+        if self.optimizer == "adafactor" and self.betas != TextLoopSettings.betas:
+            raise RedlineError("adafactor has no betas: leave them out, or take another optimizer.")
         if self.z_loss < 0:
             raise RedlineError(f"z_loss must not be negative, as {self.z_loss} is.")
         asked, planned = self.precision, self._planned_precision()
         if planned and asked not in (AUTO, planned):
             named = "autocast" if "autocast" in self.whole_plan else planned
             raise RedlineError(f'precision = "{asked}" and the plan\'s {named} contradict each other: keep one.')
+
+    @property
+    def never_warm(self) -> str:
+        """A sentence where the training ends before its learning rate is reached."""
+        if self.steps is None or self.warmup_steps < self.steps:
+            return ""
+        return f"warmup_steps = {self.warmup_steps:,} are not over after {self.steps:,} steps: write fewer."
 
     @property
     def whole_plan(self) -> Plan:
@@ -146,12 +155,16 @@ class TextTraining:
         kind = model.pop("kind", "decoder")
         if kind not in ARCHITECTURES:
             raise RedlineError(f"unknown kind {kind!r} under [model]: it is one of {', '.join(ARCHITECTURES)}.")
+        training = fill(TextLoopSettings, loop, "training")
+        # A few steps that the command line asks for are a trial, and may end early.
+        if "steps" not in given and training.never_warm:
+            raise RedlineError(training.never_warm)
         return cls(
             kind,
             fill(ARCHITECTURES[kind], model, "model"),
             fill(TextData, data, "data"),
             fill(TokenizerSettings, tokenizer, "tokenizer"),
-            fill(TextLoopSettings, loop, "training"),
+            training,
             recall,
         )
 

@@ -12,7 +12,7 @@ from redline.files import write_text
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.nn.packing import Packing
-from redline.training.text.architecture import Architecture, products_per_token
+from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class DecoderSettings(Architecture):
     tied_embeddings: bool = True
 
     def __post_init__(self) -> None:
+        check_layers(self.layers)
         self.config(self.vocabulary or 1)
 
     @property
@@ -60,6 +61,13 @@ class DecoderSettings(Architecture):
 
     def build(self, vocabulary: int) -> nn.Module:
         return Decoder(self.config(vocabulary))
+
+    def parameters(self, vocabulary: int) -> int:
+        return self.config(vocabulary).parameters
+
+    @property
+    def kept_per_token(self) -> int:
+        return kept_by_blocks(self.layers, self.width, self.mlp_width)
 
     def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
         assert isinstance(model, Decoder)

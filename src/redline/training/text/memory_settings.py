@@ -1,19 +1,21 @@
 """A decoder with long-term memory as something to train on text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.nn.packing import Packing
-from redline.training.text.architecture import Architecture, products_per_token
+from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
 # Settings of the training, not of the model.
 _TRAINING = ("vocabulary", "score_weight", "score_after")
+_OF_THE_BANK = ("memory_compression_ratio", "use_adaptive_compression", "merge_cosine", "score_weight", "score_after")
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,21 @@ class MemorySettings(Architecture):
     score_after: int = 300
 
     def __post_init__(self) -> None:
-        self.config(self.vocabulary or 1)
-        if self.score_weight < 0:
-            raise RedlineError(f"score_weight under [model] cannot be {self.score_weight}.")
+        check_layers(self.layers)
+        config = self.config(self.vocabulary or 1)
+        for name in ("score_weight", "score_after"):
+            if getattr(self, name) < 0:
+                raise RedlineError(f"{name} under [model] cannot be {getattr(self, name)}.")
+        if not -1 <= self.merge_cosine <= 1:
+            raise RedlineError(f"merge_cosine under [model] is a cosine, from -1 to 1, not {self.merge_cosine}.")
+        if self.memory_slots and not any(map(config.is_attention, range(self.layers))):
+            raise RedlineError(
+                f"memory_slots are for layers of attention, and with attention_every = {self.attention_every} and "
+                f"layers = {self.layers} there is none: lower attention_every, or leave the slots out."
+            )
+        chosen = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if not self.memory_slots and (idle := [name for name in _OF_THE_BANK if name in chosen]):
+            raise RedlineError(f"{idle[0]} under [model] is for a bank of slots: give memory_slots, or leave it out.")
 
     @property
     def limit(self) -> int | None:
@@ -59,6 +73,27 @@ class MemorySettings(Architecture):
 
     def build(self, vocabulary: int) -> nn.Module:
         return TitanModel(self.config(vocabulary))
+
+    def parameters(self, vocabulary: int) -> int:
+        """Every layer is of one of two kinds, so that two models of two layers tell the size of any."""
+        attending = self.layers // self.attention_every if self.attention_every else 0
+
+        def count(layers: int, attention_every: int) -> int:
+            few = replace(self.config(vocabulary), layers=layers, attention_every=attention_every)
+            return sum(weight.numel() for weight in TitanModel(few).parameters())
+
+        try:
+            with torch.device("meta"):
+                neural, attention = (count(2, every) - count(1, every) for every in (0, 1))
+                outside = count(1, 0) - neural
+        except (RuntimeError, TypeError, OverflowError) as error:
+            # Beyond 64 bits not even a shape can be made.
+            raise RedlineError("[model] has sizes that no model can have.") from error
+        return outside + attending * attention + (self.layers - attending) * neural
+
+    @property
+    def kept_per_token(self) -> int:
+        return kept_by_blocks(self.layers, self.width, self.config(1).feed_forward_width)
 
     def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
         assert isinstance(model, TitanModel)

@@ -22,6 +22,7 @@ from redline.training.text.corpus import prepare
 from redline.training.text.language_task import LanguageTask
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
+from redline.training.text.room import check_room
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask, rows_of
 from redline.training.text.trainee import check_machine
@@ -42,6 +43,7 @@ def prepare_training(
 ) -> LanguageTask:
     """The task of a settings file, its text tokenized; `update` hears of progress, `say` of what is worth keeping."""
     training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
+    check_room(training, device)
     check_machine(training, device)
     check_can_write(out)
     checkpoints = Checkpoints(out / FOLDER).files()

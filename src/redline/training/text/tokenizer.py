@@ -4,7 +4,7 @@ Bytes are its alphabet, so no text is unknown to it and decoding gives back what
 one token of its own, from which a model learns where to stop.
 
 The name of a special token in a text means its letters, unless `special_tokens` is asked for: then it is that token.
-tokenizer.json cannot say which; tokenizer_config.json does, so that whoever uses the model reads text as it was trained.
+tokenizer.json cannot say which; tokenizer_config.json does, for whoever reads text with the model afterwards.
 """
 
 import hashlib

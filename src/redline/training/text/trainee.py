@@ -68,6 +68,8 @@ class Trainee:
             said.append(f"weights averaged, decay {loop.ema_decay:g}")
         if loop.z_loss:
             said.append(f"z-loss {loop.z_loss:g}")
+        if loop.never_warm:
+            said.append(loop.never_warm.removesuffix(": write fewer.") + ", so the learning rate is never reached")
         if loop.deterministic:
             said.append("deterministic kernels alone")
         return said
