@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from redline.errors import ModelError
+from redline.models.decoder import Decoder, DecoderConfig, load_decoder, save_decoder
 from redline.models.memory import TitanConfig, TitanModel, load_memory_model, save_memory_model
 
 TINY = TitanConfig(vocabulary=31, width=24, layers=4, heads=4, attention_every=2, segment=8, memory_slots=6)
@@ -107,3 +108,9 @@ def test_what_is_no_folder_of_a_memory_model(folder: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match="cannot read .*config.json': No such file or directory[.]$"):
         load_memory_model(folder)
+
+
+def test_models_of_both_kinds_are_loaded_without_gradients(folder: Path, tmp_path: Path) -> None:
+    save_decoder(Decoder(DecoderConfig(31, 16, 1, 2, 24)), tmp_path / "decoder")
+    for model in (load_memory_model(folder), load_decoder(tmp_path / "decoder")):
+        assert not model.training and not any(weight.requires_grad for weight in model.parameters())

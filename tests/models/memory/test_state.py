@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -90,6 +92,96 @@ def test_memories_that_differ_are_not_stacked() -> None:
             MemoryState.stack(states)
     with pytest.raises(ModelError, match="there is no memory to stack[.]$"):
         MemoryState.stack([])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": 1, "attention_every": 1}, "its layers is 2, not 1"),
+        ({"layers": 4}, "its layers is 2, not 4"),
+        ({"width": 48}, "its width is 24, not 48"),
+        ({"segment": 4, "window_segments": 3}, "its segment is 8, not 4"),
+        ({"memory_chunk": 5}, "its memory_chunk is 64, not 5"),
+        ({"rope_base": 500.0}, "its rope_base is 10000.0, not 500.0"),
+    ],
+)
+def test_a_memory_of_another_model_is_refused_where_it_is_used(change: dict[str, int], sentence: str) -> None:
+    _, state = remembering()
+    other = TitanModel(replace(SMALL, **change))
+    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+        other.advance(tokens(1, 5), state)
+    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+        other.new_cache(1, 0).restore(state)
+
+
+def test_a_memory_in_another_precision_is_refused_where_it_is_used_and_taken_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    for dtype in (torch.bfloat16, torch.float16):
+        model.to(dtype)
+        name = str(dtype).removeprefix("torch.")
+        with pytest.raises(ModelError, match=f"a memory in float32 cannot go on in a model in {name}: save it, and"):
+            model.advance(tokens(1, 5), state)
+        logits, _ = model.advance(tokens(1, 5), model.new_state().load(path))
+        assert logits.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"segment": 4, "window_segments": 3}, "its segment is 8, not 4"),
+        ({"memory_chunk": 5}, "its memory_chunk is 64, not 5"),
+        ({}, "its weights are others"),
+    ],
+)
+def test_a_file_of_another_model_with_the_same_shapes_is_refused(
+    change: dict[str, int], sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "state.safetensors"
+    remembering()[1].save(path)
+    with pytest.raises(ModelError, match=f"is the memory of another model: {sentence}[.]$"):
+        TitanModel(replace(SMALL, **change)).new_state().load(path)
+
+
+def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    found = load_file(path)
+    save_file(found, path)
+    with pytest.raises(ModelError, match="does not say which model it is the memory of: its text must be read again"):
+        model.new_state().load(path)
+    for damage in ({"config": "["}, {"config": "[]"}, {"config": "{}"}, {"weights": '"many"'}, {"weights": "[[]]"}):
+        save_file(found, path, {**about, **damage})
+        with pytest.raises(ModelError, match="is damaged: what it says|the memory of another model: its weights are"):
+            model.new_state().load(path)
+
+
+def test_memories_of_models_that_differ_in_a_setting_are_not_stacked() -> None:
+    states = [remembering(config)[1] for config in (SMALL, replace(SMALL, segment=4, window_segments=3))]
+    with pytest.raises(ModelError, match="different models are no batch: of the first, its segment is 8, not 4[.]$"):
+        MemoryState.stack(states)
+
+
+def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TitanModel(SMALL).eval().requires_grad_(False)
+    seen, run = [], model._run
+
+    def counting(tokens_BS: Tensor, *rest: Any) -> Any:
+        seen.append(tuple(tokens_BS.shape))
+        return run(tokens_BS, *rest)
+
+    monkeypatch.setattr(model, "_run", counting)
+    cache = model.new_cache(4, 0)
+    model.prefill(tokens(4, 20), torch.tensor([20, 3, 0, 20]), cache)
+    assert seen == [(3, 3), (2, 17)]
+    # Two rows stand at 20, one at 3, one at 0: those whose segments begin together go on together.
+    seen.clear()
+    model.prefill(tokens(4, 6), torch.tensor([6, 6, 6, 6]), cache)
+    assert sorted(seen) == [(1, 6), (1, 6), (2, 6)]
 
 
 @pytest.mark.parametrize("index", [5, 2, -1])

@@ -99,7 +99,7 @@ def load_decoder(folder: str | Path, dtype: torch.dtype | None = None, device: t
         with safe_open(path, "pt") as file:
             if "lm_head.weight" in file.keys():  # noqa: SIM118 (it is no dict)
                 _check_tied(file.get_tensor("lm_head.weight"), parameters["embedding.weight"], path)
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """A memory model's state in buffers that stay where they are, for steps that are recorded once and replayed."""
 
+from collections.abc import Sequence
+
+from redline.errors import ModelError
 from redline.models.memory.state import MemoryState
 
 
@@ -24,14 +27,34 @@ class MemoryCache:
         """Whether the next token of any row is the first of a segment."""
         return any(position % self.segment == 0 for position in self.positions)
 
-    def store(self, state: MemoryState) -> None:
-        """Takes the values of a state over, in place."""
+    def store(self, state: MemoryState, rows: Sequence[int] | None = None) -> None:
+        """Takes the values of a state over, in place: those of all rows, or of these."""
         for (_, buffer), (_, value) in zip(self.state.named_tensors(), state.named_tensors(), strict=True):
-            buffer.copy_(value)
+            if rows is None:
+                buffer.copy_(value)
+            else:
+                buffer[list(rows)] = value.to(buffer.dtype)
 
-    def store_row(self, row: int, state: MemoryState) -> None:
+    def restore(self, state: MemoryState) -> None:
+        """Goes on from a memory, in whatever precision and on whatever device it is.
+
+        A bank that was reduced has the slots of the model again: those that it lacks are empty.
+        """
+        if not isinstance(state, MemoryState):
+            raise ModelError(f"a memory is a MemoryState, not a {type(state).__name__}.")
+        given, wanted = len(state.position_B), len(self.positions)
+        if given != wanted:
+            raise ModelError(f"a memory of {given} sequences cannot go on with {wanted}.")
+        if difference := state.origin.difference(self.state.origin.config):
+            raise ModelError(f"the memory is of another model: {difference}.")
+        self.reset()
         for (_, buffer), (_, value) in zip(self.state.named_tensors(), state.named_tensors(), strict=True):
-            buffer[row : row + 1].copy_(value)
+            buffer[tuple(slice(size) for size in value.shape)] = value
+        self.positions = state.position_B.tolist()
+
+    def snapshot(self) -> MemoryState:
+        """What is remembered now, as a value that stays as it is."""
+        return self.state.map(lambda _, buffer: buffer.clone())
 
     def count(self, counts: list[int]) -> None:
         """The host's side of tokens taken in."""

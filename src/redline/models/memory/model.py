@@ -19,7 +19,7 @@ from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
 from redline.models.memory.passage import Passage
 from redline.models.memory.slot_attention import SlotAttention, WindowState
-from redline.models.memory.state import LayerState, MemoryState
+from redline.models.memory.state import LayerState, MemoryState, Origin
 from redline.nn.checkpointing import GRANULARITIES, recomputed
 from redline.nn.head import Head
 from redline.nn.packing import Packing
@@ -115,7 +115,7 @@ class TitanModel(nn.Module):
         """One token of each sequence, and no word from the host: the caller settles the state where segments begin."""
         passage = Passage.after(state.position_B, 1, self.config)
         hidden, layers, _ = self._run(tokens_B[:, None], passage, state.layers)
-        return self.head(hidden[:, 0]), MemoryState(state.position_B + 1, layers)
+        return self.head(hidden[:, 0]), MemoryState(state.position_B + 1, layers, state.origin)
 
     def settle(self, state: MemoryState) -> MemoryState:
         """Moves what leaves the window into the bank, for sequences whose next token begins a segment."""
@@ -144,22 +144,19 @@ class TitanModel(nn.Module):
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: MemoryCache) -> Tensor:
         """Takes in the first `counts_B` tokens of each row, and gives the logits (B, V) after each row's last one."""
         self._check(tokens_BS)
-        counts = counts_B.tolist()
-        if set(counts) == {tokens_BS.shape[1]}:
-            logits, state = self._last(tokens_BS, cache.state)
-            cache.store(state)
-        else:
-            rows = []
-            for row, count in enumerate(counts):
-                if count:
-                    last, state = self._last(tokens_BS[row : row + 1, :count], cache.state.row(row))
-                    cache.store_row(row, state)
-                else:
-                    last = self.head.weight.new_zeros(1, self.config.vocabulary)
-                rows.append(last)
-            logits = torch.cat(rows)
+        counts: list[int] = counts_B.tolist()
+        # What all rows have is one batch, then what all have that go on, and so forth.
+        done, ends = 0, sorted(set(counts) - {0})
+        logits: Tensor | None = None
+        for end in ends:
+            rows = [row for row, count in enumerate(counts) if count >= end]
+            last, state = self._last(tokens_BS[rows, done:end], cache.state.rows(rows))
+            cache.store(state, rows)
+            logits = last.new_zeros(len(counts), last.shape[1]) if logits is None else logits
+            logits[rows] = last
+            done = end
         cache.count(counts)
-        return logits
+        return self.head.weight.new_zeros(len(counts), self.vocabulary) if logits is None else logits
 
     def prepare(self, cache: MemoryCache) -> None:
         """The host's part of a step, which is not recorded: what leaves the window goes into the bank."""
@@ -195,7 +192,8 @@ class TitanModel(nn.Module):
         """Nothing remembered yet."""
         weight = self.embedding.weight
         layers = tuple(block.mixer.new_state(batch, weight.device, weight.dtype) for block in self._each_block())
-        return MemoryState(torch.zeros(batch, dtype=torch.int64, device=weight.device), layers)
+        position_B = torch.zeros(batch, dtype=torch.int64, device=weight.device)
+        return MemoryState(position_B, layers, Origin.of(self.config, weight))
 
     def get_memory_stats(self, state: MemoryState) -> dict[str, float]:
         """How full the banks of all layers are, what went through them, and the bytes of everything remembered."""
@@ -260,16 +258,33 @@ class TitanModel(nn.Module):
         batch, count = tokens_BS.shape
         if batch != len(state.position_B):
             raise ModelError(f"a memory of {len(state.position_B)} sequences cannot go on with {batch}.")
+        self._check_state(state)
         starts = state.position_B.tolist()
         segment = self.config.segment
-        if count > 1 and len({start % segment for start in starts}) > 1:
-            # Sequences whose segments begin at different tokens: each by itself.
-            parts = [self._advance(tokens_BS[i : i + 1], state.row(i)) for i in range(batch)]
-            return torch.cat([hidden for hidden, _ in parts]), MemoryState.stack([after for _, after in parts])
+        phases = {start % segment for start in starts}
+        if count > 1 and len(phases) > 1:
+            # Sequences whose segments begin at the same tokens are a batch each.
+            groups = [[row for row, start in enumerate(starts) if start % segment == phase] for phase in phases]
+            parts = [self._advance(tokens_BS[rows], state.rows(rows)) for rows in groups]
+            places = sorted(range(batch), key=[row for rows in groups for row in rows].__getitem__)
+            hidden = torch.cat([hidden for hidden, _ in parts])[places]
+            return hidden, MemoryState.stack([after for _, after in parts]).rows(places)
         borders = tuple(i for i in range(count) if any((start + i) % segment == 0 for start in starts))
         passage = Passage.after(state.position_B, count, self.config, borders)
         hidden, layers, _ = self._run(tokens_BS, passage, state.layers)
-        return hidden, MemoryState(state.position_B + count, layers)
+        return hidden, MemoryState(state.position_B + count, layers, state.origin)
+
+    def _check_state(self, state: MemoryState) -> None:
+        """Only the settings, not the weights: a training may carry a memory over its steps."""
+        if difference := state.origin.difference(self.config):
+            raise ModelError(f"the memory is of another model: {difference}.")
+        held, weight = state.layers[0].recent_BTC, self.embedding.weight
+        for ours, its in ((weight.dtype, held.dtype), (weight.device, held.device)):
+            if ours != its:
+                ours, its = (str(one).removeprefix("torch.") for one in (ours, its))
+                raise ModelError(
+                    f"a memory in {its} cannot go on in a model in {ours}: save it, and load it by new_state().load()."
+                )
 
     def _check(self, tokens_BS: Tensor) -> None:
         if tokens_BS.ndim != 2 or tokens_BS.is_floating_point():

@@ -3,6 +3,7 @@
 Its size depends on the model and the batch, never on the length of the text.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -16,10 +17,59 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.files import write_bytes
 from redline.models.decoder.checkpoint import check_finite
+from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
+# Weights that a file keeps of its model, to know it by, and how far any precision may have rounded them.
+_KNOWN_BY = 64
+_ROUNDING = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The model that a memory belongs to: its settings, and a few of its weights."""
+
+    config: TitanConfig
+    weights_N: Tensor
+
+    @classmethod
+    def of(cls, config: TitanConfig, embedding_VD: Tensor) -> "Origin":
+        """By one number of tokens all over the vocabulary: those that no text had may be the same in two models."""
+        step = max(1, config.vocabulary // _KNOWN_BY)
+        return cls(config, embedding_VD.detach()[: config.vocabulary : step, 0].to(torch.float32, copy=True))
+
+    def difference(self, config: TitanConfig) -> str:
+        """What sets a model with these settings apart from this one: a part of a sentence, or nothing."""
+        for field in fields(config):
+            ours, others = getattr(self.config, field.name), getattr(config, field.name)
+            if ours != others:
+                return f"its {field.name} is {ours}, not {others}"
+        return ""
+
+    def to_metadata(self) -> dict[str, str]:
+        return {"config": json.dumps(self.config.to_dict()), "weights": json.dumps(self.weights_N.tolist())}
+
+    def check_metadata(self, found: dict[str, str], path: Path) -> None:
+        """Refuses what was saved of any other model."""
+        if "config" not in found or "weights" not in found:
+            raise ModelError(
+                f"{str(path)!r} does not say which model it is the memory of: its text must be read again."
+            )
+        try:
+            config = TitanConfig.from_dict(json.loads(found["config"]))
+            weights_N = torch.tensor(json.loads(found["weights"]))
+        except (ValueError, TypeError, AttributeError, ModelError) as error:
+            raise ModelError(f"{str(path)!r} is damaged: what it says of its model cannot be read.") from error
+        difference = Origin(config, weights_N).difference(self.config)
+        ours_N = self.weights_N.cpu()
+        if not difference and (
+            weights_N.shape != ours_N.shape or not torch.allclose(weights_N, ours_N, rtol=_ROUNDING, atol=1e-6)
+        ):
+            difference = "its weights are others"
+        if difference:
+            raise ModelError(f"{str(path)!r} is the memory of another model: {difference}.")
 
 
 @dataclass(frozen=True)
@@ -28,6 +78,7 @@ class MemoryState:
 
     position_B: Tensor
     layers: tuple[LayerState, ...]
+    origin: Origin
 
     @property
     def bytes(self) -> int:
@@ -46,18 +97,25 @@ class MemoryState:
             raise ModelError(f"a memory of {len(self.position_B)} sequences has no row {index}: they count from 0.")
         return self.map(lambda _, tensor: tensor[index : index + 1])
 
+    def rows(self, indices: Sequence[int]) -> "MemoryState":
+        """Some sequences of the batch, in this order."""
+        return self.map(lambda _, tensor: tensor[list(indices)])
+
     @staticmethod
     def stack(states: "Sequence[MemoryState]") -> "MemoryState":
         """One batch of several; they may stand at different positions."""
         if not states:
             raise ModelError("there is no memory to stack.")
         tensors = [dict(state.named_tensors()) for state in states]
-        for one in tensors[1:]:
+        for state, one in zip(states[1:], tensors[1:], strict=True):
             _check_alike(tensors[0], one)
+            if difference := states[0].origin.difference(state.origin.config):
+                raise ModelError(f"memories of different models are no batch: of the first, {difference}.")
         return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
 
     def save(self, path: str | Path) -> None:
-        write_bytes(Path(path), save({name: tensor.contiguous() for name, tensor in self.named_tensors()}))
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.named_tensors()}
+        write_bytes(Path(path), save(tensors, self.origin.to_metadata()))
 
     def load(self, path: str | Path) -> "MemoryState":
         """The saved state, which must be of this one's kind: the same model, any number of sequences.
@@ -68,6 +126,7 @@ class MemoryState:
         try:
             with safe_open(path, framework="pt") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = file.metadata() or {}
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{str(path)!r} is no saved memory: {error}.") from error
         expected = dict(self.named_tensors())
@@ -88,7 +147,9 @@ class MemoryState:
             check_finite(converted, found[name], name, path)
             return converted
 
-        return self.map(restored)
+        state = self.map(restored)
+        self.origin.check_metadata(about, path)
+        return state
 
 
 def _check_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -115,7 +176,7 @@ def _fits(name: str, found: Sequence[int], expected: Sequence[int]) -> bool:
 def _named(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield prefix, value
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, Origin):
         for field in fields(value):
             yield from _named(f"{prefix}.{field.name}".lstrip("."), getattr(value, field.name))
     elif isinstance(value, tuple):
@@ -126,7 +187,7 @@ def _named(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def _mapped(prefix: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(prefix, value)
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, Origin):
         parts = {
             f.name: _mapped(f"{prefix}.{f.name}".lstrip("."), getattr(value, f.name), change) for f in fields(value)
         }
