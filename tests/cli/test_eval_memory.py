@@ -84,7 +84,7 @@ def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[
 def test_what_was_trained_can_be_asked_and_generated_with(tmp_path: Path, command: Callable[..., Seen]) -> None:
     (tmp_path / "tiny.toml").write_text(
         '[model]\nkind = "memory"\nwidth = 16\nlayers = 2\nheads = 2\nsegment = 16\n[data]\nrecall = "passkey"\n'
-        'length = 130\nbatch = 2\nvalidation_rows = 2\n[training]\nsteps = 2\nprecision = "fp32"\n'
+        'length = 130\nbatch = 2\nvalidation_rows = 2\n[training]\nsteps = 2\nwarmup_steps = 1\nprecision = "fp32"\n'
     )
     assert command("train", tmp_path / "tiny.toml", "--out", "out", "--device", "cpu").code == 0
     seen = command("eval", "memory", "out/model", "--lengths", 140, "--samples", 2, "--device", "cpu", "--json").json()

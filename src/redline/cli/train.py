@@ -201,7 +201,8 @@ class _Line:
 
     def __call__(self, seen: Progress) -> None:
         rate = f"{seen.items_per_s:,.0f}" if seen.items_per_s >= 1000 else f"{seen.items_per_s:.4g}"
-        parts = [f"step {seen.step:,}", f"loss {seen.loss:.5f}", f"{rate} {seen.unit}s/s"]
+        held = f" with {' and '.join(seen.penalties)}" if seen.penalties else ""
+        parts = [f"step {seen.step:,}", f"loss {seen.loss:.5f}{held}", f"{rate} {seen.unit}s/s"]
         parts += [f"{seen.utilization:.1%} MFU"] if seen.utilization is not None else []
         parts += [f"{format_seconds(seen.left_s)} left", format_bytes(seen.peak_bytes)]
         parts += [f"{seen.skipped} skipped"] if seen.skipped else []

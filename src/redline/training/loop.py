@@ -37,7 +37,10 @@ _OWNER = ".training"
 
 @dataclass(frozen=True)
 class Progress:
-    """What there is to say about a running training; `utilization` is the share of the machine's measured ceiling."""
+    """What there is to say about a running training; `utilization` is the share of the machine's measured ceiling.
+
+    `loss` is what the steps were taken by, with the `penalties` that are named.
+    """
 
     step: int
     elapsed_s: float
@@ -51,6 +54,7 @@ class Progress:
     utilization: float | None = None
     skipped: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    penalties: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,9 +235,11 @@ class _Loop:
             items_per_s * self.task.flops_per_item / ceiling if ceiling and self.task.flops_per_item else None,
             self.skipped,
             self.figures,
+            self.task.penalties(self.step - 1),
         )
         names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
-        self._write(**{name: getattr(progress, name) for name in names})
+        with_penalties = {"penalties": progress.penalties} if progress.penalties else {}
+        self._write(**{name: getattr(progress, name) for name in names}, **with_penalties)
         self.tell(progress)
 
     def _check_finite(self, in_a_row: float) -> None:

@@ -61,6 +61,10 @@ class Task(ABC):
         """Entered around the passes of a step, forward and backward."""
         return nullcontext()
 
+    def penalties(self, step: int) -> tuple[str, ...]:
+        """What that step's loss holds beside what the model is judged by."""
+        return ()
+
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Figures by name, of a model like `model` in evaluation mode; none when there is nothing to use."""
         return {}

@@ -82,3 +82,13 @@ def test_padding_share() -> None:
     assert padding_share(np.array([25]), 10, 3) == pytest.approx(1 - 25 / 30)
     assert padding_share(np.array([25]), 10, 8) == pytest.approx(1 - 25 / 30)
     assert 0.3 < padding_share(np.array(random_sizes(5000)), 64, 64) < 0.6
+
+
+def test_attended_is_what_tokens_lie_in_against_a_plain_loop() -> None:
+    some, documents = shards([random_sizes(40)])
+    packed = PackedRows(some, np.arange(len(documents)), 37, seed=5)
+    numbers_BS = packed.batch(0, packed.rows).packing.documents_BS.tolist()
+    lengths = [row.count(number) for row in numbers_BS for number in row]
+    assert packed.attended == pytest.approx(sum(lengths) / len(lengths))
+    whole, _ = shards([[37] * 5])
+    assert PackedRows(whole, np.arange(5), 37, seed=0).attended == 37

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
+from redline.training.journal import read_journal
+from redline.training.loop import Progress
 from redline.training.text import result as result_module
 from redline.training.text.run import prepare_training, run_text
 from redline.training.text.task import TextTask
@@ -88,3 +90,20 @@ def test_a_trial_that_ends_before_the_rate_is_reached_is_told_so(config: Callabl
     path = config(("warmup_steps = 2", "warmup_steps = 5"))
     run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)
     assert any("warmup_steps = 5 are not over after 3 steps, so the learning rate is never" in line for line in said)
+
+
+def test_the_loss_says_which_penalties_it_holds(config: Callable[..., Path], tmp_path: Path) -> None:
+    decoder = "layers = 3\nheads = 2\nmlp_width = 24\ncontext = 40"
+    memory = "layers = 1\nheads = 2\nattention_every = 1\nsegment = 8\nmemory_slots = 4\nscore_after = 2"
+    path = config(('"decoder"', '"memory"'), (decoder, memory), ("steps = 8", "steps = 8\nz_loss = 1e-3"))
+    told: list[Progress] = []
+    out = tmp_path / "out"
+    run_text(prepare(path, out), out, CPU, False, told.append, lambda _: None)
+    held = [("z-loss",), ("z-loss",), ("z-loss", "score penalty")]
+    assert [seen.penalties for seen in told] == held
+    assert [tuple(one["penalties"]) for one in read_journal(out / "journal.jsonl") if "loss" in one] == held
+    assert "the training&#39;s with score penalty and z-loss, validation" in (out / "summary.html").read_text()
+    plain = tmp_path / "plain"
+    run_text(prepare(config(name="plain.toml"), plain), plain, CPU, False, lambda _: None, lambda _: None)
+    assert not any("penalties" in one for one in read_journal(plain / "journal.jsonl"))
+    assert "Nats a token; validation in the second colour." in (plain / "summary.html").read_text()

@@ -55,9 +55,16 @@ class Architecture(ABC):
         """For a model whose loss changes as it learns: it keeps what the step calls for in itself."""
         return
 
+    def penalties(self, step: int) -> tuple[str, ...]:
+        """What the model itself adds to the cross-entropy of that step, in words."""
+        return ()
+
     @abstractmethod
-    def flops_per_token(self, model: nn.Module, length: int) -> float:
-        """Forward and backward, of the products alone; what is computed a second time to save memory counts once."""
+    def flops_per_token(self, model: nn.Module, length: float) -> float:
+        """Forward and backward, of the products alone; what is computed a second time to save memory counts once.
+
+        `length` is the mean of what a token attends in: its document, where rows hold several.
+        """
 
     @abstractmethod
     def save(self, model: nn.Module, folder: Path, end: int | None, about: Mapping[str, Any] | None = None) -> None:

@@ -73,8 +73,8 @@ class DecoderSettings(Architecture):
         assert isinstance(model, Decoder)
         return model.loss(tokens_BS, targets_BS, packing, z_loss=z_loss)
 
-    def flops_per_token(self, model: nn.Module, length: int) -> float:
-        # Backward takes two products for each of forward's; a causal token sees half of the row, or of its window.
+    def flops_per_token(self, model: nn.Module, length: float) -> float:
+        # Backward takes two products for each of forward's; a causal token sees half of its document, or its window.
         seen = min(length, 2 * self.window) if self.window else length
         channels = self.config(1).heads * self.config(1).head_dim
         return 6.0 * products_per_token(model) + 6.0 * self.layers * seen * channels

@@ -41,10 +41,15 @@ class LanguageTask(Task):
         self.vocabulary = training.model.vocabulary_for(tokens)
         self.trainee = make_trainee(training, self.vocabulary, device, (self._inputs(self._draw(0), 0, batch),))
         self.model: nn.Module = self.trainee.model
-        self.flops_per_item = training.model.flops_per_token(self.model, training.data.length)
+        self.flops_per_item = training.model.flops_per_token(self.model, self.attended)
         self._ahead = ThreadPoolExecutor(1, "batches")
         self._drawn: tuple[int, Future[Batch]] | None = None
         self._step: tuple[int, Batch] | None = None
+
+    @property
+    def attended(self) -> float:
+        """The mean length of what a token attends in."""
+        return self.training.data.length
 
     @abstractmethod
     def _draw(self, step: int) -> Batch: ...
@@ -88,6 +93,9 @@ class LanguageTask(Task):
         own = int((batch.targets_BS[part * rows : (part + 1) * rows] >= 0).sum()) if self.parts > 1 else 1
         share = own / batch.targets if self.parts > 1 else 1.0
         return self.trainee.forward(inputs) * share
+
+    def penalties(self, step: int) -> tuple[str, ...]:
+        return (*(("z-loss",) if self.training.loop.z_loss else ()), *self.training.model.penalties(step))
 
     def _batch(self, step: int) -> Batch:
         """The rows of a step; those of the next are drawn meanwhile."""

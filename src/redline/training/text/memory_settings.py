@@ -105,7 +105,10 @@ class MemorySettings(Architecture):
         assert isinstance(model, TitanModel)
         model.score_weight = self.score_weight if step >= self.score_after else 0.0
 
-    def flops_per_token(self, model: nn.Module, length: int) -> float:
+    def penalties(self, step: int) -> tuple[str, ...]:
+        return ("score penalty",) if self.memory_slots and self.score_weight and step >= self.score_after else ()
+
+    def flops_per_token(self, model: nn.Module, length: float) -> float:
         config = self.config(1)
         attending = sum(config.is_attention(layer) for layer in range(self.layers))
         seen = length / 2 if self.memory_slots else min(length / 2, config.span)

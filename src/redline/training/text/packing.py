@@ -52,6 +52,14 @@ class PackedRows:
             )
         self._order = lru_cache(2)(self._make_order)
 
+    @property
+    def attended(self) -> float:
+        """The mean length of what a token lies in: its document, or the piece of it that the row holds."""
+        _, ends, _ = self._order(0)
+        total = self.rows * self.length
+        borders = np.union1d(ends[ends < total], np.arange(0, total + 1, self.length))
+        return float(np.square(np.diff(borders), dtype=np.float64).sum() / total)
+
     def batch(self, first: int, rows: int) -> Batch:
         """Rows `first`, `first + 1`, … of a sequence that never ends."""
         made = [self._row(*divmod(number, self.rows)) for number in range(first, first + rows)]

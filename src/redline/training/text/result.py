@@ -73,7 +73,7 @@ def render_page(
     loss = Curve.of(entries, "loss", "training")
     judged = Curve.of(entries, "validation_loss", "validation", "second")
     charts = (
-        ("Loss", "Nats a token; validation in the second colour.", (loss, judged)),
+        ("Loss", _about_loss(entries), (loss, judged)),
         ("Recall", "The share of what was asked that was right.", (Curve.of(entries, "recall", "recall"),)),
         ("Speed", "Tokens a second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
         ("Gradient", "Its norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
@@ -91,6 +91,14 @@ def render_page(
         active=active,
         settings=json.dumps(settings, indent=2),
     )
+
+
+def _about_loss(entries: list[dict[str, Any]]) -> str:
+    penalties = sorted({name for entry in entries for name in entry.get("penalties", ())})
+    if not penalties:
+        return "Nats a token; validation in the second colour."
+    held = " and ".join(penalties)
+    return f"Nats a token; the training's with {held}, validation, in the second colour, without."
 
 
 def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:

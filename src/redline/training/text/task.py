@@ -40,6 +40,10 @@ class TextTask(LanguageTask):
         super().__init__(training, corpus.tokenizer.vocabulary, device)
 
     @property
+    def attended(self) -> float:
+        return self.rows.attended
+
+    @property
     def data_identity(self) -> Mapping[str, Any]:
         return self.corpus.identity
 
