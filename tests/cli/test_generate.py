@@ -16,8 +16,9 @@ import torch
 
 from patience import PATIENCE_S
 from redline.generation import InferenceEngine
+from redline.generation.text_stream import TextStream
 from redline.models.decoder import Decoder, save_decoder
-from redline.models.memory import TitanConfig, TitanModel, save_memory_model
+from redline.models.memory import TitanConfig, TitanModel, load_memory_model, save_memory_model
 
 from ..generation.tiny_language_model import byte_tokenizer, write_model
 from .conftest import Seen
@@ -83,6 +84,63 @@ def test_a_memory_model_writes_too(command: Callable[..., Seen], tmp_path: Path)
     byte_tokenizer().save(str(remembering / "tokenizer.json"))
     figures = command("generate", remembering, PROMPT, "--max-tokens", 30, "--device", "cpu", "--json").json()
     assert (figures["tokens"], figures["ended_by"]) == (30, "length")
+
+
+@pytest.fixture
+def remembering(tmp_path: Path) -> Path:
+    """With more rows in its vocabulary than its tokenizer has tokens."""
+    config = TitanConfig(byte_tokenizer().get_vocab_size() + 20, 32, 2, 4, attention_every=2, segment=8, memory_slots=5)
+    model = TitanModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.25 * torch.randn_like(parameter))
+    save_memory_model(model, tmp_path / "remembering")
+    byte_tokenizer().save(str(tmp_path / "remembering" / "tokenizer.json"))
+    return tmp_path / "remembering"
+
+
+def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+    def said(prompt: str, *options: object) -> dict[str, Any]:
+        return command("generate", remembering, prompt, "--device", "cpu", "--json", *options).json()
+
+    memory, tokenizer = tmp_path / "memories" / "sea.safetensors", byte_tokenizer()
+    first = said("the sea", "--max-tokens", 20, "--memory", memory)
+    second = said(" and the land", "--max-tokens", 20, "--memory", memory)
+    # Only the first text has the token that begins one.
+    assert first["prompt_tokens"] + second["prompt_tokens"] == len(tokenizer.encode("the sea and the land").ids)
+    engine = InferenceEngine(load_memory_model(remembering), vocabulary=tokenizer.get_vocab_size())
+    start, more = tokenizer.encode("the sea").ids, tokenizer.encode(" and the land", add_special_tokens=False).ids
+    (one,) = engine.generate([start], max_tokens=20)
+    (other,) = engine.generate([[*start, *one.tokens, *more]], max_tokens=20)
+    assert second["text"].replace("\ufffd", "") in tokenizer.decode([*more, *other.tokens]).replace("\ufffd", "")
+    remembered = engine.new_state().load(memory)
+    assert remembered.position_B.item() == len(start) + len(more) + 40
+    assert list(memory.parent.iterdir()) == [memory]
+
+
+def test_memories_that_cannot_be_used(
+    folder: Path, remembering: Path, command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    memory = tmp_path / "memory.safetensors"
+    seen = command("generate", folder, "a", "--device", "cpu", "--memory", memory)
+    assert_one_sentence(seen, "only a model with long-term memory can carry one on")
+    assert not memory.exists()
+    memory.write_bytes(b"nothing")
+    seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
+    assert_one_sentence(seen, "is no saved memory")
+    assert memory.read_bytes() == b"nothing"
+    seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
+    assert_one_sentence(seen, "is not a folder")
+
+
+def test_tokens_without_a_text_are_never_drawn(
+    remembering: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    push = TextStream.push
+    monkeypatch.setattr(TextStream, "push", lambda self, token: (drawn.append(token), push(self, token))[1])
+    command("generate", remembering, "a", "--device", "cpu", "--temperature", 50, "--max-tokens", 200)
+    assert len(drawn) == 200 and max(drawn) < byte_tokenizer().get_vocab_size()
 
 
 def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:

@@ -57,6 +57,22 @@ def test_a_tokenizer_has_no_more_tokens_than_its_model(tmp_path: Path) -> None:
     ModelFolder.open(tmp_path)
 
 
+def test_the_folder_of_a_training_says_where_its_model_is(tmp_path: Path) -> None:
+    write_model(tmp_path / "run" / "model")
+    with pytest.raises(ModelError, match="run' is the folder of a training: its model is in '.*run/model'[.]$"):
+        ModelFolder.open(tmp_path / "run")
+    assert ModelFolder.open(tmp_path / "run" / "model").model_type == "llama"
+
+
+def test_it_knows_how_many_tokens_its_tokenizer_has(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    tokenizer = byte_tokenizer()
+    assert ModelFolder.open(tmp_path).tokens == tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<turn>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert ModelFolder.open(tmp_path).tokens == tokenizer.get_vocab_size()
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no folder"):
         ModelFolder.open(tmp_path / "absent")

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from pathlib import Path
 from statistics import quantiles
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from redline.cli.console import print_json, progress
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.errors import RedlineError
+from redline.files import check_can_write
 from redline.generation import InferenceEngine, Sampling, TokenStream
 from redline.generation.folder import ModelFolder
 from redline.generation.precision import PRECISIONS, choose_holding
@@ -31,11 +33,15 @@ def generate(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    memory: Annotated[
+        Path | None, typer.Option(help="What a memory model remembers: read if it is there, written at the end.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the text and its speed as JSON.")] = False,
 ) -> None:
     """Generate text with a language model, streamed as it comes.
 
     Example: redline generate Llama-3.2-1B "The sea is"
+    Example: redline generate my-run/model "Call me Ishmael." --memory moby.safetensors
     Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
@@ -43,13 +49,20 @@ def generate(
     folder = ModelFolder.open(model)
     where = resolve_device(device)
     holding = choose_holding(Machine.detect(where), precision, None if plan is None else read_plan(plan))
-    tokens = folder.tokenizer.encode(text).ids
+    goes_on = memory is not None and memory.exists()
+    if memory is not None:
+        check_can_write(memory.parent)
+    # What begins every text stands at the beginning alone.
+    tokens = folder.tokenizer.encode(text, add_special_tokens=not goes_on).ids
     if not tokens:
         raise RedlineError("the prompt is empty.")
     with progress.status("reading the model …"):
         loaded = folder.load(holding.dtype, torch.device(where))
-        engine = InferenceEngine(loaded, holding.plan, share=True)
-        stream = engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=folder.stop_tokens)
+        engine = InferenceEngine(loaded, holding.plan, share=True, vocabulary=folder.tokens)
+        state = None if memory is None else engine.new_state()
+        if memory is not None and state is not None and goes_on:
+            state = state.load(memory)
+        stream = engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=folder.stop_tokens, state=state)
     pieces = TextStream(folder.tokenizer, tokens)
     said: list[str] = []
 
@@ -72,6 +85,8 @@ def generate(
             say("\n" if any(said) else "")
             raise
     say(pieces.finish())
+    if memory is not None:
+        stream.state.save(memory)
     if as_json:
         about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
         print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})

@@ -27,6 +27,8 @@ class ModelFolder:
     path: Path
     model_type: str
     tokenizer: Any
+    # How many tokens the tokenizer knows, which may be fewer than its model has rows for.
+    tokens: int
     stop_tokens: tuple[int, ...]
 
     @classmethod
@@ -36,6 +38,9 @@ class ModelFolder:
             raise ModelError(
                 f"there is no folder {str(path)!r}: give one with config.json, weights and tokenizer.json."
             )
+        inside = path / "model"
+        if not (path / "config.json").exists() and (inside / "config.json").exists():
+            raise ModelError(f"{str(path)!r} is the folder of a training: its model is in {str(inside)!r}.")
         config = read_json(path / "config.json")
         model_type = str(config.get("model_type"))
         if model_type not in LOADERS:
@@ -49,7 +54,8 @@ class ModelFolder:
             raise ModelError(
                 f"the tokenizer in {str(path)!r} has {tokens:,} tokens, and its model's vocabulary is {vocabulary:,}."
             )
-        return cls(path, model_type, tokenizer, find_stop_tokens(path, config))
+        known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return cls(path, model_type, tokenizer, known, find_stop_tokens(path, config))
 
     def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         return LOADERS[self.model_type](self.path, dtype, device)

@@ -6,7 +6,7 @@ a number of rows and a length, and its buffers never move: one step is recorded 
 B: rows, S: tokens, V: vocabulary.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -57,4 +57,25 @@ class LanguageModel(Protocol):
         It is recorded and replayed, so it must not wait for the device, not choose by values, and change nothing but
         the cache's buffers, in place.
         """
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A `LanguageModel` that remembers texts of any length in a value of one size: its caches are `ValuedCache`s."""
+
+    def new_state(self, batch: int = 1) -> Any:
+        """Nothing remembered yet. Its `rows([i])` is that of one text of the batch."""
+        ...
+
+
+class ValuedCache(Cache, Protocol):
+    """Its size does not depend on a length, and what it holds can be taken out and put back."""
+
+    def restore(self, state: Any) -> None:
+        """Every row goes on from the state's, in place; refuses a state of another model or number of rows."""
+        ...
+
+    def snapshot(self) -> Any:
+        """A copy of what it holds, which later steps leave as it is."""
         ...

@@ -4,8 +4,10 @@ A step has one shape for ever, so it is what compilers and graphs are good for; 
 through the same converted or quantized layers as they are.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -44,10 +46,16 @@ class PlannedModel:
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
-        """`share` hands the model over to be changed; otherwise it is copied. `samples` are prompts (1, S)."""
+        """`share` hands the model over to be changed; otherwise it is copied. `samples` are prompts (1, S).
+
+        Without a rung nothing changes the weights, so they are not copied.
+        """
+        plan = without_graphs(plan)
+        if not plan.rungs:
+            model, share = with_the_same_weights(model), True
         job = Job.of(DecodeStep(model), tuple(samples), share=share)
         job.model.eval()
-        resolved, job = without_graphs(plan).build(job, Machine.detect(str(job.device)))
+        resolved, job = plan.build(job, Machine.detect(str(job.device)))
         return cls(Applied(job), resolved)
 
     @property
@@ -79,6 +87,12 @@ class PlannedModel:
     def proofs(self) -> dict[str, str]:
         """What each rung really did, once a step has run."""
         return {str(rung): rung.proof(self.applied.job) for rung in self.plan.rungs}
+
+
+def with_the_same_weights(model: nn.Module) -> nn.Module:
+    """Modules of its own, to be put into evaluation mode while the given ones stay in theirs."""
+    tensors = chain(model.parameters(), model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 def without_graphs(plan: Plan) -> Plan:

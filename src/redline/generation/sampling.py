@@ -61,7 +61,10 @@ class Sampling:
 
 
 class Sampler:
-    """The settings as tensors on a device, and the state of the draw: positions, and tokens seen."""
+    """The settings as tensors on a device, and the state of the draw: positions, and tokens seen.
+
+    Only the first `vocabulary` tokens are drawn; logits may have more.
+    """
 
     def __init__(self, sampling: Sampling, batch: int, vocabulary: int, device: torch.device) -> None:
         self.draws, self.top_k, self.by_top_p, self.by_min_p, self.penalizes = sampling.form
@@ -97,7 +100,7 @@ class Sampler:
 
         `NO_TOKEN` for a row with a NaN, with +∞, or with nothing above −∞: who reads the tokens must look.
         """
-        logits_BV = logits_BV.float()
+        logits_BV = logits_BV[:, : len(self.tokens_V)].float()
         temperature, top_p, min_p, penalty = self.numbers.unbind()
         if self.penalizes:
             penalized = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)

@@ -3,12 +3,13 @@
 The rehearsals and the recording run on a cache that is still empty, and `reset` undoes them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from redline.generation.language_model import Cache, LanguageModel
+from redline.generation.language_model import Cache, LanguageModel, ValuedCache
 from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
 from redline.graphed import Recorder
@@ -20,7 +21,7 @@ _REHEARSALS = 3
 
 
 class Session:
-    """For `batch` rows of up to `room` tokens, and sampling of one form."""
+    """For `batch` rows of up to `room` tokens, and sampling of one form among the first `vocabulary` tokens."""
 
     @torch.no_grad()
     def __init__(
@@ -30,12 +31,13 @@ class Session:
         batch: int,
         room: int,
         sampling: Sampling,
+        vocabulary: int,
         device: torch.device,
         recorder: Recorder | None,
     ) -> None:
-        self.model, self.batch, self.room, self.device = model, batch, room, device
+        self.model, self.device = model, device
         self.cache: Cache = model.new_cache(batch, room)
-        self.sampler = Sampler(sampling, batch, model.vocabulary, device)
+        self.sampler = Sampler(sampling, batch, vocabulary, device)
         self.tokens_B = torch.zeros(batch, dtype=torch.int64, device=device)
         self.ahead = _UNDER_WAY.get(device.type, 1)
         self.readout = Readout(batch, device, self.ahead)
@@ -52,18 +54,15 @@ class Session:
             self._step = recorder.record(run)[1]
 
     @torch.no_grad()
-    def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int) -> None:
-        """Takes the prompts in, some tokens of each at a time, and draws every row's first token."""
+    def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int, state: Any = None) -> None:
+        """Takes the prompts in, after what the state remembers, and draws every row's first token."""
         self.cache.reset()
+        if state is not None:
+            cast(ValuedCache, self.cache).restore(state)
         self.sampler.start(sampling)
         self.readout.clear()
         logits_BV: Tensor | None = None
-        longest = max(map(len, prompts))
-        for begin in range(0, longest, chunk):
-            end = min(begin + chunk, longest)
-            parts = [list(prompt[begin:end]) for prompt in prompts]
-            tokens_BS = torch.tensor([part + [0] * (end - begin - len(part)) for part in parts]).to(self.device)
-            counts_B = torch.tensor([len(part) for part in parts]).to(self.device)
+        for tokens_BS, counts_B in chunked(prompts, chunk, self.device):
             self.sampler.notice(tokens_BS, counts_B)
             new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
             # A row whose prompt ended before keeps what followed its end.
@@ -83,3 +82,23 @@ class Session:
         self.model.prepare(self.cache)
         self._step()
         self.readout.send(self.tokens_B)
+
+
+def chunked(texts: Sequence[Sequence[int]], chunk: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some tokens of each text at a time, padded to the longest (B, S), and how many each has of them (B)."""
+    longest = max(map(len, texts))
+    for begin in range(0, longest, chunk):
+        end = min(begin + chunk, longest)
+        parts = [list(text[begin:end]) for text in texts]
+        tokens_BS = torch.tensor([part + [0] * (end - begin - len(part)) for part in parts]).to(device)
+        yield tokens_BS, torch.tensor([len(part) for part in parts]).to(device)
+
+
+@torch.no_grad()
+def read_on(model: LanguageModel, state: Any, texts: Sequence[Sequence[int]], chunk: int, device: torch.device) -> Any:
+    """The state after these texts, which go on from the one given."""
+    cache: ValuedCache = model.new_cache(len(texts), 0)
+    cache.restore(state)
+    for tokens_BS, counts_B in chunked(texts, chunk, device):
+        model.prefill(tokens_BS, counts_B, cache)
+    return cache.snapshot()

@@ -3,21 +3,27 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from typing import Any, Literal, cast
 
-from redline.errors import ModelError
+from redline.errors import ModelError, RedlineError
+from redline.generation.language_model import ValuedCache
 from redline.generation.sampling import NO_TOKEN, Sampling
-from redline.generation.session import Session
+from redline.generation.session import Session, read_on
 
 Reason = Literal["stop", "length", "context"]
 
 
 @dataclass
 class Completion:
-    """The tokens of one row, without the stop token, and why there are no more; None while there may be."""
+    """The tokens of one row, without the stop token, and why there are no more; None while there may be.
+
+    `state` is what is remembered after them, where `generate` was given a state.
+    """
 
     tokens: list[int] = field(default_factory=list)
     reason: Reason | None = None
+    state: Any = field(default=None, compare=False, repr=False)
 
 
 class TokenStream:
@@ -36,13 +42,27 @@ class TokenStream:
         stop_tokens: frozenset[int],
         chunk: int,
         release: Callable[[], None],
+        state: Any = None,
     ) -> None:
         """`limit` is how many tokens a row gets at the most, and `reason` what to say of one that got them all."""
         self.completions = [Completion() for _ in prompts]
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
+        # What is remembered before the tokens, and how to read them on from it.
+        self._before = state
+        self._read_on = partial(read_on, session.model, chunk=chunk, device=session.device)
         self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)
+
+    @property
+    def state(self) -> Any:
+        """What is remembered of the state given, the prompts, and the tokens that came so far; not of a stop token.
+
+        The tokens are read once more for it: steps go on in rows that have ended, and run ahead of what was seen.
+        """
+        if self._before is None:
+            raise RedlineError("a stream remembers where it was given a memory: pass state=engine.new_state(rows).")
+        return self._read_on(self._before, [completion.tokens for completion in self.completions])
 
     def __iter__(self) -> Iterator[tuple[int | None, ...]]:
         return self
@@ -77,7 +97,9 @@ class TokenStream:
         chunk: int,
     ) -> Generator[tuple[int | None, ...], None, None]:
         begun = time.perf_counter()
-        session.start(prompts, sampling, chunk)
+        session.start(prompts, sampling, chunk, self._before)
+        if self._before is not None:
+            self._before = cast(ValuedCache, session.cache).snapshot()
         sent, last = 1, begun
         for count in range(1, limit + 1):
             while sent < limit and len(session.readout) < session.ahead:
