@@ -1,6 +1,8 @@
 """Settings are read strictly: unknown and contradictory words are refused by name."""
 
+import tomllib
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from redline.errors import RedlineError
 from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import TokenizerSettings
+from redline.training.text.decoder_settings import DecoderSettings
 from redline.training.text.memory_settings import MemorySettings
 
 CONFIGS = Path(__file__).parents[3] / "src" / "redline" / "training" / "configs"
@@ -113,6 +116,16 @@ def test_the_bundled_memory_model_is_the_decoder_with_a_memory() -> None:
     with torch.device("meta"):
         weights = sum(weight.numel() for weight in memory.model.build(50_304).parameters())
     assert weights == pytest.approx(129e6, rel=0.01)
+
+
+def test_the_page_has_the_defaults_of_a_memory_model() -> None:
+    page = (CONFIGS.parents[3] / "docs" / "commands" / "train.md").read_text(encoding="utf-8")
+    blocks = [part.partition("```")[0] for part in page.split("```toml\n")[1:]]
+    shown = tomllib.loads(next(block for block in blocks if 'kind = "memory"' in block))["model"]
+    assert shown.pop("kind") == "memory"
+    assert {name: getattr(MemorySettings(), name) for name in shown} == shown
+    shared = {field.name for field in fields(DecoderSettings)}
+    assert {field.name for field in fields(MemorySettings)} - shared <= set(shown)
 
 
 def test_all_bundled_settings_of_language_models_are_known() -> None:
