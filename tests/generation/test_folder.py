@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from redline.errors import ModelError
-from redline.generation.folder import ModelFolder
+from redline.generation.folder import ModelFolder, read_tokenizer
 
 from .tiny_language_model import byte_tokenizer, write_model
 
@@ -33,6 +33,18 @@ def test_a_prompt_is_neither_cut_nor_filled(tmp_path: Path) -> None:
     tokenizer.enable_padding(length=50)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert ModelFolder.open(tmp_path).tokenizer.encode("the sea is the land").ids == whole
+
+
+@pytest.mark.parametrize("are_letters", [None, False, True])
+def test_names_of_special_tokens_are_what_they_were_in_training(are_letters: bool | None, tmp_path: Path) -> None:
+    write_model(tmp_path)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    if are_letters is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": are_letters}))
+    found = read_tokenizer(tmp_path).encode("sea<|end|>", add_special_tokens=False).ids
+    assert (tokenizer.token_to_id("<|end|>") in found) != bool(are_letters)
 
 
 def test_a_tokenizer_has_no_more_tokens_than_its_model(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
         kind = str(read_json(place / "config.json").get("model_type"))
         if kind not in LOADERS:
             raise ModelError(f"{path!r} is of the architecture {kind!r}, which is not known: {', '.join(LOADERS)} are.")
-        folder = ModelFolder(place, kind, None, ())
+        folder = ModelFolder(place, kind, None, 0, ())
     return folder, task_in(read_json(place / "config.json"))
 
 

@@ -74,6 +74,9 @@ def read_tokenizer(folder: Path) -> Any:
     # The file keeps how its training cut and filled texts; a prompt is taken as it is.
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # Nor does it keep whether the name of a special token in a text is that token; transformers look here too.
+    settings = folder / "tokenizer_config.json"
+    tokenizer.encode_special_tokens = settings.exists() and read_json(settings).get("split_special_tokens") is True
     return tokenizer
 
 
