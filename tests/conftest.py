@@ -129,3 +129,16 @@ def quiet_pool() -> Iterator[WorkerPool]:
 def lent_pool(request: pytest.FixtureRequest) -> WorkerPool:
     """The session's workers, with or without torch.compile; to start a pool for each climb would cost seconds."""
     return request.getfixturevalue("quiet_pool" if "without_compiler" in request.fixturenames else "pool")
+
+
+@pytest.fixture
+def folders_called_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cannot be read, not even by root, for whom no mode of a folder is a bar."""
+    scandir = os.scandir
+
+    def locked(folder: Path) -> Any:
+        if Path(folder).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked)

@@ -1,6 +1,5 @@
 """`redline upscale` as it is typed: what it prints, what it leaves, and its exit codes."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,19 +198,10 @@ def test_results_are_printed_as_they_are_finished(
     assert seen.code == 130 and seen.out.startswith("out/a :smile: [red].png  60 × 40  ")
 
 
-def test_a_folder_that_cannot_be_read_is_a_failure(
-    upscale: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("folders_called_locked")
+def test_a_folder_that_cannot_be_read_is_a_failure(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     save(tmp_path / "in" / "a.png")
     (tmp_path / "in" / "locked").mkdir()
-    scandir = os.scandir
-
-    def locked(folder: Path) -> Any:
-        if Path(folder).name == "locked":
-            raise PermissionError(13, "Permission denied")
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", locked)
     seen = upscale("in", "-o", "out", "--tile", "96")
     assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 enlarged, 1 failed" in seen.err
     assert "failed: cannot read the folder 'in/locked': Permission denied." in seen.err

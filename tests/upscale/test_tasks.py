@@ -1,8 +1,6 @@
 """What paths mean beyond the plain cases: films under any name, files left out, and two that would become one."""
 
-import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -68,17 +66,10 @@ def test_a_folder_says_how_many_files_were_left_out(tmp_path: Path) -> None:
     assert said == [f"2 files were left out of {str(tmp_path / 'in')!r}: by name neither a picture nor a film"]
 
 
-def test_a_folder_that_cannot_be_read_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("folders_called_locked")
+def test_a_folder_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
     picture(tmp_path / "in" / "a.png")
     picture(tmp_path / "in" / "locked" / "b.png")
-    scandir = os.scandir
-
-    def locked(folder: Path) -> Any:
-        if Path(folder).name == "locked":
-            raise PermissionError(13, "Permission denied")
-        return scandir(folder)
-
-    monkeypatch.setattr(os, "scandir", locked)
     done, failed = find_tasks([tmp_path / "in"], None, 4)
     assert not done.problem and done.target == tmp_path / "in-x4" / "a.png"
     assert failed.problem == f"cannot read the folder {str(tmp_path / 'in' / 'locked')!r}: Permission denied."
