@@ -1,5 +1,6 @@
 """A module that has its operation in more than one implementation."""
 
+import torch
 from torch import nn
 
 
@@ -12,5 +13,5 @@ class Choosing(nn.Module):
         """The implementation that takes inputs of the kind that the module's own weights are."""
         raise NotImplementedError
 
-    def pack(self) -> None:
-        """Puts weights into the order that the fast implementation wants, for inference alone; most need no other."""
+    def pack(self, device: torch.device) -> None:
+        """Puts weights into the order that is fast on such a device, for inference alone; most need no other."""

@@ -2,7 +2,7 @@
 
 Its models come with every such operation written out in plain PyTorch, which is the specification. This rung lets each
 take the fastest implementation that can run where it is: a Triton kernel on a GPU, torch's fused attention on a CPU.
-Some put their weights into another order for it, where nothing else will change them: for inference on a GPU.
+Some put their weights into another order for it, where nothing else will change them: for inference.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class FusedOps(Rung):
     stage: ClassVar[Stage] = Stage.STRUCTURE
     summary: ClassVar[str] = "Redline's own kernels where a model has modules that know them"
 
-    pack: bool = option(True, "put weights into the kernels' own order (inference on a GPU); false for int8 on top")
+    pack: bool = option(True, "for inference, put weights into the order that is fast here; false for int8 on a GPU")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is not None and not _plain(job.model):
@@ -34,8 +34,8 @@ class FusedOps(Rung):
     def apply(self, job: Job) -> Job:
         for module in _plain(job.model):
             module.implementation = "auto"
-            if self.pack and job.device.type == "cuda" and not job.training:
-                module.pack()
+            if self.pack and not job.training:
+                module.pack(job.device)
         ready = [m for m in job.model.modules() if isinstance(m, Choosing)]
         return job.with_evidence(self.name, tuple(ready))
 

@@ -20,7 +20,7 @@ ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
 
 def packed(model: Drct) -> Drct:
     other = copy.deepcopy(model)
-    other.pack()
+    other.pack(torch.device("cuda"))
     return other
 
 
@@ -62,7 +62,7 @@ def test_pixels_are_shuffled_by_whole_rows_of_features() -> None:
 def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
     assert places([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
     model = Drct(ODD)
-    model.pack()
+    model.pack(torch.device("cuda"))
     (body,) = model.layers
     assert isinstance(body, PackedBody)
     shapes = [tuple(module.weight.shape) for module in body.modules() if isinstance(module, PackedLinear)]
@@ -74,7 +74,7 @@ def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
 def test_sums_follow_the_weights_when_they_are_rounded() -> None:
     """Else the mean of a row would not cancel."""
     model = draw(Drct(ODD))
-    model.pack()
+    model.pack(torch.device("cuda"))
     model.bfloat16()
     for module in model.modules():
         if isinstance(module, PackedLinear):
@@ -86,7 +86,7 @@ def test_nothing_of_the_old_groups_is_left() -> None:
     """Else a rung that quantizes linear layers would change such as nobody calls."""
     model = Drct(ODD)
     before = sum(parameter.numel() for parameter in model.parameters())
-    model.pack()
+    model.pack(torch.device("cuda"))
     assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert sum(parameter.numel() for parameter in model.parameters()) < before / 2
 

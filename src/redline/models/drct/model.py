@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.drct.config import DrctConfig
+from redline.models.drct.in_windows import WindowedBody
 from redline.models.drct.packed import PackedBody, pack_upsampling
 from redline.nn import Choosing, WindowAttention
 
@@ -57,8 +58,12 @@ class Drct(Choosing):
         enlarged = self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
         return enlarged.contiguous()  # plane by plane, whatever the convolutions made of it
 
-    def pack(self) -> None:
-        self.layers = nn.ModuleList([PackedBody(self.layers, self.config.width, self.config.growth, _RESIDUAL_SHARE)])
+    def pack(self, device: torch.device) -> None:
+        config = self.config
+        if device.type != "cuda":
+            self.layers = nn.ModuleList([WindowedBody(self.layers, config.window, _RESIDUAL_SHARE)])
+            return
+        self.layers = nn.ModuleList([PackedBody(self.layers, config.width, config.growth, _RESIDUAL_SHARE)])
         self.upsample = pack_upsampling(self.upsample)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -66,7 +71,7 @@ class Drct(Choosing):
 
     def chosen(self) -> str:
         body = self.layers[0]
-        return body.chosen() if isinstance(body, PackedBody) else "reference"
+        return body.chosen() if isinstance(body, PackedBody | WindowedBody) else "reference"
 
     def _check(self, picture: Tensor) -> None:
         window = self.config.window
