@@ -2,27 +2,27 @@
 
 All arms have the same random weights (1.24B parameters, bf16) and prompts. A token's time is what the text takes after
 its first token, over the tokens that follow: waiting for prefill is a row's other figure. Before an arm is timed its
-logits are held against the plain model's, and one that is off gets no time. Rows are JSON lines.
+logits are held against the plain model's, and one that is off gets no time. Rows are JSON lines, written whenever there
+is more to say: a run that is killed leaves what it had measured.
 
-    python benchmarks/decode.py --out decode.jsonl --batch 1 --batch 32
+    python benchmarks/decode.py --out decode.jsonl --batch 1 --batch 32 [--limit-s 300]
 """
 
 import argparse
-import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from train_speed import version_of, write_rows
 
-from redline.files import write_text
 from redline.generation import InferenceEngine
 from redline.logbook import command_line
 from redline.models.decoder import Decoder, DecoderConfig
@@ -126,7 +126,7 @@ def transformers_arm(task: Task, static: bool) -> Arm:
     def logits() -> Tensor:
         return model(tokens, logits_to_keep=1).logits[:, -1].float()
 
-    return Arm(run, logits, {"transformers": version("transformers")})
+    return Arm(run, logits, {"transformers": version_of("transformers")})
 
 
 def arms(task: Task) -> dict[str, Callable[[], Arm]]:
@@ -150,7 +150,14 @@ def arms(task: Task) -> dict[str, Callable[[], Arm]]:
     return found
 
 
-def measure(task: Task, rounds: int, only: str | None) -> list[dict[str, Any]]:
+def measure(
+    task: Task,
+    rounds: int,
+    only: str | None,
+    is_late: Callable[[], bool],
+    keep: Callable[[Iterable[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
+    """A row for each arm; `keep` gets all there are after every arm that was made ready, and after every round."""
     expected = ours(task, "", graph=False).logits()
     rows: dict[str, dict[str, Any]] = {}
     ready: dict[str, Arm] = {}
@@ -158,6 +165,9 @@ def measure(task: Task, rounds: int, only: str | None) -> list[dict[str, Any]]:
         if only and only not in name:
             continue
         row = rows[name] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
+        if is_late():
+            row["failure"] = "left out: the time of --limit-s was over"
+            continue
         begun = time.perf_counter()
         try:
             arm = build()
@@ -173,22 +183,23 @@ def measure(task: Task, rounds: int, only: str | None) -> list[dict[str, Any]]:
             ready[name] = arm
         except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
             row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
+        keep(rows.values())
         print(f"{name}: {row.get('failure', 'ready')}", file=sys.stderr, flush=True)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
+    weights = sum(p.nbytes for p in task.model.parameters())
     for _ in range(rounds):
         for name, arm in ready.items():
             samples[name].append(arm.run())
-    weights = sum(p.nbytes for p in task.model.parameters())
-    for name, seen in samples.items():
-        steps_ms = [1000 * rest / (task.tokens - 1) for _, rest in seen]
-        median = statistics.median(steps_ms)
-        rows[name] |= {
-            "ms_per_token": median,
-            "ms_per_token_samples": steps_ms,
-            "prefill_ms": 1000 * statistics.median(first for first, _ in seen),
-            "tokens_per_s": 1000 * len(task.prompts) / median,
-            "bf16_weights_tb_per_s": weights / median / 1e9,
-        }
+            steps_ms = [1000 * rest / (task.tokens - 1) for _, rest in samples[name]]
+            median = statistics.median(steps_ms)
+            rows[name] |= {
+                "ms_per_token": median,
+                "ms_per_token_samples": steps_ms,
+                "prefill_ms": 1000 * statistics.median(first for first, _ in samples[name]),
+                "tokens_per_s": 1000 * len(task.prompts) / median,
+                "bf16_weights_tb_per_s": weights / median / 1e9,
+            }
+        keep(rows.values())
     return list(rows.values())
 
 
@@ -200,12 +211,14 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens out")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", help="arms whose name holds this")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
     arguments = parser.parse_args()
     device = "cpu" if arguments.tiny else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         print("the benchmark of decoding needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
+    begun = time.perf_counter()
     torch.manual_seed(0)
     config = TINY if arguments.tiny else LARGE
     with torch.device(device):
@@ -217,9 +230,15 @@ def main() -> int:
     for batch in arguments.batch or [1]:
         prompts = torch.randint(config.vocabulary, (batch, arguments.prompt)).tolist()
         torch.compiler.reset()
-        measured = measure(Task(model, prompts, arguments.tokens, device), arguments.rounds, arguments.only)
-        rows += [about | row for row in measured]
-        write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
+        measured = measure(
+            Task(model, prompts, arguments.tokens, device),
+            arguments.rounds,
+            arguments.only,
+            is_late=lambda: time.perf_counter() - begun > arguments.limit_s,
+            keep=lambda so_far: write_rows(arguments.out, [*rows, *(about | row for row in so_far)], "ms_per_token"),
+        )
+        rows.extend(about | row for row in measured)
+        write_rows(arguments.out, rows, "ms_per_token")
         for row in sorted(measured, key=lambda row: row.get("ms_per_token", float("inf"))):
             said = row.get("failure") or f"{row['ms_per_token']:.3f} ms a token, prefill {row['prefill_ms']:.1f} ms"
             print(f"batch {batch}, {row['arm']}: {said}", flush=True)

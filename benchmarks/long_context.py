@@ -4,7 +4,7 @@
 
 Fresh weights in bf16, one row of random tokens, taken in by chunks, then 32 tokens more through the recorded step.
 `state_bytes` is what stands on the device after the text beyond the weights; `peak_bytes` the most at any time, beyond
-the weights too. A length that fails is a row.
+the weights too. A length that fails is a row. Rows are written as they come.
 """
 
 import argparse

@@ -6,7 +6,8 @@ A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redli
 of configs/decoder-124m.toml, with other plans: its task, its loss, its optimizer with fp32 masters. Transformers' have
 the same shape and plain bf16 weights. Every row of a batch is one document for all, so that all attend alike. Lengths
 come at constant tokens a step; 32K tokens by themselves are for the memory. Rates are of turns of several steps, MFU is
-of the bf16 product measured at the start, peaks are an arm's own, weights included. An arm that fails is a row.
+of the bf16 product measured at the start, peaks are an arm's own, weights included. An arm that fails is a row. Rows
+are written whenever there is more to say: a run that is killed leaves what it had measured.
 """
 
 import argparse
@@ -16,10 +17,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ TINY_VOCABULARY = 512
 # Of the first loss to that of a guess among all tokens: fresh weights know nothing.
 LARGEST_LOSS_ERROR = 0.5
 STEPS_OF_A_TURN = 4
+CUT_OFF = "the run was cut off before it was timed"
 
 
 @dataclass(frozen=True)
@@ -186,8 +188,16 @@ def theirs(race: Race, compiled: bool, liger: bool) -> Arm:
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    about = {"transformers": version("transformers")} | ({"liger": version("liger-kernel")} if liger else {})
+    about = {"transformers": version_of("transformers")} | ({"liger": version_of("liger-kernel")} if liger else {})
     return Arm(step, model, shape.flops_per_token(model, race.length), about)
+
+
+def version_of(package: str) -> str:
+    """A package that lies on the path without its metadata works as well as any."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def liger_patches(model: nn.Module, module: Any) -> dict[str, Any]:
@@ -248,12 +258,19 @@ def ready(race: Race, build: Callable[[], Arm]) -> tuple[Arm, dict[str, Any]]:
 
 
 def measure(
-    race: Race, chosen: dict[str, Callable[[], Arm]], rounds: int, ceiling: float, is_late: Callable[[], bool]
+    race: Race,
+    chosen: dict[str, Callable[[], Arm]],
+    rounds: int,
+    ceiling: float,
+    is_late: Callable[[], bool],
+    keep: Callable[[Iterable[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
+    """A row for each arm; `keep` gets all there are after every arm that was made ready, and after every round."""
     rows: dict[str, dict[str, Any]] = {}
     racing: dict[str, Arm] = {}
     for name, build in chosen.items():
-        row = rows[name] = {"arm": name, "length": race.length, "batch": race.rows}
+        # Attention is counted within documents, and here a row is one.
+        row = rows[name] = {"arm": name, "length": race.length, "batch": race.rows, "document": race.length}
         if is_late():
             row["failure"] = "left out: the time of --limit-s was over"
             continue
@@ -263,6 +280,7 @@ def measure(
         except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
             row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
         free(race)
+        keep(rows.values())
         print(f"{name}: {row.get('failure', 'ready')}", file=sys.stderr, flush=True)
     samples: dict[str, list[float]] = {name: [] for name in racing}
     for turn in range(rounds):
@@ -273,11 +291,17 @@ def measure(
                 arm.step(3 + turn * STEPS_OF_A_TURN + index)
             race.wait()
             samples[name].append((time.perf_counter() - begun) / STEPS_OF_A_TURN)
-    for name, step_s in samples.items():
-        rate = race.tokens / statistics.median(step_s)
-        mfu = rate * racing[name].flops_per_token / ceiling
-        rows[name] |= {"tokens_per_s": rate, "mfu": mfu, "step_s": step_s}
+            rate = race.tokens / statistics.median(samples[name])
+            mfu = rate * arm.flops_per_token / ceiling
+            rows[name] |= {"tokens_per_s": rate, "mfu": mfu, "step_s": samples[name]}
+        keep(rows.values())
     return list(rows.values())
+
+
+def write_rows(out: Path, rows: Iterable[dict[str, Any]], figure: str) -> None:
+    """All rows so far; one that has no figure yet says so, for whoever reads what a killed run has left."""
+    said = [row if figure in row or "failure" in row else {**row, "failure": CUT_OFF} for row in rows]
+    write_text(out, "".join(json.dumps(row) + "\n" for row in said))
 
 
 def free(race: Race) -> None:
@@ -334,10 +358,17 @@ def main(arguments: list[str] | None = None) -> int:
         plans = given.plan or ["fused_ops" if given.tiny else PLAN]
         chosen = {name: build for name, build in arms(race, plans).items() if not given.only or given.only in name}
         torch.compiler.reset()
-        measured = measure(race, chosen, given.rounds, ceiling, lambda: time.perf_counter() - begun > given.limit_s)
+        measured = measure(
+            race,
+            chosen,
+            given.rounds,
+            ceiling,
+            is_late=lambda: time.perf_counter() - begun > given.limit_s,
+            keep=lambda so_far: write_rows(given.out, [*rows, *(about | row for row in so_far)], "tokens_per_s"),
+        )
         free(race)
-        rows += [about | row for row in measured]
-        write_text(given.out, "".join(json.dumps(row) + "\n" for row in rows))
+        rows.extend(about | row for row in measured)
+        write_rows(given.out, rows, "tokens_per_s")
         for row in measured:
             print(show(row), flush=True)
     return 0

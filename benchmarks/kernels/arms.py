@@ -4,15 +4,18 @@ Each arm is captured as a CUDA graph, so that kernels are timed and not Python; 
 is, and its row says so. All graphs of a case share one pool of memory, since their results are thrown away. The arms
 take turns, and before each turn the second-level cache is emptied: by reading, since what is written there would have
 to leave in an arm's time. An arm whose results are off gets no time, and one that fails is a row that says why. Rows
-are JSON lines; rates are what the operation needs at the least over the time, whatever an arm really moved.
+are JSON lines, written after every arm and every case, so that a run that is killed leaves what it had measured; rates
+are what the operation needs at the least over the time, whatever an arm really moved.
 """
 
 import argparse
 import gc
 import json
+import math
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +29,8 @@ from redline.graphed import CudaRecorder
 from redline.logbook import command_line
 
 Run = Callable[[], tuple[Tensor, ...]]
+Rows = list[dict[str, object]]
+CUT_OFF = "the run was cut off before it was timed"
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,14 @@ class Case:
 
 
 def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Iterable[Case]] | None = None) -> int:
-    """The command line of a benchmark: times the cases one after the other, and writes after each.
+    """The command line of a benchmark: times the cases one after the other, and writes after each of their arms.
 
     `sweep` gives other cases, whose arms are tiles of the kernels, for `--sweep`.
     """
     parser = argparse.ArgumentParser(description=f"Times {op} against its peers on a CUDA device.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
     parser.add_argument("--only", help="cases whose title, as it is printed, holds this")
     parser.add_argument("--without", metavar="ARM", action="append", default=[], help="leave this arm out; repeatable")
     parser.add_argument(
@@ -79,6 +85,7 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     if not torch.cuda.is_available():
         print(f"the benchmark of {op} needs a CUDA device.", file=sys.stderr)
         return 2
+    begun = time.perf_counter()
     if arguments.compilers > 1 and not arguments.compile_share:
         compile_beforehand(arguments.compilers)
     import triton
@@ -86,7 +93,11 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     about = {"op": op, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     about["copy_tb_per_s"] = 0.0 if arguments.compile_share else copy_rate()
     about["command"] = command_line(sys.argv)
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
+
+    def is_late() -> bool:
+        return time.perf_counter() - begun > arguments.limit_s
+
     for case in cases():
         if arguments.only and arguments.only not in title(case):
             del case
@@ -96,14 +107,25 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         if arguments.compile_share:
             run_share(case, *map(int, arguments.compile_share.split("/")))
             continue
-        measured = measure(case, arguments.rounds)
-        rows += [about | row for row in measured]
-        write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
+        measured = measure(
+            case,
+            arguments.rounds,
+            is_late,
+            keep=lambda so_far: write_rows(arguments.out, [*rows, *(about | row for row in so_far)]),
+        )
+        rows.extend(about | row for row in measured)
+        write_rows(arguments.out, rows)
         show(case, measured)
         # Before the next one is made: its tensors need the room of this one's.
         del case
         free()
     return 0
+
+
+def write_rows(out: Path, rows: Rows) -> None:
+    """All rows so far; one that has no time yet says so, for whoever reads what a killed run has left."""
+    said = [row if "median_ms" in row or "failure" in row else {**row, "failure": CUT_OFF} for row in rows]
+    write_text(out, "".join(json.dumps(row) + "\n" for row in said))
 
 
 def compile_beforehand(processes: int) -> None:
@@ -259,8 +281,13 @@ def race(
     return {name: [begin.elapsed_time(end) for begin, end in pairs] for name, pairs in events.items()}
 
 
-def measure(case: Case, rounds: int) -> list[dict[str, object]]:
-    """A row for each arm; what cannot be built or trusted says why instead of a time."""
+def measure(
+    case: Case,
+    rounds: int,
+    is_late: Callable[[], bool] = lambda: False,
+    keep: Callable[[Rows], None] = lambda rows: None,
+) -> Rows:
+    """A row for each arm; what cannot be built or trusted says why instead of a time. `keep` gets them as they come."""
     judged = case.judged or (lambda results: results)
     restore = case.restore or (lambda: None)
     expected = judged(case.expected())
@@ -269,6 +296,9 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
     graphs = Graphs()
     for name, build in case.arms.items():
         rows[name] = {"case": case.name, **case.sizes, "arm": name}
+        if is_late():
+            rows[name]["failure"] = "left out: the time of --limit-s was over"
+            continue
         try:
             run = build()
             restore()
@@ -295,6 +325,7 @@ def measure(case: Case, rounds: int) -> list[dict[str, object]]:
             torch.cuda.synchronize()
         restore()
         free()
+        keep(list(rows.values()))
     del expected
     for name, samples in race_without_the_failed(runs, rounds, restore, rows).items():
         deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)

@@ -1,6 +1,7 @@
 """What the benchmarks of operators race, and that one arm which cannot be captured leaves the others alone."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 PATH = Path(__file__).parents[2] / "benchmarks/kernels/arms.py"
 
@@ -102,3 +104,39 @@ def test_shares_compile_every_arm_once_and_go_on_after_a_failure(monkeypatch: py
     for index in range(3):
         arms.run_share(case, index, 3)
     assert sorted(ran) == list(range(7))
+
+
+def test_a_run_that_is_killed_leaves_what_it_had_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first case is timed, the second is killed before its last arm; what began too late is a row as well."""
+    out = tmp_path / "rows.jsonl"
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(arms.torch.cuda, name, lambda: None)
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(arms.torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(arms.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(arms.torch.cuda, "get_device_name", lambda: "none")
+    monkeypatch.setattr(arms, "copy_rate", lambda: 1.0)
+    monkeypatch.setattr(arms, "race", lambda runs, rounds, restore: {name: [1.0, 2.0] for name in runs})
+    monkeypatch.setattr(sys, "argv", ["op.py", "--out", str(out)])
+
+    def one() -> tuple[torch.Tensor, ...]:
+        return (torch.ones(1),)
+
+    def killed() -> Any:
+        raise KeyboardInterrupt
+
+    def cases() -> Any:
+        names = ("eager", "ours")
+        last: dict[str, Any] = {"eager": lambda: one, "ours": killed}
+        for case_arms in (dict.fromkeys(names, lambda: one), last):
+            yield arms.Case("op", {}, case_arms, expected=one, largest_error=0.0, asks_the_host=names)
+
+    with pytest.raises(KeyboardInterrupt):
+        arms.main("op", cases)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["arm"], row.get("median_ms")) for row in found] == [("eager", 1.5), ("ours", 1.5), ("eager", None)]
+    assert found[2]["failure"] == arms.CUT_OFF
+    monkeypatch.setattr(sys, "argv", ["op.py", "--out", str(out), "--limit-s", "0"])
+    assert arms.main("op", cases) == 0
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(found) == 4 and all("--limit-s" in row["failure"] for row in found)

@@ -61,6 +61,43 @@ def test_no_arm_begins_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFix
     assert "64 × 2, transformers + torch.compile: left out" in capsys.readouterr().out
 
 
+def killed_at(step: int) -> Any:
+    def train(index: int) -> torch.Tensor:
+        if index == step:
+            raise KeyboardInterrupt
+        return torch.tensor(6.2)
+
+    return train_speed.Arm(train, nn.Linear(1, 1), 1.0)
+
+
+def test_a_run_that_is_killed_leaves_what_it_had_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its second round, the first shape done before."""
+    second_round = 3 + train_speed.STEPS_OF_A_TURN
+    monkeypatch.setattr(train_speed, "ours", lambda race, *_: killed_at(second_round if race.length == 96 else -1))
+    out = tmp_path / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        rows(out, "--only", "redline", "--plan", "")
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["length"], len(row["step_s"])) for row in found] == [(64, 2), (64, 2), (96, 1), (96, 1)]
+    assert all(row["tokens_per_s"] > 0 and "failure" not in row for row in found)
+
+
+def test_an_arm_that_was_ready_says_that_it_was_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is killed while it is made ready."""
+    monkeypatch.setattr(train_speed, "ours", lambda _, kind, __: killed_at(1 if kind == "memory" else -1))
+    out = tmp_path / "rows.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        rows(out, "--length", "64", "--only", "redline", "--plan", "")
+    (row,) = [json.loads(line) for line in out.read_text().splitlines()]
+    assert row["arm"] == "redline decoder, " and row["first_loss"] == pytest.approx(6.2)
+    assert row["failure"] == train_speed.CUT_OFF
+
+
+def test_a_package_without_metadata_has_an_unknown_version() -> None:
+    assert train_speed.version_of("torch") == torch.__version__
+    assert train_speed.version_of("a-package-of-nobody") == "unknown"
+
+
 def test_what_liger_patches_for_all_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SimpleNamespace(rotate="theirs", norm="theirs", other=1)
     patched: list[object] = []
