@@ -9,6 +9,9 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.stream.settings import Settings
 
+# Nobody's pixels are longer: a file that says so is wrong, and would fill the memory.
+_WIDEST_PIXEL = Fraction(8)
+
 
 @dataclass(frozen=True, eq=False)
 class Frame:
@@ -16,6 +19,7 @@ class Frame:
 
     `captured_s` is of the stream's clock; `index` counts what the source gave, so that a gap is a drop; `duration` is
     in ticks of `time_base`, and 0 where it is not known. `settings` are those in force when its computation began.
+    `pixel_aspect` is how much wider than high a pixel is to be shown.
     """
 
     pixels: Tensor
@@ -25,6 +29,7 @@ class Frame:
     captured_s: float
     duration: int = 0
     settings: Settings = field(default_factory=Settings)
+    pixel_aspect: Fraction = Fraction(1)
 
     @property
     def height(self) -> int:
@@ -37,6 +42,15 @@ class Frame:
     @property
     def time_s(self) -> Fraction:
         return self.pts * self.time_base
+
+
+def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, int]:
+    """The size in square pixels that looks the same. One side grows and none shrinks, so that nothing is lost."""
+    if not 1 / _WIDEST_PIXEL <= pixel_aspect <= _WIDEST_PIXEL:
+        return height, width
+    if pixel_aspect >= 1:
+        return height, round(width * pixel_aspect)
+    return round(height / pixel_aspect), width
 
 
 def check_pixels(pixels: Tensor, made_by: str) -> Tensor:

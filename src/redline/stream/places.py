@@ -160,13 +160,13 @@ def _synthetic(text: str, rest: str) -> SyntheticClip:
 
 
 def _film(path: Path, source: Source) -> VideoFileSink:
-    film, aspect = _innermost(source), _pixel_aspect(source)
+    film = _innermost(source)
     if not isinstance(film, VideoFile):
-        return VideoFileSink(path, source.rate, origin_s=None, is_live=source.is_live, pixel_aspect=aspect)
+        return VideoFileSink(path, source.rate, origin_s=None, is_live=source.is_live)
     if path.exists() and path.samefile(film.path):
         raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
-    sound, live = film.path if film.has_sound else None, source.is_live
-    return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=sound, is_live=live, pixel_aspect=aspect)
+    sound = film.path if film.has_sound else None
+    return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=sound, is_live=source.is_live)
 
 
 def _shortcomings(source: Source, sink: Sink) -> tuple[str, ...]:
@@ -183,14 +183,6 @@ def _innermost(source: Source) -> Source:
     while isinstance(source, (Paced, Resized)):
         source = source.inner
     return source
-
-
-def _pixel_aspect(source: Source) -> Fraction:
-    """Whoever asks for a size gets square pixels."""
-    inner = _innermost(source)
-    if isinstance(source, Resized) or not isinstance(inner, (VideoFile, LiveInput)):
-        return Fraction(1)
-    return inner.pixel_aspect
 
 
 def _is_paced(source: Source) -> bool:

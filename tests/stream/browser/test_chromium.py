@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +12,10 @@ from patience import HANGS_S, PATIENCE_S
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.video_file import VideoFile
 from stream.browser.chromium import PROGRAM, Chromium
 from stream.browser.conftest import Running
+from upscale.video.clips import make_clip
 
 pytestmark = [
     pytest.mark.timeout(2 * HANGS_S),
@@ -158,5 +162,33 @@ def test_a_page_without_a_camera_shows_input_and_output_and_the_end(run_stream: 
             stream.pipeline.stop()
             await browser.wait_for("document.getElementById('title').textContent === 'The stream has ended.'")
             assert browser.console == []
+
+    asyncio.run(main())
+
+
+SEEN = """(id) => {
+  const video = document.querySelector(`#${id} video`), box = video.getBoundingClientRect();
+  return [video.videoWidth, video.videoHeight, box.width / box.height];
+}"""
+
+
+def test_a_film_with_wide_pixels_is_seen_in_its_own_shape(run_stream: Callable[..., Running], tmp_path: Path) -> None:
+    make_clip(tmp_path / "wide.mp4", frames=400, size=(144, 116), pixel_aspect=Fraction(16, 9))
+    stream = run_stream(source=Paced(VideoFile(tmp_path / "wide.mp4")))
+
+    async def main() -> None:
+        async with Chromium() as browser:
+            await browser.open(stream.page.url)
+            await browser.wait_for(f"{number('shown')} > 5")
+            await browser.wait_for("document.querySelector('#output .detail').textContent")
+            for width in (390, 1280):
+                await browser.size(width, 900)
+                await asyncio.sleep(0.3)
+                for id_ in ("input", "output"):
+                    across, down, shape = await browser.run(f"({SEEN})('{id_}')")
+                    assert (across, down) == (256, 116) and abs(shape - 256 / 116) < 0.02
+            detail = await browser.run("document.querySelector('#input .detail').textContent")
+            assert detail == "144 × 116, shown at 256 × 116"
+            await browser.shot(tmp_path / "page.png")
 
     asyncio.run(main())

@@ -1,6 +1,7 @@
 """Pictures keep their colours and their middle, whatever the sizes."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -34,6 +35,26 @@ def test_what_is_too_large_to_encode_live_is_shown_smaller(height: int, width: i
     shown_height, shown_width = shown_size(height, width)
     assert shown_height * shown_width <= MOST_SHOWN_PIXELS and not shown_height % 2 and not shown_width % 2
     assert math.isclose(shown_width / shown_height, width / height, rel_tol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("size", "aspect", "shown"),
+    [
+        ((576, 720), Fraction(64, 45), (576, 1024)),
+        ((480, 720), Fraction(8, 9), (540, 720)),
+        ((35, 51), Fraction(3, 2), (36, 76)),
+        ((1080, 1440), Fraction(4, 3), (1080, 1920)),
+        ((1080, 1920), Fraction(2), (762, 2714)),
+        ((40, 60), Fraction(1, 1000), (40, 60)),
+    ],
+)
+def test_pixels_are_shown_as_wide_as_they_are(size: tuple[int, int], aspect: Fraction, shown: tuple[int, int]) -> None:
+    pixels = torch.from_numpy(smooth(*size))
+    picture = for_codec(pixels, aspect)
+    assert (picture.height, picture.width) == shown == shown_size(*size, aspect)
+    back = picture.to_ndarray(format="rgb24").astype(int)
+    rows, columns = (np.arange(new) * old // new for new, old in zip(shown, size, strict=True))
+    assert np.abs(back - pixels.numpy()[rows][:, columns]).mean() < NEAR
 
 
 def test_a_large_picture_is_scaled_and_not_cut() -> None:

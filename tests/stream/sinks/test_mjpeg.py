@@ -5,6 +5,8 @@ import io
 import socket
 import threading
 import time
+from dataclasses import replace
+from fractions import Fraction
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -58,6 +60,18 @@ def test_a_viewer_sees_the_frames() -> None:
     sink.close()
     assert response.fp.read() == b"", "the end of the stream is the end for the viewer"
     response.close()
+
+
+@pytest.mark.parametrize(("aspect", "size"), [(Fraction(4, 3), (24, 53)), (Fraction(8, 9), (27, 40)), (0, (24, 40))])
+def test_pixels_are_seen_as_wide_as_they_are(aspect: Fraction, size: tuple[int, int]) -> None:
+    sink = MjpegSink(port=0)
+    response = connected(sink)
+    until_watched(sink)
+    sink.write(replace(FRAMES[0], pixel_aspect=aspect))
+    seen = picture(response)
+    assert seen.shape == (*size, 3)
+    assert np.abs(seen.mean((0, 1)) - FRAMES[0].pixels.numpy().mean((0, 1))).max() < 3
+    sink.close()
 
 
 def test_whoever_comes_sees_the_next_picture_first() -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -62,6 +63,14 @@ def test_a_window_shows_every_frame_and_is_closed(tk: FakeTk) -> None:
     assert window.updates == 3 and [picture.size for picture in tk.pictures] == [(8, 6)] * 3
     sink.close()
     assert all(one.is_destroyed for one in tk.windows)
+
+
+def test_a_window_shows_pixels_as_wide_as_they_are(tk: FakeTk) -> None:
+    sink = WindowSink()
+    for aspect in (Fraction(3, 2), Fraction(1, 2), Fraction(1), Fraction(9)):
+        sink.write(replace(FRAMES[0], pixel_aspect=aspect))
+    assert [picture.size for picture in tk.pictures] == [(12, 6), (8, 12), (8, 6), (8, 6)], "nobody has pixels of 9:1"
+    sink.close()
 
 
 def test_closing_the_window_ends_the_stream(tk: FakeTk) -> None:
@@ -134,6 +143,12 @@ def test_a_virtual_camera_takes_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     sink.abandon()
     assert sent[0] == {"width": 8, "height": 6, "fps": 25.0, "device": "/dev/video9"}
     assert sent[1:] == [(6, 8, 3)] * 3 + ["closed"]
+
+    sent.clear()
+    sink = VirtualCameraSink(Fraction(25))
+    sink.write(replace(FRAMES[0], pixel_aspect=Fraction(3, 2)))
+    sink.close()
+    assert (sent[0]["width"], sent[0]["height"], sent[1]) == (12, 6, (6, 12, 3))
 
     def refuse(**_: Any) -> None:
         raise RuntimeError("virtual camera output could not be started\nmore")

@@ -54,7 +54,7 @@ def _picture(outlet: Outlet) -> dict[str, int] | None:
     if put is None:
         return None
     frame = put.frame
-    shown_height, shown_width = shown_size(frame.height, frame.width)
+    shown_height, shown_width = shown_size(frame.height, frame.width, frame.pixel_aspect)
     return {
         "frames": put.count,
         "height": frame.height,

@@ -55,7 +55,7 @@ class OutletTrack(MediaStreamTrack):
             self.stop()
             raise MediaStreamError
         put, is_new = seen
-        picture = await asyncio.to_thread(for_codec, put.frame.pixels)
+        picture = await asyncio.to_thread(for_codec, put.frame.pixels, put.frame.pixel_aspect)
         self._last_pts = max(self._last_pts + 1, int(self._outlet.clock.now_s() * VIDEO_CLOCK_RATE))
         picture.pts, picture.time_base = self._last_pts, VIDEO_TIME_BASE
         self._under_way = put if is_new else None

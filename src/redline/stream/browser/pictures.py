@@ -1,6 +1,7 @@
 """Between a codec's pictures (YUV, even sides) and the stream's (RGB, any size)."""
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 from av import VideoFrame
 from av.video.reformatter import Interpolation
 from torch import Tensor
+
+from redline.stream.frames import square_size
 
 # What a browser's camera may send, and what is shown on the page without being made smaller.
 MOST_SENT_PIXELS = 4096 * 2304
@@ -30,22 +33,23 @@ def covered(picture: VideoFrame, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rgb))
 
 
-def shown_size(height: int, width: int) -> tuple[int, int]:
-    """The size on the page: even, as the codec halves the colours, and no larger than can be encoded live."""
+def shown_size(height: int, width: int, pixel_aspect: Fraction = Fraction(1)) -> tuple[int, int]:
+    """The size on the page: in square pixels, even, as the codec halves the colours, and no larger than can be encoded
+    live."""
+    height, width = square_size(height, width, pixel_aspect)
     scale = min(1.0, math.sqrt(MOST_SHOWN_PIXELS / (height * width)))
     if scale == 1.0:
         return height + height % 2, width + width % 2
     return max(2, math.floor(height * scale / 2) * 2), max(2, math.floor(width * scale / 2) * 2)
 
 
-def for_codec(pixels: Tensor) -> VideoFrame:
-    """An odd side repeats its last row or column."""
+def for_codec(pixels: Tensor, pixel_aspect: Fraction = Fraction(1)) -> VideoFrame:
+    """An odd side repeats its last row or column, where nothing else changes its size."""
     height, width = pixels.shape[:2]
-    shown_height, shown_width = shown_size(height, width)
+    shown_height, shown_width = shown_size(height, width, pixel_aspect)
     rgb = pixels.numpy()
-    if shown_height > height or shown_width > width:
+    if 0 <= shown_height - height <= 1 and 0 <= shown_width - width <= 1:
         rgb = np.pad(rgb, ((0, shown_height - height), (0, shown_width - width), (0, 0)), mode="edge")
-        height, width = shown_height, shown_width
     picture = VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24")
     return picture.reformat(shown_width, shown_height, "yuv420p", interpolation=_SMOOTH)
 

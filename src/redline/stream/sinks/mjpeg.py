@@ -14,11 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from PIL import Image
-
 from redline.errors import RedlineError
 from redline.stream.access import Access
 from redline.stream.frames import Frame
+from redline.stream.sinks.shown import as_shown
 
 PORT, MOST_VIEWERS = 8182, 8
 _MOST_CONNECTIONS = 64
@@ -56,7 +55,7 @@ class MjpegSink:
     def write(self, frame: Frame) -> None:
         if self._latest.is_wanted:
             data = io.BytesIO()
-            Image.fromarray(frame.pixels.numpy()).save(data, "jpeg", quality=_QUALITY)
+            as_shown(frame).save(data, "jpeg", quality=_QUALITY)
             self._latest.put(data.getvalue())
 
     def close(self, whole: bool = True) -> None:

@@ -50,7 +50,6 @@ class VideoFileSink:
         origin_s: Fraction | None = Fraction(0),
         sound: Path | None = None,
         is_live: bool = False,
-        pixel_aspect: Fraction = Fraction(1),
         crf: int = 18,
         preset: str = "veryfast",
     ) -> None:
@@ -65,7 +64,6 @@ class VideoFileSink:
             check_sound(sound, CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self._path, self._rate = path.name, path, Fraction(rate)
         self._origin_s, self._sound, self._is_live = origin_s, sound, is_live
-        self._pixel_aspect = pixel_aspect
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
         if is_live:
             self._options["g"] = str(max(1, round(_PIECE_S * self._rate)))
@@ -111,6 +109,7 @@ class _Film:
         remove_abandoned(path.parent)
         self.partial = hidden_path(path)
         self._size, self._time_base = (first.height, first.width), first.time_base
+        self._pixel_aspect = first.pixel_aspect
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
         self._usual = max(1, round(1 / sink._rate / first.time_base))
         self._last: int | None = None
@@ -198,7 +197,7 @@ class _Film:
         even = height % 2 == 0 and width % 2 == 0
         context.width, context.height, context.pix_fmt = width, height, "yuv420p" if even else "yuv444p"
         context.time_base = stream.time_base = self._time_base
-        context.sample_aspect_ratio = sink._pixel_aspect
+        context.sample_aspect_ratio = self._pixel_aspect
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         context.color_range = ColorRange.MPEG
         # Threads over slices, PyAV's default, would cut every picture into bands.

@@ -5,8 +5,11 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
+from redline.stream.sinks.shown import as_shown
 
 
 class VirtualCameraSink:
@@ -23,9 +26,10 @@ class VirtualCameraSink:
         self._camera: Any = None
 
     def write(self, frame: Frame) -> None:
+        picture = as_shown(frame)
         if self._camera is None:
-            self._camera = self._open(frame.height, frame.width)
-        self._camera.send(frame.pixels.contiguous().numpy())
+            self._camera = self._open(picture.height, picture.width)
+        self._camera.send(np.asarray(picture))
 
     def close(self, whole: bool = True) -> None:
         if self._camera is not None:

@@ -108,7 +108,8 @@ class LiveInput:
                     passed = usual if is_film else round(Fraction(captured_s - before_s) / time_base)
                     pts = self._last + max(1, passed)
                 lasts = 0 if is_untimed else found.duration or 0
-                frame = Frame(to_pixels(found, to_rgb), self._next_index, pts, time_base, captured_s, lasts)
+                pixels, aspect = to_pixels(found, to_rgb), self.pixel_aspect
+                frame = Frame(pixels, self._next_index, pts, time_base, captured_s, lasts, pixel_aspect=aspect)
                 self._last, self._next_index, before_s = pts, self._next_index + 1, captured_s
                 yield frame
             if self._closed.is_set():

@@ -15,7 +15,7 @@ from redline.stream.sources import LARGEST_PX, Source
 
 
 class Resized:
-    """Frames are scaled, not cut: whoever asks for another shape gets it."""
+    """Frames are scaled, not cut: whoever asks for another shape gets it, in square pixels."""
 
     def __init__(self, source: Source, height: int, width: int) -> None:
         if not (1 <= height <= LARGEST_PX and 1 <= width <= LARGEST_PX):
@@ -41,7 +41,7 @@ class Resized:
                     picture = Image.fromarray(frame.pixels.numpy())
                     scaled = picture.resize((self.width, self.height), Image.Resampling.BICUBIC)
                     frame = replace(frame, pixels=torch.from_numpy(np.array(scaled)))
-                yield frame
+                yield replace(frame, pixel_aspect=Fraction(1))
 
     def close(self) -> None:
         self.inner.close()

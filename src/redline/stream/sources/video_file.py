@@ -81,7 +81,8 @@ class VideoFile:
                     # Films that were cut badly repeat times: the next free place keeps order and number.
                     pts = 0 if last is None else last + (usual if pts is None else 1)
                 last = pts
-                yield Frame(to_pixels(found, to_rgb), index, pts, time_base, captured_s, found.duration or 0)
+                pixels, lasts = to_pixels(found, to_rgb), found.duration or 0
+                yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
                 index += 1
                 captured_s = self._clock.now_s()
             if last is not None and not self._is_cut_off and holes.are_behind(last * time_base):

@@ -310,10 +310,11 @@ function show(said) {
 
 function describePicture(name, picture) {
   if (!picture) return;
-  const smaller = picture.shown_height < picture.height;
-  const shown = smaller ? `, shown at ${picture.shown_width} × ${picture.shown_height}` : "";
+  // A side that is odd is shown one pixel longer.
+  const differs = Math.max(Math.abs(picture.shown_height - picture.height), Math.abs(picture.shown_width - picture.width)) > 1;
+  const shown = differs ? `, shown at ${picture.shown_width} × ${picture.shown_height}` : "";
   $(name).querySelector(".detail").textContent = `${picture.width} × ${picture.height}${shown}`;
-  $(name).style.setProperty("--ratio", picture.width / picture.height);
+  $(name).style.setProperty("--ratio", picture.shown_width / picture.shown_height);
 }
 
 function describeView(view) {
