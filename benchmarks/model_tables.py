@@ -166,8 +166,26 @@ def long_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
+def passkey_section(rows: Sequence[Row]) -> str:
+    head = ("tokens", "arm", "keys read back", "asked", "held after the text", "parameters", "trained")
+    lines = [
+        [
+            f"{row['length']:,}",
+            escape(row["arm"]),
+            f"**{100 * row['accuracy']:.1f}%**",
+            f"{row['asked']}",
+            f"{row['state_bytes'] / 2**20:,.1f} MiB",
+            f"{row['parameters'] / 1e6:.1f}M",
+            f"{row['training_s'] / 60:.1f} min, {row['steps']} steps at {row['trained_length']:,} tokens",
+        ]
+        for row in sorted(rows, key=lambda row: (row["length"], row["arm"]))
+    ]
+    return table(head, lines)
+
+
 SECTIONS = {
     "long_context": ("Long texts", "benchmarks/long_context.py", long_section),
+    "passkey": ("Passkeys", "", passkey_section),
     "train_speed": ("Training", "benchmarks/train_speed.py", training_section),
     "decode": ("Decoding", "benchmarks/decode.py", decoding_section),
     "packing": ("Packing against padding", "", packing_section),

@@ -2,7 +2,7 @@
 
 Only attention sees more than one token, so all else takes the rows in any order; blocks with shifted windows take them
 in another one. Heads are filled up with zeros to multiples of 16 channels: with 46 or 122, torch's fused attention in
-bf16 takes two to three times as long. As in `packed.py`, the MLP's second layer goes into the 1×1 convolution behind it.
+bf16 takes two to three times as long. As in `packed.py`, the MLP's second layer goes into the convolution behind it.
 
 The layers stay linear layers and norms, so that rungs that change these still find them.
 """

@@ -25,7 +25,7 @@ class Tiles:
     warps: int
 
 
-TILES = {"forward": Tiles(4096, 8), "backward": Tiles(2048, 8)}
+TILES = {"forward": Tiles(1024, 4), "backward": Tiles(512, 4)}
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
