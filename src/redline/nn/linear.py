@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from redline.nn.choosing import Choosing
 from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
+from redline.ops.small_matmul.tiles import LARGEST_ROWS
 
 # What the kernels take; from there on the library's own products are the better ones.
 _MOST_ROWS = 16
@@ -58,7 +59,11 @@ class Linear(nn.Linear, Choosing):
             return "torch"
         if self._int8() is not None:
             return f"int8_matmul up to {_MOST_ROWS_OF_INT8} rows"
-        return f"small_matmul up to {_MOST_ROWS} rows" if type(self.weight) is nn.Parameter else "torch"
+        size = self.weight.element_size()
+        most = _MOST_ROWS if self.implementation == "triton" else LARGEST_ROWS.get((size, size), 0)
+        if type(self.weight) is not nn.Parameter or not most:
+            return "torch"
+        return f"small_matmul up to {most} row{'s' if most > 1 else ''}"
 
 
 def int8_parts(weight: Any) -> tuple[Tensor, Tensor] | None:

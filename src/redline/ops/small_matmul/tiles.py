@@ -32,7 +32,7 @@ class Cut:
     share: int
 
 
-# The tables and limits of this file are predicted, not measured: what `benchmarks/kernels/small_matmul.py --sweep` and
+# The tables of this file are predicted, not swept: what `benchmarks/kernels/small_matmul.py --sweep` and
 # `benchmarks/kernels/int8_matmul.py --sweep` print replaces them.
 # The best tiles of a shape, or None where cuBLAS is faster than any.
 MEASURED: dict[Shape, Tiles | None] = {}
@@ -51,8 +51,10 @@ BLOCK_TILES = {
         MANY_ROWS: Tiles(128, 128, 128, 8, 3),
     },
 }
-# The most rows for which the kernels are kept, by bytes of a number of x and of the weight: past it cuBLAS is faster.
-LARGEST_ROWS = {(2, 2): 16, (4, 4): 16, (2, 1): 64, (4, 1): 64, (1, 1): 64}
+# The most rows for which the kernels are kept, by bytes of a number of x and of the weight. In bf16 one row is faster than
+# by cuBLAS on an H200, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8 have no other way
+# that does not write them out in bf16 first.
+LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 64}
 # Programs that keep every multiprocessor of the largest GPUs busy.
 PROGRAMS = 132
 # A share shorter than this costs more to add up than it saves.
