@@ -51,9 +51,9 @@ BLOCK_TILES = {
         MANY_ROWS: Tiles(128, 128, 128, 8, 3),
     },
 }
-# The most rows for which the kernels are kept, by bytes of a number of x and of the weight. In bf16 one row is faster than
-# by cuBLAS on an H200, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8 have no other way
-# that does not write them out in bf16 first.
+# The most rows for which the kernels are kept, by bytes of a number of x and of the weight. In bf16 one row is faster
+# than by cuBLAS on an H200, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8 have no other
+# way that does not write them out in bf16 first.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 64}
 # Programs that keep every multiprocessor of the largest GPUs busy.
 PROGRAMS = 132
