@@ -13,12 +13,13 @@ from redline.nn.checkpointing import DEAR, recomputed
 OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
 # Cheap next to a product: computed again.
 CHEAP = {"rms_norm", "add_rms_norm", "layer_norm_dropout_relu", "swiglu", "packed_swiglu", "rope", "cross_entropy"}
-# Never inside what is computed again: the first two have no gradient, and the others are parts of a backward pass.
+# Never inside what is computed again: some have no gradient, and the others are parts of a backward pass.
 ELSEWHERE = {
     "decode_attention",
     "fused_linear",
     "fused_mlp",
     "linear_cross_entropy_scaled",
+    "slot_write",
     "window_attention_table_gradient",
     "window_attention_spread",
 }

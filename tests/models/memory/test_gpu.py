@@ -74,3 +74,20 @@ def test_what_selective_recomputing_keeps_runs_once(update: str, granularity: st
         torch.cuda.synchronize()
     # Of the forward pass alone; calls of the operator say nothing, as one that is kept is called and not run.
     assert sum(event.count for event in profile.key_averages() if event.key == "output_kernel") == runs
+
+
+@torch.no_grad()
+def test_a_bank_on_the_gpu_keeps_what_it_keeps_on_the_cpu() -> None:
+    """Long enough for merges and evictions, in the same order of scores."""
+    exact = TitanModel(replace(BANK, merge_cosine=0.7)).eval()
+    model = copy.deepcopy(exact).cuda()
+    tokens = torch.randint(211, (2, 400))
+    _, expected = exact.advance(tokens, exact.new_state(2))
+    _, state = model.advance(tokens.cuda(), model.new_state(2))
+    stats, wanted = model.get_memory_stats(state), exact.get_memory_stats(expected)
+    assert wanted["merges"] > 0 and wanted["evictions"] > 0
+    for name in ("writes", "merges", "evictions", "used", "mass"):
+        assert stats[name] == wanted[name], name
+    found = dict(state.named_tensors())
+    for name, one in expected.named_tensors():
+        torch.testing.assert_close(found[name].cpu(), one, rtol=1e-3, atol=1e-3)

@@ -166,8 +166,9 @@ class SlotAttention(nn.Module):
             config.memory_compression_ratio,
             config.use_adaptive_compression,
             config.merge_cosine,
+            due_B,
         )
-        return replace(state, bank=written.where(due_B, bank))
+        return replace(state, bank=written)
 
     def _project(
         self, x_BSD: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None

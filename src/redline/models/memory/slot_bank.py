@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redline.ops.slot_write import Slots, slot_write
+
 USAGE_DECAY = 0.99
 
 
@@ -66,58 +68,31 @@ class SlotBank:
         return replace(self, usage_BM=usage, age_BM=self.age_BM + count)
 
     def with_written(
-        self, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, ratio: float, adaptive: bool, threshold: float
+        self,
+        key_BCHD: Tensor,
+        value_BCHD: Tensor,
+        score_BC: Tensor,
+        ratio: float,
+        adaptive: bool,
+        threshold: float,
+        due_B: Tensor | None = None,
     ) -> "SlotBank":
-        """Takes in the best ⌈ratio · C⌉ of the candidates; adaptive: of those, only what scores above one half."""
+        """Takes in the best ⌈ratio · C⌉ of the candidates; adaptive: of those, only what scores above one half.
+
+        One after the other, the best first: merged into the most similar slot, or put into an empty one, or in place of
+        the one that scores least. Sequences that are not due stay as they are.
+        """
         # Less a little: 0.07 · 100 is 7.000000000000001.
         count = math.ceil(ratio * score_BC.shape[1] - 1e-9)
         best = score_BC.topk(min(count, score_BC.shape[1]), dim=1)
-        bank = self
-        for rank in range(best.indices.shape[1]):
-            chosen = best.indices[:, rank]
-            score = best.values[:, rank]
-            wanted = score > 0 if adaptive else torch.ones_like(score, dtype=torch.bool)
-            bank = bank._with_one(_row(key_BCHD, chosen), _row(value_BCHD, chosen), score, wanted, threshold)
-        return bank
-
-    def _with_one(
-        self, key_BHD: Tensor, value_BHD: Tensor, score_B: Tensor, wanted_B: Tensor, threshold: float
-    ) -> "SlotBank":
-        """Merged into the most similar slot, or put into an empty one, or in place of the one that scores least."""
-        similar_B, nearest_B = self._similarity(key_BHD).max(1)
-        # An empty slot scores less than any other, and is taken first.
-        lowest_B, weakest_B = self.score_BM.masked_fill(~self.filled_BM, -torch.inf).min(1)
-        merged_B = wanted_B & (similar_B > threshold)
-        placed_B = wanted_B & ~merged_B & (score_B > lowest_B)
-        evicted_B = placed_B & (lowest_B > -torch.inf)
-        index_B = torch.where(merged_B, nearest_B, weakest_B)
-        old_mass_B = _row(self.mass_BM, index_B) * merged_B
-        share_B = (1 / (old_mass_B + 1)).to(key_BHD.dtype)[:, None, None]
-        old_score_B = torch.where(merged_B, _row(self.score_BM, index_B), score_B)
-        changed_B = merged_B | placed_B
-        kept_B = (~placed_B).to(self.usage_BM.dtype)
-
-        def put(before: Tensor, now: Tensor) -> Tensor:
-            here = (torch.arange(self.slots, device=index_B.device) == index_B[:, None]) & changed_B[:, None]
-            here = here.view(*here.shape, *[1] * (before.ndim - 2))
-            return torch.where(here, now.to(before.dtype).unsqueeze(1), before)
-
-        return SlotBank(
-            put(self.key_BMHD, torch.lerp(_row(self.key_BMHD, index_B), key_BHD, share_B)),
-            put(self.value_BMHD, torch.lerp(_row(self.value_BMHD, index_B), value_BHD, share_B)),
-            put(self.score_BM, torch.maximum(old_score_B, score_B)),
-            put(self.mass_BM, old_mass_B + 1),
-            put(self.usage_BM, _row(self.usage_BM, index_B) * kept_B),
-            put(self.age_BM, _row(self.age_BM, index_B) * kept_B),
-            self.writes_B + placed_B,
-            self.merges_B + merged_B,
-            self.evictions_B + evicted_B,
-        )
-
-    def _similarity(self, key_BHD: Tensor) -> Tensor:
-        """Cosines (B, M) over the keys of all heads together; less than any where a slot is empty."""
-        cosine = F.cosine_similarity(self.key_BMHD.flatten(2).float(), key_BHD.flatten(1).float().unsqueeze(1), dim=-1)
-        return cosine.masked_fill(~self.filled_BM, -torch.inf)
+        wanted_BC = best.values > 0 if adaptive else torch.ones_like(best.values, dtype=torch.bool)
+        if due_B is not None:
+            wanted_BC = wanted_BC & due_B[:, None]
+        offered = (taken(key_BCHD, best.indices), taken(value_BCHD, best.indices), best.values)
+        slots = Slots(self.key_BMHD, self.value_BMHD, self.score_BM, self.mass_BM, self.usage_BM, self.age_BM)
+        after, written = slot_write(slots, *offered, wanted_BC, threshold)
+        counts = (self.writes_B + written.placed_B, self.merges_B + written.merged_B)
+        return SlotBank(*after, *counts, self.evictions_B + written.evicted_B)
 
     def reduced_to(self, slots: int) -> "SlotBank":
         """Fewer slots: the most similar two are merged, again and again; empty ones go first."""
@@ -162,15 +137,6 @@ class SlotBank:
         left_BM = order + (order >= gone_B[:, None])
         held = {f.name: taken(getattr(merged, f.name), left_BM) for f in fields(self) if "_BM" in f.name}
         return replace(merged, **held)
-
-    def where(self, chosen_B: Tensor, other: "SlotBank") -> "SlotBank":
-        """This bank for the chosen sequences, the other for the rest."""
-
-        def pick(name: str) -> Tensor:
-            one, two = getattr(self, name), getattr(other, name)
-            return torch.where(chosen_B.view(-1, *[1] * (one.ndim - 1)), one, two)
-
-        return SlotBank(**{f.name: pick(f.name) for f in fields(self)})
 
 
 def taken(tensor_BL: Tensor, rows_BC: Tensor) -> Tensor:

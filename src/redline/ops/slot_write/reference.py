@@ -1,0 +1,78 @@
+"""Tokens that are offered to a bank of slots, one after the other: the specification.
+
+Shapes: B sequences, M slots, C tokens, H heads of D channels. A token is merged into the slot whose key, over all heads
+together, has the largest cosine with its own, where that is above the threshold: key and value become means by mass,
+the score the larger of the two. Else it takes an empty slot, or the place of the one that scores least, if that is less
+than its own score. What a token does the next one finds: they cannot be taken in side by side.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Slots(NamedTuple):
+    """What a bank holds; a mass of 0 is an empty slot, and usage and age are 0 where a token takes a slot."""
+
+    key_BMHD: Tensor
+    value_BMHD: Tensor
+    score_BM: Tensor
+    mass_BM: Tensor
+    usage_BM: Tensor
+    age_BM: Tensor
+
+
+class Written(NamedTuple):
+    """How many tokens took a slot, were merged into one, and threw another out of the slot that they took."""
+
+    placed_B: Tensor
+    merged_B: Tensor
+    evicted_B: Tensor
+
+
+def slot_write(
+    slots: Slots, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, wanted_BC: Tensor, threshold: float
+) -> tuple[Slots, Written]:
+    after = Slots(*(tensor.clone() for tensor in slots))
+    batch, count = score_BC.shape
+    rows_B = torch.arange(batch, device=score_BC.device)
+    # Of the filled slots; the others score less than any, and are like nothing.
+    filled_BM = after.mass_BM > 0
+    standing_BM = after.score_BM.masked_fill(~filled_BM, -torch.inf)
+    unit_BCN = _unit(key_BCHD)
+    cosine_BMC = (_unit(after.key_BMHD) @ unit_BCN.mT).masked_fill(~filled_BM[:, :, None], -torch.inf)
+    written = torch.zeros(3, batch, dtype=torch.int64, device=score_BC.device)
+    for token in range(count):
+        key_BHD, value_BHD, score_B = key_BCHD[:, token], value_BCHD[:, token], score_BC[:, token]
+        similar_B, nearest_B = cosine_BMC[:, :, token].max(1)
+        lowest_B, weakest_B = standing_BM.min(1)
+        merged_B = wanted_BC[:, token] & (similar_B > threshold)
+        placed_B = wanted_BC[:, token] & ~merged_B & (score_B > lowest_B)
+        written += torch.stack((placed_B, merged_B, placed_B & (lowest_B > -torch.inf)))
+        place = rows_B, torch.where(merged_B, nearest_B, weakest_B)
+        mass_B = after.mass_BM[place]
+        old_mass_B = mass_B * merged_B
+        share_B11 = (1 / (old_mass_B + 1)).to(key_BCHD.dtype)[:, None, None]
+        changed_B = merged_B | placed_B
+        old_key, old_value, old_score_B = (tensor[place] for tensor in after[:3])
+        changed_B11, new_score_B = (
+            changed_B[:, None, None],
+            torch.where(placed_B, score_B, old_score_B.maximum(score_B)),
+        )
+        after.key_BMHD[place] = torch.where(changed_B11, torch.lerp(old_key, key_BHD, share_B11), old_key)
+        after.value_BMHD[place] = torch.where(changed_B11, torch.lerp(old_value, value_BHD, share_B11), old_value)
+        after.score_BM[place] = torch.where(changed_B, new_score_B, old_score_B)
+        after.mass_BM[place] = torch.where(changed_B, old_mass_B + 1, mass_B)
+        for tensor in (after.usage_BM, after.age_BM):
+            tensor[place] = tensor[place].masked_fill(placed_B, 0)
+        standing_BM[place] = torch.where(changed_B, new_score_B, standing_BM[place]).detach()
+        like_BC = (unit_BCN @ _unit(after.key_BMHD[place].unsqueeze(1)).mT).squeeze(-1)
+        cosine_BMC[place] = torch.where(changed_B[:, None], like_BC, cosine_BMC[place])
+    return after, Written(*written)
+
+
+def _unit(key_BLHD: Tensor) -> Tensor:
+    """Keys of all heads together, of length 1 and without a gradient; in fp64, where no flag rounds products."""
+    return F.normalize(key_BLHD.detach().flatten(2).double(), dim=-1, eps=1e-8)

@@ -1,0 +1,88 @@
+"""The kernels of slot write: on a GPU as they are, elsewhere interpreted in a process of their own."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError
+from redline.ops.slot_write import slot_write
+
+from .one_by_one import Sizes, example, one_by_one
+
+triton = pytest.importorskip("redline.ops.slot_write.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+# Means are rounded once for every token that was merged, and each side may have rounded the other way.
+ROUNDINGS = 4
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+def check(sizes: Sizes, filled: float, dtype: torch.dtype, threshold: float = 0.85) -> None:
+    slots, offered = example(*sizes, dtype, filled, DEVICE)
+    before = [tensor.clone() for tensor in slots]
+    with torch.no_grad():
+        after, written = slot_write(slots, *offered, threshold, "triton")
+    expected, became = one_by_one(slots, offered, threshold)
+    assert [one.tolist() for one in written] == [one.tolist() for one in became]
+    for name in ("score_BM", "mass_BM", "usage_BM", "age_BM"):
+        assert torch.equal(getattr(after, name), getattr(expected, name)), name
+    limit = ROUNDINGS * torch.finfo(dtype).eps
+    for name in ("key_BMHD", "value_BMHD"):
+        torch.testing.assert_close(getattr(after, name), getattr(expected, name), rtol=limit, atol=limit)
+    assert all(torch.equal(one, other) for one, other in zip(slots, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("filled", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("sizes", [(3, 12, 20, 2, 8), (1, 5, 1, 1, 3), (2, 33, 40, 3, 5)])
+def test_agrees_with_one_token_after_the_other(sizes: Sizes, filled: float, dtype: torch.dtype) -> None:
+    check(sizes, filled, dtype)
+
+
+def test_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_MOST_OF_A_KEY", 16)
+    check((2, 12, 20, 3, 13), 0.8, torch.float32)
+
+
+def test_nothing_is_wanted_and_nothing_changes() -> None:
+    slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
+    with torch.no_grad():
+        after, written = slot_write(slots, keys, values, scores, torch.zeros_like(wanted), 0.85, "triton")
+    assert all(torch.equal(one, other) for one, other in zip(after, slots, strict=True))
+    assert not any(one.any() for one in written)
+
+
+def test_torch_sees_what_is_written() -> None:
+    slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
+    torch.library.opcheck(triton._write, (*slots, keys, values, scores, wanted.to(torch.int8), 0.85))
+
+
+def test_a_gradient_is_refused_by_name() -> None:
+    slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
+    with pytest.raises(MachineError, match="no backward pass"):
+        slot_write(slots, keys.requires_grad_(), values, scores, wanted, 0.85, "triton")
+    doubles, offered = example(2, 7, 5, 1, 8, torch.float64, 0.5, DEVICE)
+    with pytest.raises(MachineError, match="in fp32"):
+        slot_write(doubles, *offered, 0.85, "triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_agrees_at_the_size_of_a_model(dtype: torch.dtype) -> None:
+    check((4, 512, 32, 12, 64), 1.0, dtype)
+
+
+@pytest.mark.gpu
+def test_a_replay_gives_the_same_bits() -> None:
+    slots, offered = example(2, 128, 32, 4, 64, torch.bfloat16, 0.9, "cuda")
+    with torch.no_grad():
+        expected, _ = slot_write(slots, *offered, 0.85)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed, _ = slot_write(slots, *offered, 0.85)
+        for _ in range(3):
+            graph.replay()
+            assert all(torch.equal(one, other) for one, other in zip(replayed, expected, strict=True))
