@@ -184,6 +184,25 @@ def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypa
     assert sorted(seen) == [(1, 6), (1, 6), (2, 6)]
 
 
+@torch.no_grad()
+def test_rows_that_all_go_on_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is as large as a memory is: prefill of one text, or of many of one length, reads it where it lies."""
+    model, text = TitanModel(SMALL).eval(), tokens(3, 40)
+    expected, state = model.advance(text, model.new_state(3))
+    copied: list[object] = []
+    rows = MemoryState.rows
+    monkeypatch.setattr(MemoryState, "rows", lambda self, indices: copied.append(indices) or rows(self, indices))
+    cache = model.new_cache(3, 0)
+    for part in text.split((17, 23), dim=1):
+        logits = model.prefill(part, torch.full((3,), part.shape[1]), cache)
+    assert not copied
+    torch.testing.assert_close(logits, expected[:, -1])
+    for (name, one), (_, other) in zip(cache.state.named_tensors(), state.named_tensors(), strict=True):
+        torch.testing.assert_close(one, other, msg=lambda said, name=name: f"{name}: {said}")
+    model.prefill(text, torch.tensor([40, 40, 9]), cache)
+    assert copied == [[0, 1]]  # what all have is read where it lies, and then those that go on are apart
+
+
 @pytest.mark.parametrize("index", [5, 2, -1])
 def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)

@@ -150,10 +150,14 @@ class TitanModel(nn.Module):
         logits: Tensor | None = None
         for end in ends:
             rows = [row for row, count in enumerate(counts) if count >= end]
-            last, state = self._last(tokens_BS[rows, done:end], cache.state.rows(rows))
-            cache.store(state, rows)
-            logits = last.new_zeros(len(counts), last.shape[1]) if logits is None else logits
-            logits[rows] = last
+            if len(rows) == len(counts):
+                logits, state = self._last(tokens_BS[:, done:end], cache.state)
+                cache.store(state)
+            else:
+                last, state = self._last(tokens_BS[rows, done:end], cache.state.rows(rows))
+                cache.store(state, rows)
+                logits = last.new_zeros(len(counts), last.shape[1]) if logits is None else logits
+                logits[rows] = last
             done = end
         cache.count(counts)
         return self.head.weight.new_zeros(len(counts), self.vocabulary) if logits is None else logits
