@@ -19,6 +19,7 @@ from redline.training.loop import Outcome, Progress, train
 from redline.training.optimizers import build_optimizer
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
+from redline.training.working_copy import WorkingCopy
 
 CPU = torch.device("cpu")
 
@@ -332,6 +333,53 @@ def test_stopped_while_steps_are_skipped_the_good_ones_stay(tmp_path: Path) -> N
     stopped = train(Lines(spoilt), often, tmp_path, CPU, tell=interrupt_at(12))
     assert stopped.interrupted and stopped.position.skipped_in_a_row == 3
     assert sorted(file.stem for file in (tmp_path / FOLDER).iterdir()) == ["step-000000009", "step-000000012"]
+
+
+class Halves(Lines):
+    """In fp16 with a scale; losses of some steps are so large that their gradients overflow, of others not finite."""
+
+    def __init__(self, too_large: tuple[int, ...] = (), spoil_at: tuple[int, ...] = ()) -> None:
+        super().__init__(spoil_at)
+        self.too_large, self.copy = too_large, WorkingCopy(self.model, "fp16")
+
+    @property
+    def arithmetic(self) -> WorkingCopy:
+        return self.copy
+
+    def loss(self, step: int, part: int = 0) -> Tensor:
+        dtype = next(self.copy.model.parameters()).dtype
+        points = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
+        loss = (self.copy.model(points.to(dtype)).squeeze(1).float() - points.sum(1)).square().mean()
+        return loss * (1e10 if step in self.too_large else float("nan") if step in self.spoil_at else 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_overflows_that_the_scale_takes_care_of_do_not_end_it(tmp_path: Path) -> None:
+    """Four in a row, where two steps that are not finite would be too many; the fifth would be bf16's."""
+    often = settings(log_every=1, skip_limit=2, checkpoint_minutes=0.0, keep_checkpoints=1, ema_decay=0.0)
+    task = Halves(too_large=(8, 9, 10, 11))
+    stopped = train(task, often, tmp_path, CPU, tell=interrupt_at(11))
+    assert (stopped.position.skipped_in_a_row, stopped.position.overflowed_in_a_row) == (0, 3)
+    # As long as no good step follows, the checkpoint from before is kept.
+    assert sorted(file.stem for file in (tmp_path / FOLDER).iterdir()) == ["step-000000008", "step-000000011"]
+    again = Halves(too_large=(8, 9, 10, 11))
+    outcome = train(again, often, tmp_path, CPU, resume=True)
+    assert outcome.position.step == 60 and outcome.position.skipped == 4
+    assert again.copy.name == "fp16" and again.copy.scale is not None and again.copy.scale.current == 256
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_overflows_without_an_end_end_in_bf16_or_with_good_weights(tmp_path: Path) -> None:
+    often = settings(log_every=1, skip_limit=3, checkpoint_minutes=0.0, ema_decay=0.0)
+    large, healed = Halves(too_large=tuple(range(8, 60))), settings(ema_decay=0.0, skip_limit=3)
+    with pytest.warns(UserWarning, match="5 steps in a row overflowed fp16"):
+        outcome = train(large, healed, tmp_path / "large", CPU)
+    assert outcome.position.skipped == 5 and large.copy.name == "bf16"
+    with (
+        pytest.warns(UserWarning, match="5 steps in a row overflowed fp16"),
+        pytest.raises(RedlineError, match="3 steps in a row up to step 16 .*; the checkpoint of step 7 is kept"),
+    ):
+        train(Halves(spoil_at=tuple(range(8, 60))), often, tmp_path / "spoilt", CPU)
 
 
 @pytest.mark.parametrize(("precision", "advised"), [("fp32", False), ("auto", False), ("bf16", True)])

@@ -41,6 +41,7 @@ class Position:
     elapsed_s: float = 0.0
     skipped: int = 0
     skipped_in_a_row: int = 0  # up to here
+    overflowed_in_a_row: int = 0  # beside those: steps lost to a scale that was too large, which adapts
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class State:
             "elapsed_s": position.elapsed_s,
             "skipped": position.skipped,
             "skipped_in_a_row": position.skipped_in_a_row,
+            "overflowed_in_a_row": position.overflowed_in_a_row,
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -88,8 +90,9 @@ class State:
         for name in changed:
             was = f"up to step {content['step']:,} it was {found.get(name)}"
             warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
-        in_a_row = content.get("skipped_in_a_row", 0)  # older ones do not say
-        return Position(content["step"], content["elapsed_s"], content["skipped"], in_a_row)
+        # Older ones do not say these.
+        in_a_row = (content.get(name, 0) for name in ("skipped_in_a_row", "overflowed_in_a_row"))
+        return Position(content["step"], content["elapsed_s"], content["skipped"], *in_a_row)
 
 
 @dataclass(frozen=True)

@@ -132,9 +132,12 @@ class _Loop:
         self.step, self.skipped = before.step, before.skipped
         self._base_s, self._began_s = before.elapsed_s, clock()
         self.figures, self._judged = self._last_figures()
-        # On the device: sums of losses and norms and the count of good steps; skipped ones in a row, and at most.
+        # On the device: sums of losses and norms and the count of good steps; then of the steps since the last good
+        # one those that were skipped, those that overflowed (a scale that is too large gets smaller, and gives up by
+        # itself: no reason to stop), and the most that were skipped.
         self._sums = torch.zeros(3, device=device)
-        self._row = torch.full((2,), float(before.skipped_in_a_row), device=device)
+        in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
+        self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
         self._logged = self._saved = before.step
         self._logged_s = self._saved_s = before.elapsed_s
 
@@ -144,7 +147,8 @@ class _Loop:
 
     @property
     def position(self) -> Position:
-        return Position(self.step, self.elapsed_s, self.skipped, round(float(self._row[0])))
+        skipped, overflowed, _ = map(round, self._row.tolist())
+        return Position(self.step, self.elapsed_s, self.skipped, skipped, overflowed)
 
     @property
     def result(self) -> nn.Module:
@@ -162,7 +166,7 @@ class _Loop:
             if self.step % settings.log_every == 0:
                 self._log()
             elif self.step % settings.skip_limit == 0:
-                self._check_finite(float(self._row[1]))
+                self._check_finite(float(self._row[2]))
             if self.step % settings.validate_every == 0:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
@@ -198,27 +202,26 @@ class _Loop:
         self.step += 1
         if self.state.ema:
             self.state.ema.update(self.task.averaged, self.step)
-        self._count(total, norm, bad)
+        self._count(total, norm, bad, overflowed)
 
-    def _count(self, loss: Tensor, norm: Tensor, bad: Tensor) -> None:
-        good = (~bad).float()
+    def _count(self, loss: Tensor, norm: Tensor, bad: Tensor, overflowed: bool) -> None:
         self._sums += torch.stack((loss, norm, torch.ones_like(loss))).where(~bad, 0.0)
-        in_a_row = (self._row[0] + 1) * (1 - good)
-        self._row = torch.stack((in_a_row, torch.maximum(self._row[1], in_a_row)))
+        skipped = (self._row[0] + (not overflowed)) * bad
+        self._row = torch.stack((skipped, (self._row[1] + overflowed) * bad, torch.maximum(self._row[2], skipped)))
 
     def _log(self) -> None:
         """Reads the sums, which waits for the device."""
         steps = self.step - self._logged
         if not steps:
             return
-        loss, norm, good, _, worst = torch.cat((self._sums, self._row)).tolist()
+        loss, norm, good, _, _, worst = torch.cat((self._sums, self._row)).tolist()
         self.skipped += steps - round(good)
         loss, norm = (value / good if good else math.nan for value in (loss, norm))
         self._check_finite(worst)
         now_s = self.elapsed_s
         steps_per_s = steps / max(now_s - self._logged_s, 1e-9)
         self._sums.zero_()
-        self._row[1] = self._row[0]
+        self._row[2] = self._row[0]
         self._logged, self._logged_s = self.step, now_s
         items_per_s = steps_per_s * self.task.items_per_step
         rate, ceiling = float(self.state.optimizer.param_groups[0]["lr"]), self.ceiling_flops_per_s
@@ -246,7 +249,7 @@ class _Loop:
         if in_a_row < self.settings.skip_limit:
             return
         # Weights that no finite step followed may be what is wrong.
-        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[0])))
+        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[:2].sum())))
         where = f"the checkpoint of step {kept} is kept. Resume it" if kept else "no checkpoint was written. Begin anew"
         precision = self.settings.precision if self.settings.precision != "auto" else self.state.arithmetic.name
         helps = "" if precision == "fp32" else ', or precision = "fp32"'
@@ -257,7 +260,7 @@ class _Loop:
 
     def _is_in_doubt(self) -> bool:
         """Whether the last step was skipped, with a checkpoint from before it: the weights may be what is wrong."""
-        return bool(self._row[0] > 0) and bool(self.checkpoints.files())
+        return bool(self._row[:2].sum() > 0) and bool(self.checkpoints.files())
 
     def _validate(self) -> None:
         self._log()
@@ -273,7 +276,7 @@ class _Loop:
 
     def _save_what_is_good(self) -> None:
         if self._is_in_doubt():
-            self._check_finite(float(self._row[1]))
+            self._check_finite(float(self._row[2]))
         else:
             self._save()
 
