@@ -51,6 +51,8 @@ def generate(
     holding = choose_holding(Machine.detect(where), precision, None if plan is None else read_plan(plan))
     goes_on = memory is not None and memory.exists()
     if memory is not None:
+        if not folder.remembers:
+            raise RedlineError("only a model with long-term memory can carry one on, and this one has none.")
         check_can_write(memory.parent)
     # What begins every text stands at the beginning alone.
     tokens = folder.tokenizer.encode(text, add_special_tokens=not goes_on).ids

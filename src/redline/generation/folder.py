@@ -57,6 +57,11 @@ class ModelFolder:
         known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return cls(path, model_type, tokenizer, known, find_stop_tokens(path, config))
 
+    @property
+    def remembers(self) -> bool:
+        """Whether its model has a long-term memory, which can be carried on."""
+        return self.model_type == MODEL_TYPE
+
     def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         return LOADERS[self.model_type](self.path, dtype, device)
 
