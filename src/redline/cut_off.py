@@ -1,10 +1,11 @@
-"""Whether a file's end is missing, told before hours of work: MP4 and Matroska say how long their outer pieces are."""
+"""Whether a file's end is missing, told before hours of work: MP4, Matroska and AVI say how long they are."""
 
 from pathlib import Path
 from typing import BinaryIO
 
 _BOXES = b"ftyp moov mdat free skip wide moof mfra uuid sidx styp meta pnot".split()
 _EBML, _SEGMENT = bytes.fromhex("1A45DFA3"), bytes.fromhex("18538067")
+_RIFF, _RIFF_KINDS = b"RIFF", (b"AVI ", b"AVIX")
 
 
 def missing_bytes(path: Path) -> int:
@@ -12,7 +13,12 @@ def missing_bytes(path: Path) -> int:
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        end = _end_of_matroska(file) if start[:4] == _EBML else _end_of_mp4(file, size_bytes)
+        if start[:4] == _EBML:
+            end = _end_of_matroska(file)
+        elif start[:4] == _RIFF:
+            end = _end_of_avi(file, size_bytes)
+        else:
+            end = _end_of_mp4(file, size_bytes)
     return max(0, end - size_bytes)
 
 
@@ -30,6 +36,19 @@ def _end_of_mp4(file: BinaryIO, size_bytes: int) -> int:
         if length < 8:
             break
         offset += length
+    return offset
+
+
+def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
+    """One list, or several of about a gigabyte; a recorder that did not come to its end left their lengths at 0."""
+    offset = 0
+    while offset < size_bytes:
+        file.seek(offset)
+        header = file.read(12)
+        length = int.from_bytes(header[4:8], "little")
+        if header[:4] != _RIFF or header[8:] not in _RIFF_KINDS or not length:
+            break
+        offset += 8 + length
     return offset
 
 

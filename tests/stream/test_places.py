@@ -170,7 +170,7 @@ def test_what_is_looked_at_comes_at_the_pace_of_its_source(
 def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch) -> None:
     camera = SyntheticClip(8, 8)
     camera.is_live = True
-    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked: camera)
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked, drop: camera)
     places = open_places("webcam", "browser", Wishes(), LiveSettings(), Latency())
     assert not pages[-1].waits and places.source is camera and places.notes == ()
 
@@ -273,7 +273,7 @@ def test_a_page_has_one_address(pages: list[FakePage]) -> None:
 def test_a_camera_is_asked_for_a_size_and_a_rate(
     monkeypatch: pytest.MonkeyPatch, text: str, number: int, options: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked: (number, asked.options))
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked, drop: (number, asked.options))
     assert open_source(text) == (number, options)
 
 

@@ -40,6 +40,9 @@ def stream(
     control: Annotated[str, typer.Option(help="The control vector, as in 0.5,1.")] = "",
     size: Annotated[str | None, typer.Option(help="Scale frames to this, 512x512; the source's by default.")] = None,
     live: Annotated[bool, typer.Option("--live", help="A film comes at its own pace, as from a camera.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Leave out what is damaged in a film, and count it.")
+    ] = False,
     reset_at_cuts: Annotated[
         bool, typer.Option("--reset-at-cuts", help="Forget the last output when the scene changes.")
     ] = False,
@@ -76,7 +79,7 @@ def stream(
         strength=strength,
         seed=seed,
         control=_numbers(control),
-        wishes=Wishes(_size(size), live, key, certificate),
+        wishes=Wishes(_size(size), live, key, certificate, keep_going),
         precision=precision,
         plan=None if plan is None else read_plan(plan),
         device=device,

@@ -47,13 +47,14 @@ _WAITS = "it begins when the page is opened; Ctrl-C ends the wait."
 @dataclass(frozen=True)
 class Wishes:
     """What goes for whichever place was named. `size` is (height, width); `live` has a file come at its own pace, as
-    from a camera; `key` is what viewers on other machines must know, and `certificate` makes a page https. The rest is
-    for a page: sliders and figures."""
+    from a camera; `key` is what viewers on other machines must know, and `certificate` makes a page https; `keep_going`
+    leaves out what is damaged in a film, as `live` does. The rest is for a page: sliders and figures."""
 
     size: tuple[int, int] | None = None
     live: bool = False
     key: str | None = None
     certificate: Path | None = None
+    keep_going: bool = False
     most_steps: int = 8
     control_names: tuple[str, ...] = ()
     control_least: float = -1.0
@@ -92,9 +93,9 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
 
 
 def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], None] = lambda cause: None) -> Source:
-    """Any but a browser. `drop` is told of frames that a film read at its own pace has to leave out."""
+    """Any but a browser. `drop` is told of frames that are left out, since they are late or damaged."""
     wishes = wishes or Wishes()
-    source = _named_source(text, drop)
+    source = _named_source(text, drop, keep_going=wishes.keep_going or wishes.live)
     if wishes.live and not source.is_live:
         source = Paced(source, drop=drop)
     return source if wishes.size is None else Resized(source, *wishes.size)
@@ -119,12 +120,12 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
 
 
-def _named_source(text: str, drop: Callable[[str], None]) -> Source:
+def _named_source(text: str, drop: Callable[[str], None], keep_going: bool) -> Source:
     word, _, rest = text.partition(":")
     if word == "webcam":
-        return _webcam(text, rest)
+        return _webcam(text, rest, drop)
     if text.startswith("/dev/video"):
-        return open_webcam(text)
+        return open_webcam(text, drop=drop)
     if word == "synthetic":
         return _synthetic(text, rest)
     if word.lower() in SCHEMES and rest.startswith("//"):
@@ -135,11 +136,11 @@ def _named_source(text: str, drop: Callable[[str], None]) -> Source:
     if (found := _FOLDER.fullmatch(text)) is not None and Path(found[1]).is_dir():
         return ImageFolder(Path(found[1]), Fraction(found[2]))
     if text and (path.exists() or path.suffix):
-        return VideoFile(path)
+        return VideoFile(path, drop=drop if keep_going else None)
     raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
 
 
-def _webcam(text: str, rest: str) -> LiveInput:
+def _webcam(text: str, rest: str, drop: Callable[[str], None]) -> LiveInput:
     found = _WEBCAM.fullmatch(rest)
     if found is None:
         raise RedlineError(f"a camera is named by its number, as in webcam:1 or webcam:1:1280x720@30, not {text!r}.")
@@ -147,7 +148,7 @@ def _webcam(text: str, rest: str) -> LiveInput:
     rate = None if found[4] is None else Fraction(found[4])
     if 0 in (size or ()) or rate == 0:
         raise RedlineError(f"a camera gives pictures of some size, some a second, not {text!r}.")
-    return open_webcam(int(found[1] or 0), asked=Asked(size, rate, found[5]))
+    return open_webcam(int(found[1] or 0), asked=Asked(size, rate, found[5]), drop=drop)
 
 
 def _synthetic(text: str, rest: str) -> SyntheticClip:

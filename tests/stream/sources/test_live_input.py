@@ -390,7 +390,7 @@ def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Address] = []
 
-    def opened(address: Address, clock: object) -> SimpleNamespace:
+    def opened(address: Address, clock: object, drop: object) -> SimpleNamespace:
         made.append(address)
         return SimpleNamespace(name=address.name, height=480, width=640, rate=30, notes=())
 
@@ -413,8 +413,10 @@ def test_damaged_pictures_are_left_out(tmp_path: Path) -> None:
     middle = len(data) // 2
     data[middle : middle + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
-    source = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'a'"))
+    left_out: list[str] = []
+    source = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'a'"), drop=left_out.append)
     frames = list(source.frames())
+    assert set(left_out) == {"damaged"} and len(frames) + len(left_out) < 31
     assert 15 < len(frames) < 31 and all(frame.pixels.dtype == torch.uint8 for frame in frames)
 
 

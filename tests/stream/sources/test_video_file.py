@@ -10,7 +10,7 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
-from redline.stream.places import Wishes, open_places
+from redline.stream.places import Wishes, open_places, open_source
 from redline.stream.settings import LiveSettings
 from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.video_file import VideoFile, _turned
@@ -138,7 +138,7 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
 def test_a_film_without_its_end_is_not_taken_for_a_whole_one(tmp_path: Path, name: str) -> None:
     """An MP4 has its index in front here, as films that are made to be sent have."""
     index = {"movflags": "+faststart"} if name.endswith("mp4") else {}
@@ -178,6 +178,88 @@ def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: 
             told.add(re.sub(r"\d+\.\d s", "", str(error)))
     missing = {f"{name!r} is damaged at : pictures are missing.", f"{name!r} is damaged: it cannot be read behind ."}
     assert told & missing
+
+
+DAMAGES = {
+    "zeros": lambda data, start: data[:start] + bytes(2000) + data[start + 2000 :],
+    "noise": lambda data, start: data[:start] + np.random.default_rng(start).bytes(2000) + data[start + 2000 :],
+    "cut out": lambda data, start: data[:start] + data[start + 2000 :],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "sound"),
+    [
+        ("a.ts", "libx264", None),
+        ("b.ts", "libx264", "aac"),
+        ("a.avi", "libx264", None),
+        ("b.avi", "ffv1", "mp3"),
+        ("c.avi", "mjpeg", None),
+    ],
+)
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
+    tmp_path: Path, name: str, codec: str, sound: str | None, damage: str
+) -> None:
+    """Their readers go on behind a hole without a word, and in AVI with times as if there were none."""
+    film = tmp_path / name
+    clock = {"time_base": Fraction(1, 25)} if film.suffix == ".avi" else {}
+    form = "yuvj420p" if codec == "mjpeg" else "yuv420p"
+    make_clip(film, frames=60, size=(96, 64), codec=codec, sound=sound, pixel_format=form, **clock)
+    assert len(list(VideoFile(film).frames())) == 60
+    whole, found = film.read_bytes(), 0
+    for tenths in (4, 5, 6, 7):
+        film.write_bytes(DAMAGES[damage](whole, len(whole) * tenths // 10))
+        left_out: list[str] = []
+        came = list(VideoFile(film, drop=left_out.append).frames())
+        if damage == "cut out" and film.suffix == ".avi":
+            # Its index is wrong from there on, and its length tells.
+            (note,) = VideoFile(film).notes
+            found += note.endswith("is cut off: 2,000 bytes are missing at its end.")
+            continue
+        if not left_out:
+            # A hole in the sound, or one that the pictures get over.
+            assert len(came) == 60
+            continue
+        found += 1
+        assert set(left_out) <= {"damaged", "missing"} and abs(len(came) + len(left_out) - 60) <= 2, left_out
+        with pytest.raises(RedlineError, match=rf"'{name}'.*(damaged at \d\.\d s|cannot be decoded|read behind)"):
+            list(VideoFile(film).frames())
+    assert found >= 2
+
+
+def test_pictures_that_are_left_out_in_avi_on_purpose_are_no_damage(tmp_path: Path) -> None:
+    """An AVI has an empty packet for each."""
+    ticks = [0, 1, 2, 300, 301, 700]
+    make_clip(tmp_path / "a.avi", pts=ticks, time_base=Fraction(1, 25), codec="mpeg4", sound="mp3")
+    assert [frame.pts for frame in VideoFile(tmp_path / "a.avi").frames()] == ticks
+
+
+def test_recordings_that_were_joined_are_no_damage(tmp_path: Path) -> None:
+    """Packets are counted anew from there on, which marks one as broken that is not."""
+    make_clip(tmp_path / "a.ts", frames=30, options={"bf": "0"})
+    make_clip(tmp_path / "b.ts", pts=[15_360 + 512 * number for number in range(30)], options={"bf": "0"})
+    joined = b"".join((tmp_path / name).read_bytes() for name in ("a.ts", "b.ts"))
+    (tmp_path / "c.ts").write_bytes(joined)
+    assert len(list(VideoFile(tmp_path / "c.ts").frames())) == 60
+
+
+def test_a_film_that_is_looked_at_goes_on_behind_what_is_damaged(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
+    data = bytearray((tmp_path / "a.mkv").read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 900] = bytes(900)
+    (tmp_path / "a.mkv").write_bytes(data)
+    for wishes in (Wishes(keep_going=True), Wishes(live=True), Wishes()):
+        left_out: list[str] = []
+        source = open_source(str(tmp_path / "a.mkv"), wishes, left_out.append)
+        if wishes == Wishes():
+            with pytest.raises(RedlineError, match=r"'a\.mkv'"):
+                list(source.frames())
+            assert not left_out
+            continue
+        came = list(source.frames())
+        late = left_out.count("source late")
+        assert 20 <= len(came) + late < 30 and len(left_out) - late >= 1
 
 
 def test_a_picture_that_is_seen_for_long_is_no_damage(tmp_path: Path) -> None:

@@ -1,56 +1,99 @@
-"""What is missing inside a film that can be read to its end without a word of it: a damaged Matroska file.
+"""What is missing inside a film that can be read to its end without a word of it.
 
-Where its reader loses its way it goes on at the next place that looks right, or ends. Then bytes are passed over and
-time is missing at once; either alone is no damage: a picture may be seen for long, and other things lie between two.
+Where the reader of a damaged file loses its way it goes on at the next place that looks right, or ends. How that is
+seen depends on the file:
+
+- Matroska has times: bytes are passed over, and time is missing there. Either alone is no damage: a picture may be seen
+  for long, and other things lie between two.
+- MPEG-TS counts its packets: one is marked as broken, and time is missing there. One alone may be where recordings were
+  joined, which count anew.
+- AVI has an index of its pictures, and no times, so that all behind a hole come too early: one of the index does not
+  come.
 """
 
 from fractions import Fraction
+from typing import NamedTuple
 
 import av
 from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
+_MATROSKA, _MPEGTS, _AVI = "matroska,webm", "mpegts", "avi"
 # What a whole file has between two packets are a few dozen bytes.
 _PASSED_OVER_BYTES = 512
-_FRAMES_MISSING = Fraction(5, 2)
+_FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
+# Packets come in the order of decoding, and the picture that a broken one spoils may be another.
+_REORDERED_S = Fraction(1, 2)
 # At the end lie an index and attachments, and its time is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
+
+
+class Missing(NamedTuple):
+    """How many pictures are missing, about, and at which time."""
+
+    pictures: int
+    at_s: Fraction
 
 
 class Holes:
     """Is given every packet of a film as it is read, and then the times of its pictures, which come later."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, rate: Fraction) -> None:
-        self._container, self._stream = container, stream
-        self._can_lose_its_way = container.format.name == "matroska,webm"
-        self._least_s = _FRAMES_MISSING / rate
+        self._container, self._stream, self._rate = container, stream, rate
+        self._kind = container.format.name
         self._end_bytes = 0
         self._last_s: Fraction | None = None
-        # The last time before bytes that were passed over.
+        # The last time before each.
         self._holes_s: list[Fraction] = []
+        entries = stream.index_entries if self._kind == _AVI else ()
+        self._listed = {entry.pos: entry.timestamp for entry in entries if entry.size}
+        self._unread = len(self._listed)
 
     def read(self, packet: Packet) -> None:
-        if not self._can_lose_its_way or packet.pos is None or not packet.size:
-            return
-        if packet.pos - self._end_bytes > _PASSED_OVER_BYTES and self._last_s is not None:
+        is_picture = packet.stream.index == self._stream.index
+        if self._last_s is not None and self._is_behind_hole(packet, is_picture):
             self._holes_s.append(self._last_s)
-        self._end_bytes = max(self._end_bytes, packet.pos + packet.size)
-        if packet.stream.index == self._stream.index and packet.pts is not None:
+        if packet.pos is not None and packet.size:
+            self._end_bytes = max(self._end_bytes, packet.pos + packet.size)
+            if is_picture:
+                self._listed.pop(packet.pos, None)
+                self._unread -= 1
+        if is_picture and packet.pts is not None:
             time_s = packet.pts * Fraction(packet.time_base)
             self._last_s = time_s if self._last_s is None else max(self._last_s, time_s)
 
-    def are_between(self, last_s: Fraction, next_s: Fraction) -> bool:
-        """Whether pictures are missing between two that follow each other."""
-        if next_s - last_s < self._least_s:
-            return False
-        return any(last_s <= hole_s + self._least_s and hole_s <= next_s for hole_s in self._holes_s)
+    def between(self, last_s: Fraction, next_s: Fraction) -> Missing | None:
+        """What is missing between two pictures that follow each other."""
+        least_s = _FRAMES_MISSING.get(self._kind, Fraction(0)) / self._rate
+        if not least_s or next_s - last_s < least_s:
+            return None
+        before_s, behind_s = (least_s, Fraction(0)) if self._kind == _MATROSKA else (_REORDERED_S, _REORDERED_S)
+        if not any(last_s - before_s <= hole_s <= next_s + behind_s for hole_s in self._holes_s):
+            return None
+        return Missing(self._pictures(last_s, next_s), last_s)
 
-    def are_behind(self, last_s: Fraction) -> bool:
-        """Whether pictures are missing behind the last one."""
+    def at_end(self, last_s: Fraction) -> Missing | None:
+        """What is missing behind the last picture, or anywhere in a film whose times do not tell."""
+        if self._kind == _AVI:
+            # Where the index counts its places from elsewhere, all of them are unknown.
+            first = min(self._listed.values(), default=0) * Fraction(self._stream.time_base or 0)
+            return Missing(self._unread, first) if self._unread > 0 else None
         container = self._container
-        if not self._can_lose_its_way or not container.duration:
-            return False
+        if self._kind != _MATROSKA or not container.duration:
+            return None
         end_s = Fraction(container.duration + (container.start_time or 0), av.time_base)
         is_unread = container.size - self._end_bytes > _UNREAD_SHARE * container.size
-        return is_unread and end_s - last_s > _END_MISSING_S
+        if not is_unread or end_s - last_s <= _END_MISSING_S:
+            return None
+        return Missing(self._pictures(last_s, end_s), last_s)
+
+    def _is_behind_hole(self, packet: Packet, is_picture: bool) -> bool:
+        if self._kind == _MPEGTS:
+            return is_picture and packet.is_corrupt
+        if self._kind != _MATROSKA or packet.pos is None or not packet.size:
+            return False
+        return packet.pos - self._end_bytes > _PASSED_OVER_BYTES
+
+    def _pictures(self, last_s: Fraction, next_s: Fraction) -> int:
+        return max(1, round((next_s - last_s) * self._rate) - 1)

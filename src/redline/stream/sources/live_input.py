@@ -7,7 +7,7 @@ meanwhile is passed over. A film that broke off goes on behind the last frame th
 
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -24,7 +24,7 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
-from redline.stream.sources.video_file import pixel_aspect, to_pixels, upright, why_pale
+from redline.stream.sources.video_file import DAMAGED, pixel_aspect, to_pixels, upright, why_pale
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
@@ -52,12 +52,15 @@ class Address:
 
 
 class LiveInput:
-    """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault."""
+    """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault. `drop` is told
+    of pictures that came damaged."""
 
     is_live = True
 
-    def __init__(self, address: Address, clock: Clock | None = None) -> None:
-        self.name, self._address, self._clock = address.name, address, clock or SystemClock()
+    def __init__(
+        self, address: Address, clock: Clock | None = None, drop: Callable[[str], None] = lambda cause: None
+    ) -> None:
+        self.name, self._address, self._clock, self._drop = address.name, address, clock or SystemClock(), drop
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: InputContainer | None = None
         self._last: int | None = None
@@ -100,7 +103,11 @@ class LiveInput:
                 if self._closed.is_set():
                     return
                 pts = None if is_untimed else found.pts
-                if found.is_corrupt or (pts is not None and shown is not None and pts <= shown):
+                if pts is not None and shown is not None and pts <= shown:
+                    continue
+                if found.is_corrupt:
+                    if self._last is not None:
+                        self._drop(DAMAGED)
                     continue
                 if self._last is None:
                     pts = pts or 0
@@ -176,6 +183,8 @@ class LiveInput:
             except (av.FFmpegError, OSError) as error:
                 # After a loss on the way, pictures are whole again from the next key frame on.
                 failed += 1
+                if self._last is not None:
+                    self._drop(DAMAGED)
                 if failed > _DAMAGED:
                     raise SourceFault(f"the pictures of {self.name} cannot be decoded: {reason(error)}.") from error
                 continue

@@ -32,5 +32,5 @@ def open_network(
     options = _RTSP if parts.scheme.startswith("rtsp") else {}
     # Names and passwords are part of some addresses, and of no sentence.
     name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
-    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock)
+    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop)
     return source if source.length_s is None else Paced(source, clock, drop)

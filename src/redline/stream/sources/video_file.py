@@ -1,7 +1,7 @@
 """A film from a file, every picture once and at its exact time, whether these come steadily or not."""
 
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from redline.errors import RedlineError
 from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
-from redline.stream.sources.holes import Holes
+from redline.stream.sources.holes import Holes, Missing
 
+# Why pictures of a film are left out: it holds what cannot be shown, or a hole.
+DAMAGED, MISSING = "damaged", "missing"
 # Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
 _TICK_90KHZ = Fraction(1, 90_000)
@@ -34,13 +36,13 @@ _SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpo
 
 class VideoFile:
     """`origin_s` is the time at which the film begins on its own clock, and `pixel_aspect` how much wider than high its
-    pixels are shown. Damaged pictures are an error."""
+    pixels are shown. Damage is an error, unless there is a `drop`: that is told of each picture that is left out."""
 
     is_live = False
 
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+    def __init__(self, path: Path, clock: Clock | None = None, drop: Callable[[str], None] | None = None) -> None:
         self.path, self.name = path, path.name
-        self._clock = clock or SystemClock()
+        self._clock, self._drop = clock or SystemClock(), drop
         self._closed = threading.Event()
         with opened(path) as container:
             stream = main_stream(container, path)
@@ -71,12 +73,11 @@ class VideoFile:
                 if found.is_corrupt:
                     if last is None:
                         continue
-                    raise RedlineError(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
+                    self._leave_out(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
+                    continue
                 pts = found.pts
-                if pts is not None and last is not None and holes.are_between(last * time_base, pts * time_base):
-                    raise RedlineError(
-                        f"{self.name!r} is damaged at {_seconds(last * time_base)}: pictures are missing."
-                    )
+                if pts is not None and last is not None:
+                    self._tell_missing(holes.between(last * time_base, pts * time_base))
                 if pts is None or (last is not None and pts <= last):
                     # Films that were cut badly repeat times: the next free place keeps order and number.
                     pts = 0 if last is None else last + (usual if pts is None else 1)
@@ -85,8 +86,8 @@ class VideoFile:
                 yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
                 index += 1
                 captured_s = self._clock.now_s()
-            if last is not None and not self._is_cut_off and holes.are_behind(last * time_base):
-                raise RedlineError(f"{self.name!r} is damaged: it cannot be read behind {_seconds(last * time_base)}.")
+            if last is not None and not self._is_cut_off:
+                self._tell_missing(holes.at_end(last * time_base), last * time_base)
 
     def close(self) -> None:
         self._closed.set()
@@ -101,13 +102,28 @@ class VideoFile:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
                 if met:
-                    raise RedlineError(f"a picture of {self.name!r} cannot be decoded: {reason(error)}.") from error
+                    self._leave_out(f"a picture of {self.name!r} cannot be decoded: {reason(error)}.")
                 # A recording may start between two key frames.
                 continue
             for frame in decoded:
                 if isinstance(frame, VideoFrame):
                     met = met or not frame.is_corrupt
                     yield frame
+
+    def _leave_out(self, sentence: str, cause: str = DAMAGED, pictures: int = 1) -> None:
+        if self._drop is None:
+            raise RedlineError(sentence)
+        for _ in range(pictures):
+            self._drop(cause)
+
+    def _tell_missing(self, missing: Missing | None, end_s: Fraction | None = None) -> None:
+        if missing is None:
+            return
+        if missing.at_s == end_s:
+            sentence = f"{self.name!r} is damaged: it cannot be read behind {_seconds(missing.at_s)}."
+        else:
+            sentence = f"{self.name!r} is damaged at {_seconds(missing.at_s)}: pictures are missing."
+        self._leave_out(sentence, MISSING, missing.pictures)
 
 
 def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:

@@ -1,6 +1,7 @@
 """A camera of this machine, through Video4Linux, as it comes or as it was asked for."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -31,8 +32,14 @@ class Asked:
         return {name: value for name, value in said.items() if value is not None}
 
 
-def open_webcam(device: str | int = 0, clock: Clock | None = None, asked: Asked | None = None) -> LiveInput:
-    """By its number, or by its file. A driver gives the nearest that it can, which is noted."""
+def open_webcam(
+    device: str | int = 0,
+    clock: Clock | None = None,
+    asked: Asked | None = None,
+    drop: Callable[[str], None] = lambda cause: None,
+) -> LiveInput:
+    """By its number, or by its file. A driver gives the nearest that it can, which is noted; `drop` is told of pictures
+    that came damaged."""
     if not sys.platform.startswith("linux"):
         raise RedlineError("cameras are read through Video4Linux, which only Linux has: use a browser as the source.")
     path = _DEVICES / f"video{device}" if isinstance(device, int) else Path(device)
@@ -43,7 +50,7 @@ def open_webcam(device: str | int = 0, clock: Clock | None = None, asked: Asked 
         raise RedlineError(f"{str(path)!r} is no camera.")
     asked = asked or Asked()
     camera = LiveInput(
-        Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True), clock
+        Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True), clock, drop
     )
     given, rate = (camera.height, camera.width), camera.rate
     if asked.size not in (None, given) or asked.rate not in (None, rate):
