@@ -20,6 +20,7 @@ import planted_rungs
 from redline.budget import Budget, known_compile_s
 from redline.candidates import candidates
 from redline.climb import Climbed, Settings, _Climb, climb
+from redline.course import ask_machine, lay_course
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
 from redline.measurement import load_measurements
@@ -46,8 +47,14 @@ def planted() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
+    """The session's, which measure no ceilings: no verdict asks for them, and the climb of the module's has its own."""
+
+    def ask(pool: WorkerPool, device: str, measure: bool = True) -> Machine:
+        return ask_machine(pool, device, measure=False)
+
     for module in ("redline.climb", "redline.verify"):
         monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent_pool))
+        monkeypatch.setattr(f"{module}.ask_machine", ask)
 
 
 @pytest.fixture(scope="module")
@@ -243,25 +250,23 @@ def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Clim
     assert not any(row.created in old for row in resumed.measurements)
 
 
-def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path) -> None:
-    from redline.course import ask_machine, lay_course
+def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path, quiet_pool: WorkerPool) -> None:
     from redline.logbook import Logbook
     from redline.race import run_race
 
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", sampling_s=1)
-    with WorkerPool() as pool:
-        machine = ask_machine(pool, "cpu", measure=False)
-        course, facts = lay_course(pool, settings, machine)
-        log = Logbook(course, machine, facts)
-        setups = SetUps(pool, course, machine)
-        assert run_race(setups, course, log, Plan.parse("planted_useless"), []).plan == "eager"
-        final = run_race(setups, course, log, Plan.parse("planted_fast"), [])
-        assert final.plan == "planted_fast" and not final.notes
-        # The start was on a machine of another mood.
-        quick = {label: [0.3 * s for s in samples] for label, samples in log.rows[0].samples.items()}
-        log.rows.insert(0, replace(log.rows[0], role="baseline", samples=quick))
-        (note,) = run_race(setups, course, log, Plan.parse("planted_fast"), []).notes
-        assert "trust ratios taken in turns" in note
+    machine = ask_machine(quiet_pool, "cpu", measure=False)
+    course, facts = lay_course(quiet_pool, settings, machine)
+    log = Logbook(course, machine, facts)
+    setups = SetUps(quiet_pool, course, machine)
+    assert run_race(setups, course, log, Plan.parse("planted_useless"), []).plan == "eager"
+    final = run_race(setups, course, log, Plan.parse("planted_fast"), [])
+    assert final.plan == "planted_fast" and not final.notes
+    # The start was on a machine of another mood.
+    quick = {label: [0.3 * s for s in samples] for label, samples in log.rows[0].samples.items()}
+    log.rows.insert(0, replace(log.rows[0], role="baseline", samples=quick))
+    (note,) = run_race(setups, course, log, Plan.parse("planted_fast"), []).notes
+    assert "trust ratios taken in turns" in note
 
 
 def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
