@@ -3,8 +3,11 @@
 A model with memory trains until it recalls, the same without memory for exactly as many steps.
 """
 
+import contextlib
 import math
+import platform
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -28,6 +31,11 @@ class StraightProducts(TorchDispatchMode):
         if func is torch.ops.aten.bmm.default and args[1].stride(-1) != 1:
             args = (args[0], args[1].contiguous())
         return func(*args, **(kwargs or {}))
+
+
+def straight_products() -> AbstractContextManager[object]:
+    """Only where they help: to look at every operation costs a third of the time."""
+    return StraightProducts() if platform.machine() in ("aarch64", "arm64") else contextlib.nullcontext()
 
 
 def learned(
