@@ -1,10 +1,11 @@
 """What a text costs as it grows: memory, time to take it in and time a token, for the 124M decoder and memory model.
 
-    python benchmarks/long_context.py --out FILE [--lengths 2048,8192,32768,131072,1048576] [--decoder-limit 131072]
+    python benchmarks/long_context.py --out FILE [--lengths 2048,8192,32768] [--decoder-limit 131072] [--slots 512]
 
 Fresh weights in bf16, one row of random tokens, taken in by chunks, then 32 tokens more through the recorded step.
 `state_bytes` is what stands on the device after the text beyond the weights; `peak_bytes` the most at any time, beyond
-the weights too. A length that fails is a row. Rows are written as they come.
+the weights too. The memory model is taken as it is shipped, without a bank, and again with a bank of slots, which takes
+a text in segment by segment. A length that fails is a row. Rows are written as they come.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import gc
 import json
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +24,28 @@ from train_speed import Race
 from redline.files import write_text
 from redline.generation import InferenceEngine
 from redline.logbook import command_line
+from redline.training.text.memory_settings import MemorySettings
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
 MORE_TOKENS = 32
 PLAN = "fused_ops"
 
 
-def build(kind: str, length: int, tiny: bool) -> nn.Module:
+def build(kind: str, length: int, slots: int, tiny: bool) -> nn.Module:
     race = Race(length + MORE_TOKENS, 1, tiny)
     training = race.training(kind, "")
-    model = training.model.build(training.tokenizer.vocabulary)
+    shape = training.model
+    if isinstance(shape, MemorySettings):
+        shape = replace(shape, memory_slots=slots)
+    model = shape.build(training.tokenizer.vocabulary)
     return model.to(race.device, torch.float32 if tiny else torch.bfloat16).eval()
 
 
-def measure(kind: str, length: int, tiny: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": f"redline {kind}", "length": length, "plan": "" if tiny else PLAN}
+def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
+    arm = f"redline {kind}, {slots} slots" if slots else f"redline {kind}"
+    row: dict[str, Any] = {"arm": arm, "length": length, "plan": "" if tiny else PLAN}
     try:
-        engine = InferenceEngine(build(kind, length, tiny), row["plan"], share=True)
+        engine = InferenceEngine(build(kind, length, slots, tiny), row["plan"], share=True)
         row["parameters"] = sum(weight.numel() for weight in engine.model.applied.parameters())
         source = random.Random(length)
         prompt = [source.randrange(engine.model.vocabulary) for _ in range(length)]
@@ -70,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
     parser.add_argument("--decoder-limit", type=int, default=131_072, help="the decoder's time grows with the square")
+    parser.add_argument("--slots", type=int, default=512, help="of the memory model with a bank; 0 leaves it out")
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
     asked = parser.parse_args(arguments)
     if not asked.tiny and not torch.cuda.is_available():
@@ -83,10 +91,13 @@ def main(arguments: list[str] | None = None) -> int:
     about["command"] = command_line(sys.argv)
     rows: list[dict[str, Any]] = []
     for length in map(int, asked.lengths.split(",")):
-        for kind in ("memory", "decoder"):
-            if kind == "decoder" and length > asked.decoder_limit:
-                continue
-            rows.append(about | measure(kind, length, asked.tiny))
+        chosen = [("memory", 0)]
+        if length <= asked.decoder_limit:
+            chosen.append(("decoder", 0))
+        if asked.slots:
+            chosen.append(("memory", asked.slots))
+        for kind, slots in chosen:
+            rows.append(about | measure(kind, length, slots, asked.tiny))
             write_text(asked.out, "".join(json.dumps(row) + "\n" for row in rows))
             print({key: rows[-1][key] for key in rows[-1] if key not in about}, flush=True)
             gc.collect()

@@ -11,8 +11,12 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/long_context.py"
 def test_every_length_is_a_row_and_the_decoder_stops_at_its_limit(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(out), "--lengths", "70,100", "--decoder-limit", "80"]
+    command += ["--slots", "8"]
     subprocess.run(command, check=True, capture_output=True, text=True)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     seen = [(row["arm"], row["length"]) for row in rows]
-    assert seen == [("redline memory", 70), ("redline decoder", 70), ("redline memory", 100)]
+    assert seen == [
+        *[("redline memory", 70), ("redline decoder", 70), ("redline memory, 8 slots", 70)],
+        *[("redline memory", 100), ("redline memory, 8 slots", 100)],
+    ]
     assert all(row["prefill_tokens_per_s"] > 0 and row["ms_per_token"] > 0 for row in rows)
