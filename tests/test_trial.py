@@ -11,8 +11,6 @@ from redline.plan import Plan
 from redline.trial import Arm, Course, compare, face, measure_peak, open_arm, take_turns
 from redline.workers import WorkerPool
 
-pytestmark = pytest.mark.alone
-
 WORKLOADS = str(Path(__file__).with_name("tiny_workloads.py"))
 
 
@@ -49,6 +47,7 @@ def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
         arm.stop()
 
 
+@pytest.mark.alone
 def test_a_against_a_is_no_difference_in_at_least_95_of_100(arms: list[Arm]) -> None:
     told_apart = 0
     for _ in range(100):
@@ -58,6 +57,7 @@ def test_a_against_a_is_no_difference_in_at_least_95_of_100(arms: list[Arm]) -> 
     assert told_apart <= 5
 
 
+@pytest.mark.alone
 def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
     """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
     found = 0
@@ -72,6 +72,7 @@ def course_of_few_turns() -> Course:
     return Course("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
 
 
+@pytest.mark.alone
 def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
     taken = take_turns(arms, course_of_few_turns())
     assert len({len(samples[""]) for samples in taken}) == 1

@@ -14,8 +14,6 @@ from redline.trial import Arm, Course, take_turns
 
 from .conftest import TINY, Seen
 
-pytestmark = pytest.mark.alone
-
 # Long sleeps, so that the machine's other work is a small share of them.
 WORKLOAD = [f"{TINY}:sleeper", "--device", "cpu", "--shapes", "milliseconds=20", "--sampling", "1s"]
 
@@ -50,6 +48,7 @@ def verdict(seen: Seen) -> str:
     return only["verdict"]
 
 
+@pytest.mark.alone
 def test_compare(saved: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     arguments = ["bench", *WORKLOAD, "--compare", saved]
     # A neighbour that comes or goes between two runs makes a true difference; not three times in a row.
