@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures format figures clean
+.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures check-tests format figures clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
@@ -29,7 +29,7 @@ test-all: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/pytest -m "not gpu" $(wildcard tests/ops/*/test_triton.py)
 
 check: $(READY)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-style check-figures
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-tests check-style check-figures
 
 check-style: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples
@@ -44,6 +44,10 @@ check-figures: $(READY)
 	$(BIN)/python benchmarks/claims.py --check
 	$(BIN)/python benchmarks/model_tables.py --check
 
+# All tests can be read; what pytest makes of them is written down, where each of its processes would make it again.
+check-tests: $(READY)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > $(VENV)/tests.txt || { cat $(VENV)/tests.txt; exit 1; }
+
 format: $(READY)
 	$(BIN)/ruff format src tests benchmarks examples
 	$(BIN)/ruff check --fix src tests benchmarks examples
@@ -54,14 +58,16 @@ figures: $(READY)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/model_tables.py
 
+# Most of what the two packages of models hold is not for us, nor are the tests of any.
+UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)
 # Compiled by all cores, torch beside the next packages, where pip would use one; some hold files that are no Python of
 # this version.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
-	$(BIN)/python -m compileall -qq $(VENV)/lib & \
+	$(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib & \
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]" && wait
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
+	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib src || true
 	touch $(READY)
 
 clean:
