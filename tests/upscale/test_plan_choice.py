@@ -30,8 +30,9 @@ def test_a_precision_takes_the_place_of_the_shipped_one() -> None:
 
 
 def test_int8_needs_layers_that_it_knows() -> None:
-    """Packed ones it does not know."""
+    """Those that are packed for a GPU it does not know, those for a CPU it does."""
     assert Plan.parse("fused_ops(pack=false)").rungs[0] == choose_plan(GPU, NETWORK, "int8").rungs[0]
+    assert Plan.parse("fused_ops").rungs[0] == choose_plan(CPU, NETWORK, "int8").rungs[0]
 
 
 def test_what_cannot_run_is_said() -> None:

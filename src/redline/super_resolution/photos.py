@@ -27,13 +27,17 @@ def find_photos(folder: str | Path) -> list[Path]:
 
 def read_photo(path: str | Path) -> Tensor:
     """One picture as bytes of (3, H, W)."""
+    if (named := Path(path)).is_file() and not named.stat().st_size:
+        raise RedlineError(f"cannot read the picture {str(path)!r}: it is empty.")
     try:
         with Image.open(path) as picture:
             if picture.mode not in _MODES:
                 raise RedlineError(f"{str(path)!r} is not an 8-bit picture (its mode is {picture.mode}).")
             width, height = picture.size
             data = bytearray(picture.convert("RGB").tobytes())
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError as error:
+        raise RedlineError(f"cannot read the picture {str(path)!r}: it is none that Pillow knows.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error).strip().rstrip(".") or type(error).__name__
         raise RedlineError(f"cannot read the picture {str(path)!r}: {reason}.") from error
     return torch.frombuffer(data, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()

@@ -29,6 +29,6 @@ def choose_plan(machine: Machine, model: nn.Module, precision: str = "auto", giv
     rung = parse_rung("int8(mode=dynamic)" if precision == "int8" else precision)
     if reason := rung.why_not(machine):
         raise RedlineError(f"{precision} cannot run here: {reason}.")
-    if precision == "int8" and "fused_ops" in plan:
-        plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))  # packed layers are none that it knows
+    if precision == "int8" and machine.is_cuda and "fused_ops" in plan:
+        plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))  # a GPU's packed layers are none that it knows
     return plan.with_rung(rung)

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from redline.models.drct import Drct, DrctConfig
+from redline.plan import Plan
 
 GOLDENS = Path(__file__).parents[2] / "data" / "drct_goldens.npz"
 # scale, groups, batch, height, width, parameters, and the step at which rows and columns of the output were kept
@@ -30,7 +31,7 @@ def draw(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 
-def fill(model: nn.Module) -> nn.Module:
+def fill(model: Drct) -> Drct:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(draw(name, tuple(parameter.shape)))
@@ -49,16 +50,30 @@ def picture(batch: int, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.clip(np.array(frames), 0, 1).astype(np.float32))
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed for a CPU"])
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_the_original(name: str) -> None:
+def test_agrees_with_the_original(name: str, packed: bool) -> None:
     scale, groups, batch, height, width, parameters, step = CASES[name]
     model = fill(Drct(DrctConfig.of(scale, groups)))
     assert sum(p.numel() for p in model.parameters()) == parameters
+    if packed:
+        model.pack(torch.device("cpu"))
     with torch.no_grad():
         output = model(picture(batch, height, width))
     assert output.shape == (batch, 3, scale * height, scale * width)
     golden = torch.from_numpy(np.load(GOLDENS)[name])
     torch.testing.assert_close(output[..., ::step, ::step], golden, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bf16_stays_near_the_original(name: str) -> None:
+    scale, groups, batch, height, width, _, step = CASES[name]
+    given = picture(batch, height, width)
+    fast = Plan.parse("fused_ops + bf16").apply(fill(Drct(DrctConfig.of(scale, groups))), samples=given)
+    with torch.no_grad():
+        output = fast(given)[..., ::step, ::step]
+    off = output - torch.from_numpy(np.load(GOLDENS)[name])
+    assert -10 * off.double().square().mean().log10() >= 40  # dB, of a range of 1
 
 
 @pytest.mark.parametrize(

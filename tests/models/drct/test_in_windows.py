@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from redline.errors import ModelError
 from redline.gate import Gate
 from redline.models.drct import Drct, DrctConfig
 from redline.models.drct.in_windows import WindowedBlock
@@ -28,6 +29,13 @@ def test_gives_what_the_groups_give(config: DrctConfig) -> None:
     for shape in ((2, 3, 8, 12), (1, 3, 4, 4), (1, 3, 16, 4)):
         picture = torch.rand(shape).double()
         torch.testing.assert_close(other(picture), model(picture), atol=1e-9, rtol=1e-9)
+
+
+def test_is_packed_once() -> None:
+    model = Drct(ODD)
+    model.pack(torch.device("cpu"))
+    with pytest.raises(ModelError, match="packed already"):
+        model.pack(torch.device("cpu"))
 
 
 def test_heads_are_filled_up_and_the_layers_stay_layers() -> None:

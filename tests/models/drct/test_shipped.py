@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from redline.models.drct import load_drct
+from redline.plan import Plan
 from redline.super_resolution import bicubic_model, evaluate, find_pairs
 from redline.upscale.network import shipped_weights
 from synthetic_photos import save_synthetic_photos
@@ -29,6 +30,18 @@ def test_a_shipped_model_beats_interpolation(scale: int, tmp_path: Path) -> None
     ours = evaluate(model, pairs, scale, model.config.window, torch.device("cpu"))
     plain = evaluate(bicubic_model(scale), pairs, scale)
     assert ours.mean.psnr_y_db > plain.mean.psnr_y_db + 0.5
+
+
+@pytest.mark.parametrize("scale", [2, 4])
+def test_bf16_is_near_fp32(scale: int, tmp_path: Path) -> None:
+    """What speed may cost on photos: no more than to 45 dB."""
+    (path,) = save_synthetic_photos(tmp_path, 1, 64, 80, seed=6).iterdir()
+    picture = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None] / 255
+    model = load_drct(shipped_weights(scale))
+    fast = Plan.parse("fused_ops + bf16").apply(model, samples=picture)
+    with torch.no_grad():
+        off = fast(picture).double() - model(picture).double()
+    assert -10 * off.square().mean().log10() >= 45
 
 
 @pytest.mark.parametrize("scale", [2, 4])

@@ -60,6 +60,8 @@ class Drct(Choosing):
 
     def pack(self, device: torch.device) -> None:
         config = self.config
+        if not isinstance(self.layers[0], Group):
+            raise ModelError("this DRCT is packed already.")
         if device.type != "cuda":
             self.layers = nn.ModuleList([WindowedBody(self.layers, config.window, _RESIDUAL_SHARE)])
             return

@@ -16,11 +16,11 @@ from torch import Tensor
 
 P = ParamSpec("P")
 
-_KEPT_AT_MOST = 8
+_KEPT_AT_MOST = 16
 
 
 def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Keeps what `build` gives for the same arguments; the oldest go first."""
+    """Keeps what `build` gives for the same arguments; those that were not asked for longest go first."""
     kept: OrderedDict[object, Tensor] = OrderedDict()
     # A captured graph reads it for as long as the graph lives, which nobody tells.
     captured: dict[object, Tensor] = {}
@@ -43,6 +43,8 @@ def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
             kept[key] = found
             while len(kept) > _KEPT_AT_MOST:
                 kept.popitem(last=False)
+        if key in kept:
+            kept.move_to_end(key)
         return found
 
     return call
