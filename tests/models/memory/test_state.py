@@ -232,12 +232,16 @@ def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
             "a memory model takes whole numbers of shape .batch, tokens., not torch.int64 of",
         ),
         (
+            torch.ones(1, 9, dtype=torch.bool),
+            "a memory model takes whole numbers of shape .batch, tokens., not torch.bool of",
+        ),
+        (
             torch.zeros(1, 9),
             "a memory model takes whole numbers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
         ),
         (torch.zeros(1, 0, dtype=torch.int64), "0 tokens, but the model takes 1 or more[.]$"),
     ],
-    ids=["1-D", "float", "empty"],
+    ids=["1-D", "truth", "float", "empty"],
 )
 def test_what_are_no_tokens_are_refused(given: Tensor, sentence: str) -> None:
     model, state = remembering()

@@ -291,7 +291,7 @@ class TitanModel(nn.Module):
                 )
 
     def _check(self, tokens_BS: Tensor) -> None:
-        if tokens_BS.ndim != 2 or tokens_BS.is_floating_point():
+        if tokens_BS.ndim != 2 or tokens_BS.dtype not in (torch.int64, torch.int32):
             raise ModelError(
                 f"a memory model takes whole numbers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
                 f"{tuple(tokens_BS.shape)}."
