@@ -29,12 +29,16 @@ def test_tiny_at_256_reaches_ten_frames_a_second() -> None:
         torch.manual_seed(0)
         once = Settings(strength=1.0, steps=1)
         frames = LsdFrames(load_lsd(SHIPPED), choose_plan(Machine.detect("cpu")), "cpu")
-        rates = []
+        rates: list[float] = []
+        live = 0
         # Whoever else is on the machine slows some rounds: a majority of them has to be live, from end to end.
         for _ in range(5):
             clip = SyntheticClip(256, 256, count=60, rate=Fraction(60))
             report = Pipeline(clip, Engine(frames, once), NullSink(), settings=LiveSettings(once)).run().report
             rates.append(min(report.frames_per_s, 1 / report.stages["compute"].p95_s))
-        assert sorted(rates)[2] >= 10, rates
+            live += rates[-1] >= 10
+            if live == 3:
+                break
+        assert live == 3, rates
     finally:
         torch.set_num_threads(before)
