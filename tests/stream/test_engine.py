@@ -1,8 +1,9 @@
 """The engine computes what training judges, at any size, and nothing of it is recorded or kept more than once."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.models.lsd import load_lsd
 from redline.plan import Plan
 from redline.stream import fitting
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
+from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.settings import Settings
+from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.transform import TimesCopies
 from redline.training.lsd.validation import restorer
 from stream.small_models import SMALL, clip, small_lsd
@@ -302,6 +306,29 @@ def test_copies_are_timed_and_memory_stays_flat() -> None:
     assert tensors() == before
     assert [tensor.data_ptr() for tensor in made._canvas.history] == places
     assert all(seconds > 0 for seconds in made.copies_s) and made.busy_s > 0
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small pictures gain nothing by more, and wait for each other where others are at work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_shipped_model_stays_close_in_bf16_frame_after_frame() -> None:
+    """What a GPU shows over a thousand frames with a graph, in little."""
+    bf16, plain = (
+        Engine(LsdFrames(load_lsd(SHIPPED), Plan.parse(plan), "cpu"), FULL) for plan in ("bf16 + channels_last", "")
+    )
+    for one in (bf16, plain):
+        one.prepare(32, 32)
+    for frame in SyntheticClip(32, 32, count=24, rate=Fraction(25), motion=(1, 2)).frames():
+        given = replace(frame, settings=FULL)
+        error = (bf16(given).double() - plain(given).double()).square().mean()
+        assert 255**2 / error > 10**3.5, f"above 35 dB, not {error} at frame {frame.index}"
 
 
 @pytest.mark.slow

@@ -99,9 +99,10 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
         assert psnr_db(made, expected) > 40
 
 
-def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames() -> None:
-    """As it is shipped, graph and all, against plain fp32 without one."""
-    plan = choose_plan(Machine.detect("cuda"))
+@pytest.mark.parametrize("given", ["", "bf16 + channels_last + compile"])
+def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(given: str) -> None:
+    """As it is shipped, graph and all, and compiled besides, against plain fp32 without one."""
+    plan = Plan.parse(given) if given else choose_plan(Machine.detect("cuda"))
     fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
     plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)
     for one in (fast, plain):
