@@ -93,7 +93,7 @@ def write_kernel(
     for token in range(0, count):
         offered = row * count + token
         cosine = tl.load(cosines + offered * slots + m, mask=in_m, other=float("-inf"))
-        similar, nearest = tl.max(cosine, 0, return_indices=True)
+        similar, nearest = tl.max(cosine, 0, return_indices=True)  # pyright: ignore[reportGeneralTypeIssues]
         standing = tl.where(in_m, tl.where(mass > 0, score, float("-inf")), float("inf"))
         lowest, weakest = tl.min(standing, 0, return_indices=True)
         new_score = tl.load(new_scores + offered)
@@ -131,9 +131,9 @@ def write_kernel(
     tl.store(masses + held, mass, mask=in_m)
     tl.store(usages + held, usage, mask=in_m)
     tl.store(ages + held, age, mask=in_m)
-    tl.store(written + row * 3, placed_count.to(tl.int64))
-    tl.store(written + row * 3 + 1, merged_count.to(tl.int64))
-    tl.store(written + row * 3 + 2, evicted_count.to(tl.int64))
+    tl.store(written + row * 3, placed_count)
+    tl.store(written + row * 3 + 1, merged_count)
+    tl.store(written + row * 3 + 2, evicted_count)
 
 
 @torch.library.custom_op("redline::slot_write", mutates_args=("keys", "values", "scores", "masses", "usages", "ages"))
