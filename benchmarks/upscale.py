@@ -17,6 +17,7 @@ import shlex
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -403,6 +404,29 @@ class Doubling(nn.Module):
         return nn.functional.pixel_shuffle(self.convolution(tiles), 2)
 
 
+class OwnMemory:
+    """The most that was the process's own: pages of the scratch file, which the encoder maps, the kernel can take."""
+
+    def __init__(self, interval_s: float = 0.2) -> None:
+        self.peak_bytes = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(interval_s,), daemon=True)
+
+    def __enter__(self) -> "OwnMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self, interval_s: float) -> None:
+        while not self._done.wait(interval_s):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("RssAnon:"):
+                    self.peak_bytes = max(self.peak_bytes, 1024 * int(line.split()[1]))
+
+
 def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
     """A picture that fits nowhere: made in bands, enlarged twice, written."""
     source, target = work / "huge.tiff", work / "enlarged.tiff"
@@ -414,7 +438,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
     enlarger = Enlarger(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
     run = PictureRun(enlarger, PictureSettings(pixel_limit=width * height))
-    with MemoryMonitor("cpu") as monitor:
+    with MemoryMonitor("cpu") as monitor, OwnMemory() as own:
         before = monitor.current_bytes
         started = time.perf_counter()
         (outcome,) = run.run([Task(source, target)])
@@ -424,6 +448,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
         raise RedlineError(outcome.error)
     options = {
         "resident_before_bytes": before,
+        "own_peak_bytes": own.peak_bytes,
         "gpu_peak_bytes": bench.peak_since(0),
         "input_mp": round(width * height / MEGA, 3),
         "input_mp_per_s": round(width * height / MEGA / seconds, 3),
