@@ -153,7 +153,7 @@ def arms(task: Task) -> dict[str, Callable[[], Arm]]:
 def measure(
     task: Task,
     rounds: int,
-    only: str | None,
+    only: list[str],
     is_late: Callable[[], bool],
     keep: Callable[[Iterable[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
@@ -162,7 +162,7 @@ def measure(
     rows: dict[str, dict[str, Any]] = {}
     ready: dict[str, Arm] = {}
     for name, build in arms(task).items():
-        if only and only not in name:
+        if only and not any(part in name for part in only):
             continue
         row = rows[name] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
         if is_late():
@@ -210,7 +210,7 @@ def main() -> int:
     parser.add_argument("--prompt", type=int, default=128, help="tokens in")
     parser.add_argument("--tokens", type=int, default=128, help="tokens out")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", help="arms whose name holds this")
+    parser.add_argument("--only", action="append", default=[], help="arms whose name holds this; repeatable")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
     arguments = parser.parse_args()

@@ -6,12 +6,14 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from redline.machine import Machine
 from redline.workers import WorkerPool
 
 ONEDNN = torch._C._get_mkldnn_enabled()
@@ -104,6 +106,19 @@ def _on_waiting(mode: str) -> None:
         # Said once a process, and after the mode was set: as an error it would leave the mode on.
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode(mode)
+
+
+@pytest.fixture
+def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bf16 and fp16 are taken on every CPU: how fast this one is in them is not what is asked."""
+    detect = Machine.detect
+
+    def listing(device: str = "auto") -> Machine:
+        found = detect(device)
+        return replace(found, hardware_dtypes=tuple({*found.hardware_dtypes, "bf16", "fp16"}))
+
+    monkeypatch.setattr(Machine, "detect", listing)
+    monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from redline.machine import Machine
 
-_ASK = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list as ask; ask()"
+# On some CPUs the list is made without a question, which is asked of each when it is used.
+_ASK = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list as ask; [bool(isa) for isa in ask()]"
 _PATIENCE_S = 300
 
 

@@ -71,6 +71,7 @@ def test_a_memory_given_stays_as_it_is(memory_model: TitanModel) -> None:
         assert torch.equal(one, other), name
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_a_memory_goes_on_in_another_precision_and_with_fewer_slots(memory_model: TitanModel) -> None:
     engine = InferenceEngine(memory_model)
     (completion,) = engine.generate(prompts(47), max_tokens=3, state=engine.new_state())

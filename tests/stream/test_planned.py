@@ -79,8 +79,6 @@ def test_a_plan_with_a_precision_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert network.seen[-1][-1] is True
 
 
-# Where fp16 is emulated, torch says so for every product.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_fp16_that_fell_back_is_said_to_be_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
     model = small_lsd()

@@ -353,7 +353,6 @@ class Halves(Lines):
         return loss * (1e10 if step in self.too_large else float("nan") if step in self.spoil_at else 1.0)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_overflows_that_the_scale_takes_care_of_do_not_end_it(tmp_path: Path) -> None:
     """Four in a row, where two steps that are not finite would be too many; the fifth would be bf16's."""
     often = settings(log_every=1, skip_limit=2, checkpoint_minutes=0.0, keep_checkpoints=1, ema_decay=0.0)
@@ -368,7 +367,6 @@ def test_overflows_that_the_scale_takes_care_of_do_not_end_it(tmp_path: Path) ->
     assert again.copy.name == "fp16" and again.copy.scale is not None and again.copy.scale.current == 256
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_overflows_without_an_end_end_in_bf16_or_with_good_weights(tmp_path: Path) -> None:
     often = settings(log_every=1, skip_limit=3, checkpoint_minutes=0.0, ema_decay=0.0)
     large, healed = Halves(too_large=tuple(range(8, 60))), settings(ema_decay=0.0, skip_limit=3)

@@ -14,7 +14,6 @@ from redline.training.optimizers import Together, build_optimizer, describe, hid
 from redline.training.text.config import TextLoopSettings
 
 # Muon multiplies in bf16, and some CPUs complain of that.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
 class Tiny(nn.Module):

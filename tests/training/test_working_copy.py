@@ -7,7 +7,6 @@ from torch import nn
 from redline.training.working_copy import WorkingCopy
 
 # What a CPU without bf16 says at its first such product.
-pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
 class Counted(nn.Module):

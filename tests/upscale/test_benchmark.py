@@ -80,11 +80,12 @@ def test_photos_and_a_large_picture(script: ModuleType, monkeypatch: pytest.Monk
     assert huge.workload == "700x530" and huge.peak_bytes > 0 and huge.options["target_bytes"] > 0
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_the_model_is_judged_by_its_worst_tile(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "rows.jsonl"
-    common = ("model", "--out", out, "--tile", 64, "--rounds", 2, "--plan", "bf16")
+    common = ("model", "--out", out, "--tile", 32, "--rounds", 2, "--plan", "bf16")
     run(script, monkeypatch, *common)
     run(script, monkeypatch, *common, "--count", 3)
     one, three = (row for row in load_measurements(out) if row.plan == "bf16")

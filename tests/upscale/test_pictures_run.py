@@ -214,6 +214,7 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: P
     assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
 
 
+@pytest.mark.usefixtures("any_precision")
 @pytest.mark.parametrize("from_count", [1, 3])
 def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_count: int, tmp_path: Path) -> None:
     """Some have numbers of their own in fp32, which no product with bf16 takes; perhaps not where it is judged."""
@@ -230,6 +231,7 @@ def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_cou
     assert len(said) == 1 and said[0].startswith("bf16 was left for fp32: it does not run (expected ")
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
     """What bf16 changes in it is below what 8 bits can show, however little the tile spans."""
     sky = (save(tmp_path / "in.png", (100, 40, 3)) % 3) + 150
@@ -241,6 +243,7 @@ def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
     assert np.abs(pixels(tmp_path / "out.png").astype(int) - doubled(sky)).max() <= 2
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_a_precision_is_judged_on_little_of_a_tile_where_most_is_to_be_seen(tmp_path: Path) -> None:
     """Plain fp32 takes ten times as long as what it judges."""
 

@@ -191,7 +191,6 @@ class InBf16(nn.Module):
 
 
 # A CPU without bf16 says so once, and computes it slowly.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_unet_gates() -> None:
     workload = video_unet(8, batch=1, size=64)
 

@@ -164,8 +164,10 @@ class Checkpoint(Rung):
             return ""
         what = "parts of blocks" if self.granularity == "layer" else "blocks"
         said = [f"{len(record.wrapped)} {what} checkpointed"]
-        if again:
+        if record.forwards:
             said.append(f"{again} of {record.forwards} forward passes run again in backward")
+        elif again:
+            said.append(f"{again} runs outside of the compiler's graphs")
         if record.traces:
             said.append(f"traced {record.traces} times by the compiler with the recomputation")
         if self.granularity == "selective":

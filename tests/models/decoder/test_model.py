@@ -109,7 +109,6 @@ def test_the_loss_is_cross_entropy_of_the_logits_and_has_its_gradients() -> None
         assert torch.allclose(one, other, atol=1e-5) and other.abs().max() > 0
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @torch.no_grad()
 def test_other_precisions_agree_and_keep_exact_angles() -> None:
     model, tokens = decoder().double(), torch.randint(61, (1, 20))

@@ -153,8 +153,6 @@ def test_nothing_asks_the_device_for_a_value() -> None:
     assert model(**given).shape == (1, 3, 13, 10)
 
 
-# Where bf16 is emulated, torch says so for every product.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_time_steps_stay_apart_in_half_precision() -> None:
     model, given = fresh()
     model.to(torch.bfloat16)

@@ -331,8 +331,6 @@ def test_without_control_it_trains_too(settings: LsdTraining) -> None:
     assert task.loss(0).isfinite()
 
 
-# Where fp16 is emulated, torch says so for every product.
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_fp16_scales_its_loss_and_trains_fp32_weights(
     tmp_path: Path, settings: LsdTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None
     assert "z-loss 0.0001" in page and str(tmp_path) not in page
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
     config: Callable[..., Path], tmp_path: Path
 ) -> None:

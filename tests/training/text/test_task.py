@@ -109,7 +109,6 @@ def test_a_plan_is_applied(config: Callable[..., Path], tmp_path: Path, plan: st
         assert any("foreach" in line for line in said)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 @pytest.mark.parametrize(("precision", "ema_decay"), [("bf16", 0.9), ("fp16", 0.0)])
 def test_low_precision_follows_fp32_and_resumes_exactly(
     config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, ema_decay: float

@@ -56,7 +56,6 @@ def test_rungs_apply_to_it(config: Callable[..., Path], plan: str) -> None:
     assert losses(workload, plan) == pytest.approx(losses(workload, "eager"), rel=1e-4)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # muon multiplies in bf16
 @pytest.mark.parametrize("optimizer", ["muon", "adafactor"])
 def test_the_optimizer_is_the_settings_own(config: Callable[..., Path], optimizer: str) -> None:
     workload = training_workload(str(config(("steps = 8", f'steps = 8\noptimizer = "{optimizer}"'))))()

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from redline.models.memory.seen_blocks import seen_blocks
+
 Far = tuple[Tensor, Tensor, Tensor]
 # Queries at a time: enough for large products, few enough for the scores of long sequences.
 _BLOCK = 512
@@ -119,9 +121,9 @@ def _by_flex_attention(
     window_segments: int,
     far: Far | None,
 ) -> Tensor:
-    batch, length = positions_BS.shape
     segments_BS = positions_BS // segment
     documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
+    places = positions_BS, documents, segment, window_segments
 
     def is_near(b: Any, h: Any, q: Any, k: Any) -> Any:
         recent = segments_BS[b, q] - segments_BS[b, k] <= window_segments
@@ -131,7 +133,7 @@ def _by_flex_attention(
         old = segments_BS[b, q] - segments_BS[b, k] > window_segments
         return (k <= q) & (documents[b, q] == documents[b, k]) & old
 
-    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, is_near, None)
+    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen_blocks(is_near, *places), None)
     if far is None:
         return near.transpose(1, 2)
     far_query, far_key, bias = far
@@ -139,7 +141,7 @@ def _by_flex_attention(
     def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return score + bias[b, k]
 
-    beyond, far_weight = _flex(far_query, far_key, value_BSHD, is_far, biased)
+    beyond, far_weight = _flex(far_query, far_key, value_BSHD, seen_blocks(is_far, *places, beyond=True), biased)
     share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
     return torch.lerp(near, beyond, share).transpose(1, 2)
 
@@ -150,19 +152,16 @@ def _by_flex_attention(
 _apart: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
 
 
-def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import AuxRequest
+def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, score: Any) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    batch, length = query_BSQD.shape[:2]
-    make_mask, attend = _uncompiled() if torch.compiler.is_compiling() else _compiled()
-    block_mask = make_mask(mask, batch, None, length, length, device=str(query_BSQD.device))
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
-    mixed, beside = attend(
+    mixed, beside = (flex_attention if torch.compiler.is_compiling() else _compiled())(
         query,
         key,
         value,
         score_mod=score,
-        block_mask=block_mask,
+        block_mask=seen,
         enable_gqa=True,
         kernel_options=_EXACT if query.dtype == torch.float32 else None,
         return_aux=AuxRequest(lse=True),
@@ -170,14 +169,9 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, s
     return mixed, beside.lse
 
 
-def _uncompiled() -> tuple[Any, Any]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    return create_block_mask, flex_attention
-
-
 @cache
-def _compiled() -> tuple[Any, Any]:
-    """A model that is compiled compiles them too; on their own they would make something of the size of all pairs."""
-    create_block_mask, flex_attention = _uncompiled()
-    return torch.compile(create_block_mask), torch.compile(flex_attention)
+def _compiled() -> Any:
+    """A model that is compiled compiles it too; on its own it would make something of the size of all pairs."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

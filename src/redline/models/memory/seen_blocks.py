@@ -1,0 +1,58 @@
+"""Which blocks of tokens see which in a window of segments: what flex attention computes, and what it passes over.
+
+`create_block_mask` finds it by asking for every pair of tokens, and not under a checkpoint that is compiled: a block of
+the model would then leave the compiler's graph. Here the first and the last token of a block answer for all of it.
+Positions and numbers of documents only grow along a document and a row, so a block is never passed over that somebody
+sees; one that nobody sees may be listed, and costs its time.
+
+B: batch, S: tokens in a row, N: blocks in a row.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+_BLOCK = 128
+# Whether one token sees another: of batch, head, query and key.
+Sees = Callable[[Any, Any, Any, Any], Any]
+
+
+def seen_blocks(
+    sees: Sees, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool = False
+) -> BlockMask:
+    """The mask of `sees`, which is true for tokens of one document within the window, or `beyond` it."""
+    length = positions_BS.shape[1]
+    blocks = -(-length // _BLOCK)
+    last = torch.arange(1, blocks + 1, device=positions_BS.device) * _BLOCK - 1
+    last = last.clamp(max=length - 1)
+    first = torch.arange(blocks, device=positions_BS.device) * _BLOCK
+    first_document_BN, last_document_BN = documents_BS[:, first], documents_BS[:, last]
+    first_segment_BN, last_segment_BN = positions_BS[:, first] // segment, positions_BS[:, last] // segment
+
+    # Inside a document tokens are as far apart in their row as their positions are.
+    nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
+    distances_NN = farthest_NN > window_segments * segment if beyond else nearest_NN < (window_segments + 1) * segment
+    earlier_NN = first[:, None] >= first
+    listed_BNN = (earlier_NN & distances_NN) & (first_document_BN[:, :, None] <= last_document_BN[:, None])
+
+    youngest_BNN = first_segment_BN[:, :, None] - last_segment_BN[:, None]
+    oldest_BNN = last_segment_BN[:, :, None] - first_segment_BN[:, None]
+    ages_BNN = youngest_BNN > window_segments if beyond else oldest_BNN <= window_segments
+    whole_NN = (first[:, None] > last) & (last[:, None] - first[:, None] == _BLOCK - 1)
+    full_BNN = (last_document_BN[:, :, None] == first_document_BN[:, None]) & ages_BNN & whole_NN
+    return BlockMask.from_kv_blocks(
+        *_in_order((listed_BNN & ~full_BNN)[:, None]),
+        *_in_order((listed_BNN & full_BNN)[:, None]),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(length, length),
+    )
+
+
+def _in_order(listed: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks each one sees, and which, first of all."""
+    which = listed.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return listed.sum(-1).to(torch.int32), which.to(torch.int32)

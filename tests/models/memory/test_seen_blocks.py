@@ -1,0 +1,98 @@
+"""The blocks that flex attention computes hold all pairs that see each other, and full blocks hold no other."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention
+from torch.utils.checkpoint import checkpoint
+
+from redline.models.memory import TitanConfig, TitanModel, windowed
+from redline.models.memory.seen_blocks import seen_blocks
+from redline.nn.packing import Packing
+
+BLOCK = 128
+SMALL = TitanConfig(vocabulary=211, width=64, layers=2, heads=4, attention_every=2, segment=32)
+
+
+def pairs(packing: Packing, segment: int, window: int, beyond: bool) -> Tensor:
+    segments = packing.positions_BS // segment
+    age = segments[:, :, None] - segments[:, None]
+    earlier = torch.ones_like(age, dtype=torch.bool).tril()
+    return earlier & packing.same_BSS & (age > window if beyond else age <= window)
+
+
+def listed(counts: Tensor, which: Tensor) -> Tensor:
+    """(B, N, N): whether one block lists another."""
+    found = torch.zeros(which.shape, dtype=torch.bool)
+    for batch, head, row in torch.cartesian_prod(*map(torch.arange, counts.shape)).tolist():
+        found[batch, head, row, which[batch, head, row, : counts[batch, head, row]].long()] = True
+    return found[:, 0]
+
+
+@pytest.mark.parametrize("beyond", [False, True])
+@pytest.mark.parametrize(
+    ("length", "segment", "window", "rate"),
+    [
+        (1000, 32, 2, 0.003),
+        (1024, 128, 1, 0.0),
+        (1024, 100, 0, 0.0),
+        (777, 7, 3, 0.02),
+        (1280, 300, 2, 0.001),
+        (128, 16, 1, 0.0),
+        (5, 4, 0, 0.3),
+    ],
+)
+def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
+    torch.manual_seed(length)
+    packing = Packing.of((torch.rand(3, length) < rate).cumsum(1))
+    mask = seen_blocks(
+        lambda b, h, q, k: q >= k, packing.positions_BS, packing.documents_BS, segment, window, beyond=beyond
+    )
+    assert mask.seq_lengths == (length, length) and mask.BLOCK_SIZE == (BLOCK, BLOCK)
+    blocks = -(-length // BLOCK)
+    sides = (3, blocks, BLOCK, blocks, BLOCK)
+    room = blocks * BLOCK - length
+    seen = pairs(packing, segment, window, beyond)
+    seen = torch.nn.functional.pad(seen, (0, room, 0, room)).reshape(sides).transpose(2, 3)
+    partly = listed(mask.kv_num_blocks, mask.kv_indices)
+    assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
+    full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not (partly & full).any()
+    assert not (seen.any(-1).any(-1) & ~(partly | full)).any()
+    assert not (full & ~seen.all(-1).all(-1)).any()
+    if not rate:  # of one document nothing is listed for nothing, and what can be full is
+        assert torch.equal(full, seen.all(-1).all(-1))
+        assert ((partly | full) & ~seen.any(-1).any(-1)).sum() <= 3 * blocks
+
+
+def test_a_block_under_a_checkpoint_stays_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for the kernels: what is computed is plain flex attention, whose gradient the CPU has too."""
+
+    def by_flex(*given: Any) -> Tensor:
+        return windowed._by_flex_attention(*given)
+
+    torch.manual_seed(0)
+    model = TitanModel(SMALL).train()
+    tokens, documents = torch.randint(211, (2, 300)), (torch.rand(2, 300) < 0.01).cumsum(1)
+    given = tokens, tokens.roll(-1, 1), Packing.of(documents)
+    expected = model.loss(*given)
+    wanted = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    monkeypatch.setattr(windowed, "plain", by_flex)
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    torch.compiler.reset()
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = torch.compile(
+            lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False),
+            backend="eager",
+            fullgraph=True,
+        )
+    loss = model.loss(*given)
+    torch.testing.assert_close(loss, expected)
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
