@@ -1,19 +1,21 @@
 """The blocks that flex attention computes hold all pairs that see each other, and full blocks hold no other."""
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from redline.models.memory import TitanConfig, TitanModel, windowed
-from redline.models.memory.seen_blocks import seen_blocks
+from redline.models.memory import TitanConfig, TitanModel
+from redline.models.memory.passage import Passage
+from redline.models.memory.seen_blocks import SeenBlocks
 from redline.nn.packing import Packing
 
 BLOCK = 128
-SMALL = TitanConfig(vocabulary=211, width=64, layers=2, heads=4, attention_every=2, segment=32)
+SMALL = TitanConfig(vocabulary=211, width=64, layers=2, heads=4, attention_every=1, segment=32)
 
 
 def pairs(packing: Packing, segment: int, window: int, beyond: bool) -> Tensor:
@@ -47,9 +49,9 @@ def listed(counts: Tensor, which: Tensor) -> Tensor:
 def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
     torch.manual_seed(length)
     packing = Packing.of((torch.rand(3, length) < rate).cumsum(1))
-    mask = seen_blocks(
-        lambda b, h, q, k: q >= k, packing.positions_BS, packing.documents_BS, segment, window, beyond=beyond
-    )
+    seen_by = SeenBlocks.of(packing.positions_BS, packing.documents_BS, segment, window, with_beyond=beyond)
+    mask = seen_by.beyond if beyond else seen_by.near
+    assert mask is not None
     assert mask.seq_lengths == (length, length) and mask.BLOCK_SIZE == (BLOCK, BLOCK)
     blocks = -(-length // BLOCK)
     sides = (3, blocks, BLOCK, blocks, BLOCK)
@@ -67,32 +69,52 @@ def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: 
         assert ((partly | full) & ~seen.any(-1).any(-1)).sum() <= 3 * blocks
 
 
-def test_a_block_under_a_checkpoint_stays_in_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, but for the kernels: what is computed is plain flex attention, whose gradient the CPU has too."""
+def test_masks_say_what_the_blocks_say() -> None:
+    torch.manual_seed(0)
+    packing = Packing.of((torch.rand(2, 90) < 0.05).cumsum(1))
+    found = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
+    assert found.beyond is not None
+    for mask, beyond in ((found.near, False), (found.beyond, True)):
+        made = flex_attention.create_mask(mask.mask_mod, 2, None, 90, 90, device="cpu")[:, 0]
+        assert torch.equal(made, pairs(packing, 8, 1, beyond))
 
-    def by_flex(*given: Any) -> Tensor:
-        return windowed._by_flex_attention(*given)
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_recomputed_blocks_stay_in_one_graph_for_all_batches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for the kernels: what is computed is plain flex attention, whose gradient the CPU has too."""
+    whole = Passage.whole
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+
+    def with_seen(tokens_BS: Tensor, documents: Packing, config: TitanConfig) -> Passage:
+        passage = whole(tokens_BS, documents, config)
+        window = config.segment, config.window_segments
+        return replace(passage, seen=SeenBlocks.of(passage.positions_BS, passage.documents_BS, *window))
 
     torch.manual_seed(0)
-    model = TitanModel(SMALL).train()
-    tokens, documents = torch.randint(211, (2, 300)), (torch.rand(2, 300) < 0.01).cumsum(1)
-    given = tokens, tokens.roll(-1, 1), Packing.of(documents)
-    expected = model.loss(*given)
-    wanted = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
-    monkeypatch.setattr(windowed, "plain", by_flex)
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    model, compiled = TitanModel(SMALL).train(), TitanModel(SMALL).train()
+    compiled.load_state_dict(model.state_dict())
+    graphs = CompileCounterWithBackend(backend)
     torch.compiler.reset()
-    for block in model.blocks:
+    for block in compiled.blocks:
         forward = block.forward
         block.forward = torch.compile(
             lambda *args, forward=forward: checkpoint(forward, *args, use_reentrant=False),
-            backend="eager",
+            backend=graphs,
             fullgraph=True,
         )
-    loss = model.loss(*given)
-    torch.testing.assert_close(loss, expected)
-    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    for one, other in zip(found, wanted, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    for _ in range(3):
+        tokens, documents = torch.randint(211, (2, 300)), (torch.rand(2, 300) < 0.01).cumsum(1)
+        given = tokens, tokens.roll(-1, 1), Packing.of(documents)
+        expected = model.loss(*given)
+        with monkeypatch.context() as patch:
+            patch.setattr(Passage, "whole", with_seen)
+            loss = compiled.loss(*given)
+        torch.testing.assert_close(loss, expected)
+        wanted = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+        found = torch.autograd.grad(loss, list(compiled.parameters()), allow_unused=True)
+        for one, other in zip(found, wanted, strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    # One for each block, and none anew for the batches that follow.
+    assert graphs.frame_count == SMALL.layers

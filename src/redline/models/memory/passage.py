@@ -8,17 +8,25 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.rotation import Rotation
+from redline.models.memory.seen_blocks import SeenBlocks
 from redline.nn.packing import Packing
+
+# What flex attention takes.
+_LEAST_HEAD_DIM = 16
 
 
 @dataclass(frozen=True)
 class Passage:
-    """`borders` are the offsets at which a segment begins; the same for all sequences."""
+    """`borders` are the offsets at which a segment begins; the same for all sequences.
+
+    `seen` is what flex attention asks for, where that is what attends.
+    """
 
     positions_BS: Tensor
     documents_BS: Tensor | None
     rotation: Rotation
     borders: tuple[int, ...] = ()
+    seen: SeenBlocks | None = None
 
     @classmethod
     def whole(cls, tokens_BS: Tensor, documents: Tensor | Packing | None, config: TitanConfig) -> "Passage":
@@ -31,7 +39,11 @@ class Passage:
                     f"documents of shape {tuple(documents_BS.shape)} do not number tokens of shape "
                     f"{tuple(tokens_BS.shape)}."
                 )
-        return cls(places, documents_BS, Rotation.at(places, config.head_dim, config.rope_base))
+        rotation, seen = Rotation.at(places, config.head_dim, config.rope_base), None
+        if tokens_BS.is_cuda and config.attention_every and config.head_dim >= _LEAST_HEAD_DIM:
+            window = config.segment, config.window_segments
+            seen = SeenBlocks.of(places, documents_BS, *window, with_beyond=config.memory_slots > 0)
+        return cls(places, documents_BS, rotation, seen=seen)
 
     @classmethod
     def after(cls, position_B: Tensor, count: int, config: TitanConfig, borders: tuple[int, ...] = ()) -> "Passage":

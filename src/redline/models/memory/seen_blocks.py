@@ -1,14 +1,14 @@
 """Which blocks of tokens see which in a window of segments: what flex attention computes, and what it passes over.
 
-`create_block_mask` finds it by asking for every pair of tokens, and not under a checkpoint that is compiled: a block of
-the model would then leave the compiler's graph. Here the first and the last token of a block answer for all of it.
-Positions and numbers of documents only grow along a document and a row, so a block is never passed over that somebody
-sees; one that nobody sees may be listed, and costs its time.
+`create_block_mask` finds it by asking for every pair of tokens, and cannot be compiled under a checkpoint. Here the
+first and the last token of a block answer for all of it. Positions and numbers of documents only grow along a document
+and a row, so a block is never passed over that somebody sees; one that nobody sees may be listed, and costs its time.
 
 B: batch, S: tokens in a row, N: blocks in a row.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +20,45 @@ _BLOCK = 128
 Sees = Callable[[Any, Any, Any, Any], Any]
 
 
-def seen_blocks(
-    sees: Sees, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool = False
+@dataclass(frozen=True)
+class SeenBlocks:
+    """Of the tokens of each document, those in the window and those that have left it.
+
+    Made once for all layers and outside of them: made by a layer that is compiled under a checkpoint, the lists led
+    flex attention astray on a GPU (torch 2.11: illegal memory accesses).
+    """
+
+    near: BlockMask
+    beyond: BlockMask | None = None
+
+    @classmethod
+    def of(
+        cls,
+        positions_BS: Tensor,
+        documents_BS: Tensor | None,
+        segment: int,
+        window_segments: int,
+        with_beyond: bool = False,
+    ) -> "SeenBlocks":
+        segments_BS = positions_BS // segment
+        documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
+
+        def is_near(b: Any, h: Any, q: Any, k: Any) -> Any:
+            recent = segments_BS[b, q] - segments_BS[b, k] <= window_segments
+            return (k <= q) & (documents[b, q] == documents[b, k]) & recent
+
+        def is_beyond(b: Any, h: Any, q: Any, k: Any) -> Any:
+            old = segments_BS[b, q] - segments_BS[b, k] > window_segments
+            return (k <= q) & (documents[b, q] == documents[b, k]) & old
+
+        places = positions_BS, documents, segment, window_segments
+        near = _mask(is_near, *places, beyond=False)
+        return cls(near, _mask(is_beyond, *places, beyond=True) if with_beyond else None)
+
+
+def _mask(
+    sees: Sees, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool
 ) -> BlockMask:
-    """The mask of `sees`, which is true for tokens of one document within the window, or `beyond` it."""
     length = positions_BS.shape[1]
     blocks = -(-length // _BLOCK)
     last = torch.arange(1, blocks + 1, device=positions_BS.device) * _BLOCK - 1

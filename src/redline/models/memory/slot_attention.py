@@ -97,8 +97,7 @@ class SlotAttention(nn.Module):
         out = windowed_attention(
             *passage.rotation.turn(query, key),
             value,
-            passage.positions_BS,
-            passage.documents_BS,
+            passage,
             self.config.segment,
             self.config.window_segments,
             far=None if score is None else (query, key, F.logsigmoid(score)),

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.models.memory.seen_blocks import seen_blocks
+from redline.models.memory.passage import Passage
+from redline.models.memory.seen_blocks import SeenBlocks
 
 Far = tuple[Tensor, Tensor, Tensor]
 # Queries at a time: enough for large products, few enough for the scores of long sequences.
 _BLOCK = 512
-# What flex attention takes.
-_LEAST_HEAD_DIM = 16
 # Since torch 2.9 it rounds fp32 to TF32 unless told otherwise (pytorch#161022): gradients were off by a hundredth.
 _EXACT = {"FLOAT32_PRECISION": "'ieee'"}
 
@@ -28,21 +27,20 @@ def windowed_attention(
     query_BSQD: Tensor,
     key_BSHD: Tensor,
     value_BSHD: Tensor,
-    positions_BS: Tensor,
-    documents_BS: Tensor | None,
+    passage: Passage,
     segment: int,
     window_segments: int,
     far: Far | None = None,
 ) -> Tensor:
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
-    tensors = query_BSQD, key_BSHD, value_BSHD, positions_BS, documents_BS
-    head_dim = query_BSQD.shape[-1]
-    if query_BSQD.is_cuda and head_dim < _LEAST_HEAD_DIM and not torch.compiler.is_compiling():
-        warnings.warn(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.", stacklevel=2)
-    if query_BSQD.is_cuda and head_dim >= _LEAST_HEAD_DIM:
+    if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart
-        return by_flex_attention(*tensors, segment, window_segments, far)
-    return plain(*tensors, segment, window_segments, far)
+        return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)
+    head_dim = query_BSQD.shape[-1]
+    if query_BSQD.is_cuda and not torch.compiler.is_compiling():
+        warnings.warn(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.", stacklevel=2)
+    places = passage.positions_BS, passage.documents_BS, segment, window_segments
+    return plain(query_BSQD, key_BSHD, value_BSHD, *places, far)
 
 
 def plain(
@@ -112,28 +110,9 @@ def mix(attention_BHGTL: Tensor, value_BLHD: Tensor) -> Tensor:
 
 
 def _by_flex_attention(
-    query_BSQD: Tensor,
-    key_BSHD: Tensor,
-    value_BSHD: Tensor,
-    positions_BS: Tensor,
-    documents_BS: Tensor | None,
-    segment: int,
-    window_segments: int,
-    far: Far | None,
+    query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: SeenBlocks, far: Far | None
 ) -> Tensor:
-    segments_BS = positions_BS // segment
-    documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
-    places = positions_BS, documents, segment, window_segments
-
-    def is_near(b: Any, h: Any, q: Any, k: Any) -> Any:
-        recent = segments_BS[b, q] - segments_BS[b, k] <= window_segments
-        return (k <= q) & (documents[b, q] == documents[b, k]) & recent
-
-    def is_far(b: Any, h: Any, q: Any, k: Any) -> Any:
-        old = segments_BS[b, q] - segments_BS[b, k] > window_segments
-        return (k <= q) & (documents[b, q] == documents[b, k]) & old
-
-    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen_blocks(is_near, *places), None)
+    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen.near, None)
     if far is None:
         return near.transpose(1, 2)
     far_query, far_key, bias = far
@@ -141,7 +120,7 @@ def _by_flex_attention(
     def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return score + bias[b, k]
 
-    beyond, far_weight = _flex(far_query, far_key, value_BSHD, seen_blocks(is_far, *places, beyond=True), biased)
+    beyond, far_weight = _flex(far_query, far_key, value_BSHD, seen.beyond, biased)
     share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
     return torch.lerp(near, beyond, share).transpose(1, 2)
 
@@ -156,7 +135,8 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, s
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
-    mixed, beside = (flex_attention if torch.compiler.is_compiling() else _compiled())(
+    attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
+    mixed, beside = attend(
         query,
         key,
         value,
