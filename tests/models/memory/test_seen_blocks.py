@@ -62,11 +62,19 @@ def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: 
     assert mask.full_kv_num_blocks is not None and mask.full_kv_indices is not None
     full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (partly & full).any()
+    for of_keys, counts, which in (
+        (partly, mask.q_num_blocks, mask.q_indices),
+        (full, mask.full_q_num_blocks, mask.full_q_indices),
+    ):
+        assert counts is not None and which is not None
+        assert torch.equal(listed(counts, which), of_keys.mT)
+        # Each block stands somewhere once, in order on both sides of what is seen.
+        assert torch.equal(which.sort(-1).values, torch.arange(which.shape[-1]).expand_as(which).int())
     assert not (seen.any(-1).any(-1) & ~(partly | full)).any()
     assert not (full & ~seen.all(-1).all(-1)).any()
     if not rate:  # of one document nothing is listed for nothing, and what can be full is
         assert torch.equal(full, seen.all(-1).all(-1))
-        assert ((partly | full) & ~seen.any(-1).any(-1)).sum() <= 3 * blocks
+        assert torch.equal(partly | full, seen.any(-1).any(-1))
 
 
 def test_masks_say_what_the_blocks_say() -> None:

@@ -67,27 +67,43 @@ def _mask(
     first_document_BN, last_document_BN = documents_BS[:, first], documents_BS[:, last]
     first_segment_BN, last_segment_BN = positions_BS[:, first] // segment, positions_BS[:, last] // segment
 
-    # Inside a document tokens are as far apart in their row as their positions are.
-    nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
-    distances_NN = farthest_NN > window_segments * segment if beyond else nearest_NN < (window_segments + 1) * segment
-    earlier_NN = first[:, None] >= first
-    listed_BNN = (earlier_NN & distances_NN) & (first_document_BN[:, :, None] <= last_document_BN[:, None])
-
+    one_document_BNN = first_document_BN[:, :, None] == last_document_BN[:, None]
+    same_ends_BNN = last_document_BN[:, :, None] == first_document_BN[:, None]
     youngest_BNN = first_segment_BN[:, :, None] - last_segment_BN[:, None]
     oldest_BNN = last_segment_BN[:, :, None] - first_segment_BN[:, None]
-    ages_BNN = youngest_BNN > window_segments if beyond else oldest_BNN <= window_segments
-    whole_NN = (first[:, None] > last) & (last[:, None] - first[:, None] == _BLOCK - 1)
-    full_BNN = (last_document_BN[:, :, None] == first_document_BN[:, None]) & ages_BNN & whole_NN
-    return BlockMask.from_kv_blocks(
-        *_in_order((listed_BNN & ~full_BNN)[:, None]),
-        *_in_order((listed_BNN & full_BNN)[:, None]),
-        BLOCK_SIZE=_BLOCK,
+    # Where the two tokens are of different documents their positions say nothing; but inside of a document tokens are
+    # as far apart in their row as their positions are.
+    nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
+    if beyond:
+        seen_BNN = (farthest_NN > window_segments * segment) & (~same_ends_BNN | (oldest_BNN > window_segments))
+        all_seen_BNN = same_ends_BNN & (youngest_BNN > window_segments)
+    else:
+        near_NN = nearest_NN < (window_segments + 1) * segment
+        seen_BNN = near_NN & (~one_document_BNN | (youngest_BNN <= window_segments))
+        all_seen_BNN = same_ends_BNN & (oldest_BNN <= window_segments)
+    reach_BNN = (first[:, None] >= first) & (first_document_BN[:, :, None] <= last_document_BN[:, None])
+    listed_BNN = reach_BNN & seen_BNN
+    full_BNN = all_seen_BNN & (first[:, None] > last) & (last - first == _BLOCK - 1)[:, None]
+    full_B1NN = (listed_BNN & full_BNN)[:, None]
+    partly_B1NN = (listed_BNN & ~full_BNN)[:, None]
+    return BlockMask(
+        (length, length),
+        *_in_order(partly_B1NN),
+        *_in_order(full_B1NN),
+        *_in_order(partly_B1NN.mT),
+        *_in_order(full_B1NN.mT),
+        BLOCK_SIZE=(_BLOCK, _BLOCK),
         mask_mod=sees,
-        seq_lengths=(length, length),
     )
 
 
 def _in_order(listed: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each one sees, and which, first of all."""
-    which = listed.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return listed.sum(-1).to(torch.int32), which.to(torch.int32)
+    """How many blocks each one sees, and which, before those that it does not.
+
+    Without a sort: torch itself has come to keep the one in its own masks from being compiled.
+    """
+    count = listed.sum(-1, keepdim=True)
+    place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)
+    blocks = torch.arange(listed.shape[-1], device=listed.device).expand_as(place)
+    which = torch.empty_like(place, memory_format=torch.contiguous_format).scatter(-1, place, blocks)
+    return count[..., 0].to(torch.int32).contiguous(), which.to(torch.int32)
