@@ -168,8 +168,9 @@ def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: 
     codec = "libvpx" if name.endswith("webm") else "libx264"
     make_clip(tmp_path / name, frames=60, size=(96, 64), codec=codec, sound=sound)
     data, told = (tmp_path / name).read_bytes(), set()
-    for tenths in range(1, 9):
-        damaged, start = bytearray(data), len(data) * tenths // 10
+    # In many places: in most of them a picture is damaged and nothing is lost, and where not, hangs on the encoder.
+    for place in range(4, 36):
+        damaged, start = bytearray(data), len(data) * place // 40
         damaged[start : start + 2000] = bytes(range(256)) * 7 + bytes(208)
         (tmp_path / name).write_bytes(damaged[: len(data)])
         try:
