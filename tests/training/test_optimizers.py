@@ -13,8 +13,6 @@ from redline.models.memory import TitanConfig, TitanModel
 from redline.training.optimizers import Together, build_optimizer, describe, hidden_matrices, set_rate, step_unless
 from redline.training.text.config import TextLoopSettings
 
-# Muon multiplies in bf16, and some CPUs complain of that.
-
 
 class Tiny(nn.Module):
     def __init__(self, width: int = 8) -> None:

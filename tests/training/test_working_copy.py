@@ -6,8 +6,6 @@ from torch import nn
 
 from redline.training.working_copy import WorkingCopy
 
-# What a CPU without bf16 says at its first such product.
-
 
 class Counted(nn.Module):
     """Two layers, and a buffer that changes as they run."""

@@ -190,7 +190,6 @@ class InBf16(nn.Module):
         return self.model(frame.bfloat16(), timestep, previous_frame.bfloat16())
 
 
-# A CPU without bf16 says so once, and computes it slowly.
 def test_unet_gates() -> None:
     workload = video_unet(8, batch=1, size=64)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import SeenBlocks
@@ -132,8 +133,6 @@ _apart: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention 
 
 
 def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, score: Any) -> tuple[Tensor, Tensor]:
-    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
-
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
     mixed, beside = attend(
@@ -152,6 +151,4 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, s
 @cache
 def _compiled() -> Any:
     """A model that is compiled compiles it too; on its own it would make something of the size of all pairs."""
-    from torch.nn.attention.flex_attention import flex_attention
-
     return torch.compile(flex_attention)

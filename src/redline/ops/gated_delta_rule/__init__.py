@@ -43,7 +43,7 @@ def gated_delta_rule(
         from redline.ops.gated_delta_rule import triton
 
         return triton.gated_delta_rule(*tensors, chunk=chunk)
-    if q_BSHK.shape[1] == 1:  # a decoder's token: the definition has half the operations
+    if q_BSHK.shape[1] == 1:  # a decoder's token: the definition has fewer operations
         return reference.recurrent(*tensors)
     return reference.chunked(*tensors, chunk=chunk)
 
