@@ -177,6 +177,8 @@ class Graphs:
 
     def __init__(self) -> None:
         self._recorder: CudaRecorder | None = None
+        # A replay reads what only its run may hold, such as tables of its own.
+        self._captured: list[Run] = []
 
     def captured(self, run: Run) -> Callable[[], object]:
         # A pool that a capture failed in takes no other, so that the next one gets its own.
@@ -186,6 +188,7 @@ class Graphs:
             recorder.rehearse(run)
         _, replay = recorder.record(run)
         self._recorder = recorder
+        self._captured.append(run)
         return replay
 
 

@@ -64,6 +64,41 @@ def test_looking_at_a_weight_leaves_the_layer_as_it_was() -> None:
     assert layer._int8() is not first
 
 
+@torch.no_grad()
+def test_compiled_it_reads_the_weight_as_it_is_stored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was looked at before: a compiler cannot ask whether zero is zero."""
+    layer = quantized(Linear(64, 32))
+    layer.implementation = "auto"
+    monkeypatch.setattr(Linear, "_is_on_its_own", lambda self, x: True)
+    calls: list[int] = []
+
+    def counted(*args: Tensor, **kwargs: str) -> Tensor:
+        calls.append(len(args[0]))
+        return weight_only_matmul(*args, **kwargs)
+
+    monkeypatch.setattr("redline.nn.linear.weight_only_matmul", counted)
+    x = torch.randn(3, 64)
+    expected = nn.functional.linear(x, layer.weight.dequantize(), layer.bias)
+    for seen in (False, True):
+        torch.compiler.reset()
+        if seen:
+            layer.pack(x.device)
+        found = torch.compile(layer, backend="eager", fullgraph=True)(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        assert bool(calls) == seen
+
+
+@torch.no_grad()
+def test_a_weight_that_was_moved_is_looked_at_again() -> None:
+    layer = quantized(Linear(64, 32))
+    assert isinstance(layer, Linear)
+    first = layer._int8()
+    assert first is not None
+    layer.to(torch.float64)
+    again = layer._int8()
+    assert again is not None and again is not first and again[0] is layer.weight.qdata
+
+
 def test_on_a_cpu_torch_multiplies() -> None:
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"

@@ -13,6 +13,7 @@ from redline.gate import Gate
 from redline.job import Job
 from redline.machine import Machine
 from redline.metrics import relative_error
+from redline.nn.linear import Linear
 from redline.plan import Plan, Unavailable
 from redline.quantization import is_quantized, linear_layers, stored_bytes
 from redline.rung import Rung
@@ -118,6 +119,11 @@ def test_proof_is_empty_when_nothing_is_quantized() -> None:
 def test_old_weights_are_given_back() -> None:
     job = Int8(min_features=8).apply(Job.of(net()))
     assert set(job.parameters) == {"body.0.bias", "body.2.bias", "head.weight", "head.bias"}
+
+
+def test_our_layers_know_their_weight_before_a_compiler_comes() -> None:
+    layer = Int8().apply(Job.of(nn.Sequential(Linear(64, 96)))).model[0]
+    assert layer._known is not None and layer._known[1] is not None
 
 
 def test_no_global_setting_changes() -> None:

@@ -23,7 +23,7 @@ class Linear(nn.Linear, Choosing):
     A weight that torchao has made int8 is read as it is stored, where torchao alone would first make it whole.
     """
 
-    # A weight, and its parts; as one, because a module would take a weight by itself for a parameter more.
+    # The numbers of an int8 weight, and its parts.
     _known: tuple[Tensor, tuple[Tensor, Tensor] | None] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
@@ -46,13 +46,20 @@ class Linear(nn.Linear, Choosing):
         return x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
     def _int8(self) -> tuple[Tensor, Tensor] | None:
-        """Looked at once: whether zero is zero is asked of the device, and a recorded step must not ask. A compiler
-        makes kernels of its own that read int8."""
-        if type(self.weight) is nn.Parameter or torch.compiler.is_compiling():
+        """Looked at once, by `pack` or the first rows: whether zero is zero is asked of the device, and neither a
+        recorded step nor a compiler may ask."""
+        numbers = None if type(self.weight) is nn.Parameter else getattr(self.weight, "qdata", None)
+        if numbers is None:
             return None
-        if self._known is None or self._known[0] is not self.weight:
-            self._known = self.weight, int8_parts(self.weight)
+        # Not by the weight itself, whose inside torch exchanges when it moves a module.
+        if self._known is None or self._known[0] is not numbers:
+            if torch.compiler.is_compiling():
+                return None
+            self._known = numbers, int8_parts(self.weight)
         return self._known[1]
+
+    def pack(self, device: torch.device) -> None:
+        self._int8()
 
     def chosen(self) -> str:
         if self.implementation == "reference" or not self.weight.is_cuda:

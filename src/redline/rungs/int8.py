@@ -22,6 +22,7 @@ from redline.calibration import METHODS, clipping_limits, observe
 from redline.errors import RungError
 from redline.job import Job
 from redline.machine import Machine
+from redline.nn.choosing import Choosing
 from redline.quantization import (
     Quantized,
     choose_layers,
@@ -117,6 +118,9 @@ class Int8(Rung):
         quantize, layers = self._quantizer(job, self._layers(job))
         for name, layer in layers.items():
             quantize(name, layer)
+            # Ours look at the new weight now: a compiler could not let them.
+            if isinstance(layer, Choosing):
+                layer.pack(job.device)
         remarks = []
         if self.mode == "static":
             remarks.append(f"inputs calibrated by {self.calibration} on {len(job.samples)} batches")

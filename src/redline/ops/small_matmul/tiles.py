@@ -33,12 +33,14 @@ class Cut:
 
 
 # The best tiles of a shape, or None where cuBLAS is faster than any: on an H200, one row and the weights of a 1.24B
-# Llama in int8, read from memory each time.
+# Llama in int8, read from memory each time; and few outputs in bf16, for which cuBLAS leaves multiprocessors idle.
 MEASURED: dict[Shape, Tiles | None] = {
     (1, 128_256, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
     (1, 16_384, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
     (1, 3072, 2048, 2, 1): Tiles(1, 4, 1024, 4, 1),
     (1, 2048, 8192, 2, 1): Tiles(1, 2, 2048, 4, 1),
+    (16, 512, 2048, 2, 2): Tiles(16, 16, 256, 4, 4),
+    (16, 64, 4096, 2, 2): Tiles(16, 16, 256, 4, 4),
 }
 # The tables below are predicted, not swept: what `benchmarks/kernels/small_matmul.py --sweep` and
 # `benchmarks/kernels/int8_matmul.py --sweep` print replaces them.
