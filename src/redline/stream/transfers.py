@@ -1,7 +1,8 @@
 """Frames on their way to the device and back, in pinned memory, two places each and streams of their own.
 
 A frame can be sent while the one before is computed, and the one before that fetched. The recorded work has one place
-for its input and one for its output: what goes through them is copied inside the device's own memory.
+for its input and one for its output: what goes through them is copied inside the device's own memory. Into and out of
+pinned memory numpy copies, by one thread: torch would wake one on every core, where decoders are at work.
 """
 
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,7 +87,7 @@ class CudaTransfers:
         place = self._places[self._begun % PLACES]
         self._begun += 1
         began_s = time.perf_counter()
-        place.host_in.copy_(pixels)
+        np.copyto(place.host_in.numpy(), pixels.numpy())
         place.staged_s = time.perf_counter() - began_s
         with torch.cuda.stream(self._sending):
             place.in_began.record()
@@ -109,7 +111,7 @@ class CudaTransfers:
         self._finished += 1
         place.out_ended.synchronize()
         fetched_s = time.perf_counter()
-        pixels = place.host_out.clone()
+        pixels = torch.from_numpy(place.host_out.numpy().copy())
         unstaged_s = time.perf_counter() - fetched_s
         return Fetched(
             pixels,

@@ -1,5 +1,6 @@
 """A film from a file, every picture once and at its exact time, whether these come steadily or not."""
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
@@ -32,6 +33,8 @@ _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
 _SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+# Fewer are not worth a thread that must be woken for them.
+_PIXELS_PER_THREAD = 2**17
 
 
 class VideoFile:
@@ -132,7 +135,10 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
         # Players guess by the size where the film says nothing.
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
-    rgb = to_rgb.reformat(frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR)
+    threads = max(1, min(os.cpu_count() or 1, frame.width * frame.height // _PIXELS_PER_THREAD))
+    rgb = to_rgb.reformat(
+        frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR, threads=threads
+    )
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
 
