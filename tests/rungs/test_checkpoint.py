@@ -228,6 +228,25 @@ def test_blocks_compiled_one_by_one_share_their_code() -> None:
     assert "traced 1 times" in Checkpoint().proof(job)
 
 
+class Breaking(Block):
+    def forward(self, x: Tensor, *, scale: float = 1.0, debug: bool = False) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x, scale=scale, debug=debug)
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_blocks_that_leave_the_compilers_graphs_are_seen() -> None:
+    model = Model(depth=2)
+    for block in model.blocks:
+        block.__class__ = Breaking
+    job = Checkpoint().apply(Job.of(model, loss=squared, optimizer=sgd))
+    for block in job.model.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+        block.compile(backend="aot_eager_decomp_partition")
+    job.model(torch.randn(7, 5)).sum().backward()
+    # Each runs forward and again in backward.
+    assert "4 runs outside of the compiler's graphs" in Checkpoint().proof(job)
+
+
 def test_round_trip() -> None:
     plan = Plan((Checkpoint("selective", every=2),))
     assert str(plan) == "checkpoint(granularity=selective, every=2)"
