@@ -19,6 +19,7 @@ ELSEWHERE = {
     "fused_linear",
     "fused_mlp",
     "linear_cross_entropy_scaled",
+    "memory_step",
     "slot_write",
     "window_attention_table_gradient",
     "window_attention_spread",

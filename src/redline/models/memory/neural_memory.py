@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
 from redline.models.memory.short_convolution import new_taps, short_convolution
-from redline.models.memory.updates import UPDATES, UpdateState
+from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
 from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
+from redline.ops.memory_step import Learned, Projected, memory_step
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class NeuralMemory(Dispatched):
         self.op = config.memory_update
         self.update = UPDATES[config.memory_update](config.width, self.heads, config.memory_chunk)
         self.gate = Linear(config.width, self.heads * self.value_dim, bias=False)
-        self.norm = nn.RMSNorm(self.value_dim, eps=config.norm_eps)
+        self.norm, self.norm_eps = nn.RMSNorm(self.value_dim, eps=config.norm_eps), config.norm_eps
         self.out = Linear(self.heads * self.value_dim, config.width, bias=False)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NeuralState:
@@ -58,6 +59,8 @@ class NeuralMemory(Dispatched):
         documents_BS = passage.documents_BS
         if state is None:
             state = self.new_state(len(x_BSD), x_BSD.device, x_BSD.dtype)
+        if x_BSD.shape[1] == 1 and isinstance(self.update, GatedDelta) and not torch.is_grad_enabled():
+            return self._token(x_BSD, state, self.update)
         mixed, recent = short_convolution(self.query_key_value(x_BSD), self.convolution, state.recent_BTC, documents_BS)
         sizes = [self.heads * size for size in (self.key_dim, self.key_dim, self.value_dim)]
         query, key, value = (one.unflatten(-1, (self.heads, -1)) for one in F.silu(mixed).split(sizes, -1))
@@ -65,3 +68,13 @@ class NeuralMemory(Dispatched):
         read, memory = self.update(x_BSD, query, key, value, state.memory, documents_BS, self.implementation)
         gated = self.norm(read) * self.gate(x_BSD).unflatten(-1, (self.heads, -1)).sigmoid()
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None
+
+    def _token(self, x_B1D: Tensor, state: NeuralState, update: GatedDelta) -> tuple[Tensor, NeuralState, None]:
+        """The same for one token, as decoding takes them: one kernel on a GPU."""
+        x_BD = x_B1D[:, 0]
+        projections = (self.query_key_value, update.decay, update.strength, self.gate)
+        token = Projected(*(projection(x_BD) for projection in projections))
+        learned = Learned(self.convolution, update.decay_bias, update.log_rate, self.norm.weight)
+        assert isinstance(state.memory, Tensor)
+        gated, *after = memory_step(token, learned, state.recent_BTC, state.memory, self.norm_eps, self.implementation)
+        return self.out(gated)[:, None], NeuralState(*after), None

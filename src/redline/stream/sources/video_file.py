@@ -136,9 +136,7 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
     threads = max(1, min(os.cpu_count() or 1, frame.width * frame.height // _PIXELS_PER_THREAD))
-    rgb = to_rgb.reformat(
-        frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR, threads=threads
-    )
+    rgb = to_rgb.reformat(frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR, threads=threads)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
 

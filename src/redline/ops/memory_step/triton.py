@@ -1,0 +1,143 @@
+"""One token through a layer of neural memory by one Triton kernel: a program takes one head of one sequence.
+
+Everything between what is read and what is written is fp32, where the reference rounds to the model's dtype on the way.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.ops import kernel
+from redline.ops.memory_step.reference import Learned, Projected
+
+INTERPRETED = kernel.INTERPRETED
+# Numbers of a head's matrix that a program may hold, and those that a warp does.
+_MOST_NUMBERS, _NUMBERS_OF_A_WARP = 2**15, 1024
+
+
+def memory_step(
+    token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same as the reference, without gradients."""
+    return _step(*token, *learned, recent_BTC, state_BHKV, eps)
+
+
+def why_not(token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor) -> str:
+    """Why the kernel cannot take this, or nothing."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (*token, *learned, recent_BTC, state_BHKV)):
+        return "it has no backward pass, and a gradient is wanted"
+    if state_BHKV.dtype != torch.float32:
+        return f"it takes a state in fp32, not {str(state_BHKV.dtype).removeprefix('torch.')}"
+    keys, values = state_BHKV.shape[2:]
+    if kernel.padded(keys) * kernel.padded(values) > _MOST_NUMBERS:
+        return f"it takes heads of up to {_MOST_NUMBERS} numbers, not {keys} × {values}"
+    return kernel.why_not(token.mixed_BC)
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + e^x), exact where it is small: what a token forgets adds up over thousands of them."""
+    power = tl.exp(tl.minimum(x, 20.0))
+    small = power * (1.0 - power * (0.5 - power * (1.0 / 3.0 - 0.25 * power)))
+    return tl.where(x > 20.0, x, tl.where(power < 0.03, small, tl.log(1.0 + power)))
+
+
+@triton.jit
+def _convolved(mixed, taps, recent, new_recent, at, mask, channels, TAPS: tl.constexpr):
+    """These channels of the token after the convolution and SiLU; what the next token needs of them is written."""
+    token = tl.load(mixed + at, mask=mask, other=0.0)
+    total = token.to(tl.float32) * tl.load(taps + (TAPS - 1) * channels + at, mask=mask, other=0.0).to(tl.float32)
+    for tap in tl.static_range(0, TAPS - 1):  # pyright: ignore[reportGeneralTypeIssues]
+        before = tl.load(recent + tap * channels + at, mask=mask, other=0.0)
+        total += before.to(tl.float32) * tl.load(taps + tap * channels + at, mask=mask, other=0.0).to(tl.float32)
+        if tap > 0:
+            tl.store(new_recent + (tap - 1) * channels + at, before.to(new_recent.dtype.element_ty), mask=mask)
+    if TAPS > 1:
+        tl.store(new_recent + (TAPS - 2) * channels + at, token.to(new_recent.dtype.element_ty), mask=mask)
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def step_kernel(
+    mixed, decay, strength, gate, taps, decay_bias, log_rate, norm, recent, state, gated, new_recent, new_state,
+    heads, eps,
+    TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    channels = heads * (2 * KEYS + VALUES)
+    mixed += row * channels
+    recent += row * (TAPS - 1) * channels
+    new_recent += row * (TAPS - 1) * channels
+    k, v = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_V)
+    in_k, in_v = k < KEYS, v < VALUES
+    query = _convolved(mixed, taps, recent, new_recent, head * KEYS + k, in_k, channels, TAPS)
+    key = _convolved(mixed, taps, recent, new_recent, (heads + head) * KEYS + k, in_k, channels, TAPS)
+    value = _convolved(mixed, taps, recent, new_recent, 2 * heads * KEYS + head * VALUES + v, in_v, channels, TAPS)
+    query /= tl.maximum(tl.sqrt(tl.sum(query * query, 0)), 1e-12)
+    key /= tl.maximum(tl.sqrt(tl.sum(key * key, 0)), 1e-12)
+    raw = tl.load(decay + row * heads + head).to(tl.float32) + tl.load(decay_bias + head).to(tl.float32)
+    kept = tl.exp(-tl.exp(tl.load(log_rate + head).to(tl.float32)) * _softplus(raw))
+    beta = tl.sigmoid(tl.load(strength + row * heads + head).to(tl.float32))
+    matrix = (row * heads + head) * KEYS * VALUES + k[:, None] * VALUES + v[None, :]
+    inside = in_k[:, None] & in_v[None, :]
+    held = tl.load(state + matrix, mask=inside, other=0.0) * kept
+    correction = beta * (value - tl.sum(held * key[:, None], 0))
+    held += key[:, None] * correction[None, :]
+    tl.store(new_state + matrix, held, mask=inside)
+    read = tl.sum(held * query[:, None], 0)
+    read *= tl.rsqrt(tl.sum(read * read, 0) / VALUES + eps)
+    read *= tl.load(norm + v, mask=in_v, other=0.0).to(tl.float32)
+    place = (row * heads + head) * VALUES + v
+    read *= tl.sigmoid(tl.load(gate + place, mask=in_v, other=0.0).to(tl.float32))
+    tl.store(gated + place, read.to(gated.dtype.element_ty), mask=in_v)
+
+
+@torch.library.custom_op("redline::memory_step", mutates_args=())
+def _step(
+    mixed: Tensor,
+    decay: Tensor,
+    strength: Tensor,
+    gate: Tensor,
+    taps: Tensor,
+    decay_bias: Tensor,
+    log_rate: Tensor,
+    norm: Tensor,
+    recent: Tensor,
+    state: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, heads, keys, values), outputs = state.shape, _empty(mixed, gate, recent, state)
+    block_k, block_v = kernel.padded(keys), kernel.padded(values)
+    tensors = (mixed, decay, strength, gate, taps, decay_bias, log_rate, norm, recent, state)
+    sizes: dict[str, Any] = {"TAPS": len(taps), "KEYS": keys, "VALUES": values, "BLOCK_K": block_k, "BLOCK_V": block_v}
+    warps = max(1, min(8, block_k * block_v // _NUMBERS_OF_A_WARP))
+    contiguous = [tensor.contiguous() for tensor in tensors]
+    kernel.launch(step_kernel, (heads, batch), *contiguous, *outputs, heads, eps, **sizes, num_warps=warps)
+    return outputs
+
+
+@_step.register_fake
+def _(
+    mixed: Tensor,
+    decay: Tensor,
+    strength: Tensor,
+    gate: Tensor,
+    taps: Tensor,
+    decay_bias: Tensor,
+    log_rate: Tensor,
+    norm: Tensor,
+    recent: Tensor,
+    state: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty(mixed, gate, recent, state)
+
+
+def _empty(mixed: Tensor, gate: Tensor, recent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the results."""
+    gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
+    new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
+    return gated, new_recent, torch.empty(state.shape, dtype=state.dtype, device=state.device)

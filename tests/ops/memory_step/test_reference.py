@@ -1,0 +1,57 @@
+"""The specification against a step written out by hand, and against the layer that takes many tokens at a time."""
+
+import pytest
+import torch
+
+from redline.models.memory.config import TitanConfig
+from redline.models.memory.neural_memory import NeuralMemory
+from redline.models.memory.passage import Passage
+from redline.ops.memory_step import memory_step
+
+from .by_hand import EPS, Sizes, assert_near, by_hand, example
+
+SIZES: list[Sizes] = [(2, 3, 8, 8, 4), (1, 1, 5, 7, 1), (3, 2, 17, 3, 2)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_it_is_what_is_written_out_by_hand(sizes: Sizes) -> None:
+    given = example(sizes, torch.float64)
+    before = [tensor.clone() for tensor in (given[2], given[3])]
+    for found, expected in zip(memory_step(*given, EPS), by_hand(given)[:3], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(given[2], before[0]) and torch.equal(given[3], before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_in_less_precision_the_state_is_fp32(sizes: Sizes, dtype: torch.dtype) -> None:
+    given = example(sizes, dtype)
+    found = memory_step(*given, EPS)
+    assert [one.dtype for one in found] == [dtype, dtype, torch.float32]
+    assert_near(found, given, of_read=8 * torch.finfo(dtype).eps, of_state=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_token_by_token_it_is_the_layer_that_takes_them_at_once(heads: int) -> None:
+    config = TitanConfig(
+        16, 24, 1, 1, memory_heads=heads, memory_key_dim=5, memory_value_dim=7, attention_every=0, memory_chunk=4
+    )
+    layer, x_BSD = NeuralMemory(config).double(), torch.randn(2, 11, 24, dtype=torch.float64)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.normal_()
+    whole, after, _ = layer(x_BSD, Passage.whole(x_BSD[..., 0], None, config))
+    state = None
+    with torch.no_grad():
+        for token in range(11):
+            one, state, _ = layer(x_BSD[:, token : token + 1], Passage.whole(x_BSD[:, :1, 0], None, config), state)
+            torch.testing.assert_close(one, whole[:, token : token + 1], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(state.memory, after.memory, rtol=1e-9, atol=1e-11)
+    assert torch.equal(state.recent_BTC, after.recent_BTC)
+
+
+def test_nan_comes_out() -> None:
+    token, learned, recent, state = example((1, 2, 4, 4, 3), torch.float32)
+    token.mixed_BC[0, 0] = torch.nan
+    gated, *_ = memory_step(token, learned, recent, state, EPS)
+    assert gated[0, :4].isnan().all() and gated[0, 4:].isfinite().all()
