@@ -44,6 +44,19 @@ def causal_attention(
     return _fused(q_BSHD, k_BSGD, v_BSGD, sight_mask(length, window, packing, q_BSHD.device))
 
 
+def attention_to_all_before(q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor) -> Tensor:
+    """(B, S, H, D) of the last S of L tokens, each of which sees all that come before it."""
+    (batch, length, heads, _), (whole, groups) = q_BSHD.shape, k_BLGD.shape[1:3]
+    if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
+        borders = [torch.arange(batch + 1, dtype=torch.int32, device=q_BSHD.device) * each for each in (length, whole)]
+        return _between_borders(q_BSHD, k_BLGD, v_BLGD, (borders[0], borders[1]), None)
+    if q_BSHD.is_cuda and heads != groups:
+        # With a mask and shared heads no fused kernel takes them, and all scores would be stored.
+        k_BLGD, v_BLGD = (t.repeat_interleave(heads // groups, dim=2) for t in (k_BLGD, v_BLGD))
+    sees = torch.ones(length, whole, dtype=torch.bool, device=q_BSHD.device).tril(whole - length)
+    return _fused(q_BSHD, k_BLGD, v_BLGD, sees[None, None])
+
+
 def sight_mask(length: int, window: int | None, packing: Packing | None, device: torch.device) -> Tensor:
     """Who sees whom, (1 or B, 1, S, S)."""
     index = torch.arange(length, device=device)
@@ -65,16 +78,23 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
 def _variable_length(
     q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None, packing: Packing | None
 ) -> Tensor:
-    # Imported late: it brings the compiler along.
-    from torch.nn.attention.varlen import varlen_attn
-
     batch, length = q_BSHD.shape[:2]
     if packing is None:
         borders = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=q_BSHD.device)
     else:
         borders = packing.borders
-    q, k, v = (t.reshape(batch * length, *t.shape[2:]) for t in (q_BSHD, k_BSGD, v_BSGD))
-    left = -1 if window is None else window - 1
-    mixed = varlen_attn(q, k, v, borders, borders, length, length, window_size=(left, 0), **_GROUPED)
+    return _between_borders(q_BSHD, k_BSGD, v_BSGD, (borders, borders), window)
+
+
+def _between_borders(
+    q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, borders: tuple[Tensor, Tensor], window: int | None
+) -> Tensor:
+    """Borders of queries and of keys; of both the last tokens stand together."""
+    # Imported late: it brings the compiler along.
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (q_BSHD, k_BLGD, v_BLGD))
+    left, longest = -1 if window is None else window - 1, (q_BSHD.shape[1], k_BLGD.shape[1])
+    mixed = varlen_attn(q, k, v, *borders, *longest, window_size=(left, 0), **_GROUPED)
     assert isinstance(mixed, Tensor)
     return mixed.view_as(q_BSHD)

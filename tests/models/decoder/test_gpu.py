@@ -53,3 +53,23 @@ def test_a_document_does_not_see_its_neighbour() -> None:
         tokens[:, :170] = torch.randint_like(tokens[:, :170], 1000)
         after = model(tokens, packing)
     assert torch.equal(before[:, 170:], after[:, 170:]) and not torch.equal(before[:, :170], after[:, :170])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("counts", [[64] * 3, [64, 64, 30]], ids=["level", "ragged"])
+@torch.no_grad()
+def test_a_prompt_in_chunks_gives_what_one_pass_gives(counts: list[int], dtype: torch.dtype) -> None:
+    """With shared heads and a window, where all rows hold as many tokens and where they do not."""
+    model = Decoder(CONFIG).eval()
+    tokens = torch.randint(1000, (3, 256))
+    half = copy.deepcopy(model).to("cuda", dtype)
+    cache = half.new_cache(3, 300)
+    limit = 0.05 if dtype == torch.bfloat16 else 1e-4
+    for begin in range(0, 256, 64):
+        # The rows of a ragged batch leave tokens out, so that each has a text of its own.
+        taken = torch.tensor(counts)
+        logits = half.prefill(tokens[:, begin : begin + 64].cuda(), taken.cuda(), cache)
+        for row, count in enumerate(counts):
+            text = torch.cat([tokens[row, at : at + count] for at in range(0, begin + 64, 64)])[None]
+            expected = model(text)[0, -1]
+            assert (logits[row].float().cpu() - expected).norm() <= limit * expected.norm(), (begin, row)

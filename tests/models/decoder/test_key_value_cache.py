@@ -1,6 +1,7 @@
 """Prefill and steps give what one pass gives, for any split, any rows, and rings that wrap."""
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -74,6 +75,18 @@ def test_no_place_is_written_twice_at_once(model: Decoder) -> None:
         for row, count in enumerate((150, 40)):
             places = [place for place in past.places_BS[row].tolist() if place != unseen]
             assert len(set(places)) == len(places) == min(count, past.layer.ring)
+
+
+def test_masks_are_shared_and_level_rows_need_none() -> None:
+    model = Decoder(replace(CONFIG, windows=(None, 6, None))).eval()
+    cache = model.new_cache(2, 100)
+    kinds = []
+    for counts in ([20, 20], [20, 11], [20, 20]):
+        pasts = cache.chunk_pasts(torch.tensor(counts), 20)
+        kinds.append([type(past).__name__ for past in pasts])
+        cache.lengths_B += torch.tensor(counts)
+    assert kinds == [["StartPast"] * 3, ["LevelPast", "ChunkPast", "LevelPast"], ["ChunkPast"] * 3]
+    assert pasts[0].sees_B1SC is pasts[2].sees_B1SC is not pasts[1].sees_B1SC
 
 
 @torch.no_grad()

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.decoder.config import DecoderConfig
-from redline.nn.causal_attention import causal_attention
+from redline.nn.attention import Past
+from redline.nn.causal_attention import attention_to_all_before, causal_attention
 from redline.ops.decode_attention import decode_attention
 
 # The attention kernels read masks in steps of this many places.
@@ -94,19 +95,20 @@ class KeyValueCache:
                 shared[layer.ring] = ((self.lengths_B % layer.ring)[:, None], bias_BC[:, None, None])
         return [StepPast(layer, rows_B1, *shared[layer.ring]) for layer in self.layers]
 
-    def chunk_pasts(self, counts_B: Tensor, length: int) -> "list[StartPast | ChunkPast]":
+    def chunk_pasts(self, counts_B: Tensor, length: int) -> list[Past]:
         """What each layer needs for `length` more places a row, of which the first `counts_B` are tokens.
 
         Asks the device how full the cache is, which waits for it: once a chunk, never once a token.
         """
-        most = int(self.lengths_B.max())
+        least, most = torch.stack(self.lengths_B.aminmax()).tolist()
         if most + length > self.room and int((self.lengths_B + counts_B).max()) > self.room:
             raise ModelError(f"the cache has room for {self.room} tokens, and more were given.")
         device = self.lengths_B.device
         rows_B1 = torch.arange(len(self.lengths_B), device=device)[:, None]
         index = torch.arange(length, device=device)
         positions_BS = self.lengths_B[:, None] + index
-        pasts: list[StartPast | ChunkPast] = []
+        pasts: list[Past] = []
+        masks: dict[tuple[int, int | None], Tensor] = {}
         for layer in self.layers:
             # Of more tokens than the ring is long only the last stay: two writes to one place have no order.
             stays = (index < counts_B[:, None]) & (index >= counts_B[:, None] - layer.ring)
@@ -114,7 +116,13 @@ class KeyValueCache:
             if not most:
                 pasts.append(StartPast(layer, rows_B1, places_BS))
                 continue
-            bound = min(most, layer.ring)
+            if least == most and most + length <= layer.ring:
+                pasts.append(LevelPast(layer, rows_B1, places_BS, most + length))
+                continue
+            bound, kind = min(most, layer.ring), (layer.ring, layer.window)
+            if kind in masks:
+                pasts.append(ChunkPast(layer, rows_B1, places_BS, bound, masks[kind]))
+                continue
             held_BC = held_positions(self.lengths_B, layer)[:, :bound]
             sees_old = (held_BC >= 0)[:, None].expand(-1, length, -1)
             ago = index[:, None] - index
@@ -122,7 +130,8 @@ class KeyValueCache:
             if layer.window is not None:
                 sees_old = sees_old & (positions_BS[:, :, None] - held_BC[:, None] < layer.window)
                 sees_new = sees_new & (ago < layer.window)
-            pasts.append(ChunkPast(layer, rows_B1, places_BS, bound, torch.cat((sees_old, sees_new), 2)[:, None]))
+            masks[kind] = torch.cat((sees_old, sees_new), 2)[:, None]
+            pasts.append(ChunkPast(layer, rows_B1, places_BS, bound, masks[kind]))
         return pasts
 
 
@@ -180,8 +189,24 @@ class StartPast:
 
 
 @dataclass(frozen=True)
+class LevelPast:
+    """Later tokens where all rows hold as many, and no ring has come round: they are written first, behind what is held,
+    and each sees all `places` that lie before its own. Padding comes last, so that no token sees its places."""
+
+    layer: LayerCache
+    rows_B1: Tensor
+    places_BS: Tensor
+    places: int
+
+    def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
+        self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
+        held = (buffer[:, : self.places].to(q_BSHD.dtype) for buffer in (self.layer.keys_BCGD, self.layer.values_BCGD))
+        return attention_to_all_before(q_BSHD, *held)
+
+
+@dataclass(frozen=True)
 class ChunkPast:
-    """Later tokens: what is held stands before them, and is read before a ring is written over."""
+    """Any later tokens: what is held stands before them, and is read before a ring is written over."""
 
     layer: LayerCache
     rows_B1: Tensor
@@ -191,10 +216,11 @@ class ChunkPast:
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
         repeats = q_BSHD.shape[2] // k_BSGD.shape[2]
-        keys, values = (
-            torch.cat((held[:, : self.bound], new), dim=1).repeat_interleave(repeats, dim=2).transpose(1, 2)
-            for held, new in ((self.layer.keys_BCGD, k_BSGD), (self.layer.values_BCGD, v_BSGD))
-        )
+        pairs = ((self.layer.keys_BCGD, k_BSGD), (self.layer.values_BCGD, v_BSGD))
+        keys, values = (torch.cat((held[:, : self.bound], new), dim=1) for held, new in pairs)
+        if repeats > 1:
+            keys, values = (one.repeat_interleave(repeats, dim=2) for one in (keys, values))
         self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
-        mixed = F.scaled_dot_product_attention(q_BSHD.transpose(1, 2), keys, values, attn_mask=self.sees_B1SC)
+        q, k, v = (one.transpose(1, 2) for one in (q_BSHD, keys, values))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.sees_B1SC)
         return mixed.transpose(1, 2)
