@@ -131,7 +131,7 @@ class Checkpoint(Rung):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
-        return (cls("block"), cls("selective"))
+        return (cls("block"), cls("layer"), cls("selective"))
 
     def _targets(self, model: nn.Module) -> dict[str, nn.Module]:
         blocks = dict(list(find_blocks(model).items())[:: self.every])

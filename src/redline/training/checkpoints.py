@@ -13,7 +13,7 @@ import os
 import pickle
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -72,12 +72,7 @@ class State:
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
         found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
-        changed = [name for name in sorted({*found, *asked}) if found.get(name) != asked.get(name)]
-        for name in changed:
-            if name not in CHANGED_ALOUD:
-                raise RedlineError(
-                    f"{str(origin)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
-                )
+        changed = _changed(found, asked, {*found, *asked}, origin)
         try:
             self.model.load_state_dict(content["model"])
             if self.ema:
@@ -95,6 +90,17 @@ class State:
         return Position(content["step"], content["elapsed_s"], content["skipped"], *in_a_row)
 
 
+def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:
+    """Those of the names that have other values now, where they may."""
+    changed = [name for name in sorted(names) if found.get(name) != asked.get(name)]
+    for name in changed:
+        if name not in CHANGED_ALOUD:
+            raise RedlineError(
+                f"{str(origin)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
+            )
+    return changed
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one training, the newest `keep` of them."""
@@ -105,6 +111,11 @@ class Checkpoints:
     def files(self) -> list[Path]:
         """The newest last."""
         return sorted(self.folder.glob("step-*.pt"))
+
+    def check_is_of(self, known: Mapping[str, Any]) -> None:
+        """Refuses to go on where what is known already of a training's identity is another one's."""
+        path, content = self.read()
+        _changed(json.loads(content["identity"]), json.loads(json.dumps(known)), known, path)
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path = self._path(position.step)

@@ -1,6 +1,7 @@
 """What happens around the loop: a result that cannot be written costs nothing but another try."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,26 @@ def test_a_result_that_cannot_be_written_is_made_by_resuming(
             run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
     outcome, result = run_text(prepare(path, out, True), out, CPU, True, lambda _: None, lambda _: None)
     assert outcome.position.step == 3 and result is not None and result.page.is_file()
+
+
+def test_a_checkpoint_of_another_model_is_known_before_the_text_is_read(
+    config: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run_text(prepare(config(), out), out, CPU, False, lambda _: None, lambda _: None)
+    other = config(("width = 16", "width = 32"), (str(tmp_path / "shards"), str(tmp_path / "elsewhere")))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RedlineError, match="is of another training: its width is 16, not 32"):
+        prepare(other, out, resume=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_step_without_a_target_is_worth_nothing(config: Callable[..., Path], tmp_path: Path) -> None:
+    """Rows of one token have nothing to foretell."""
+    path = config(("length = 29", "length = 1"), ("batch = 3", "batch = 1\naccumulate = 2"))
+    task = prepare(path, tmp_path / "out")
+    task._step = (0, replace(batch := task._batch(0), targets_BS=torch.full_like(batch.targets_BS, -100)))
+    assert float(task.loss(0).detach()) == 0
 
 
 def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A settings file is a workload that rungs can be applied to, and that learns."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from redline.errors import RedlineError
 from redline.job import Job
 from redline.machine import Machine
 from redline.plan import Plan
+from redline.training.optimizers import build_optimizer, describe
+from redline.training.text.config import TextTraining
 from redline.training.text.synthetic import synthetic_batch
-from redline.training.text.workload import training_workload
+from redline.training.text.workload import make_workload, training_workload
 from redline.workload import load_workload
 
 
@@ -61,6 +64,17 @@ def test_the_optimizer_is_the_settings_own(config: Callable[..., Path], optimize
     workload = training_workload(str(config(("steps = 8", f'steps = 8\noptimizer = "{optimizer}"'))))()
     seen = losses(workload, "eager")
     assert seen[-1] < seen[0]
+
+
+def test_muon_gets_the_matrices_that_training_gives_it(config: Callable[..., Path]) -> None:
+    """Also where one of their sides happens to be the vocabulary's."""
+    path = config(("steps = 8", 'steps = 8\noptimizer = "muon"'))
+    training = TextTraining.read(path)
+    mlp_width = training.model.vocabulary_for(training.tokenizer.vocabulary)
+    training = replace(training, model=replace(training.model, mlp_width=mlp_width))
+    model = make_workload(training).fresh_model("cpu")
+    found = make_workload(training).optimizer(model.parameters())
+    assert describe(found) == describe(build_optimizer(model, training.loop))
 
 
 @pytest.mark.parametrize("backend", ["auto", "fused"])

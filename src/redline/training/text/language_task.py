@@ -26,6 +26,15 @@ from redline.training.text.trainee import make_trainee
 from redline.training.working_copy import WorkingCopy
 
 
+def identity_of_settings(training: TextTraining) -> dict[str, Any]:
+    """The part of a training's identity that is known before its text is."""
+    free = {*FREE_TO_CHANGE, "plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate"}
+    free |= {"text_field", "separator", "validation_rows", "vocabulary", "precision", "deterministic"}
+    parts = (training.model, training.data, training.loop)
+    settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
+    return {**settings, "kind": training.kind}
+
+
 class LanguageTask(Task):
     """`tokens` is how many there are to know; `_draw` makes the rows of a step, from the seed and the step alone."""
 
@@ -70,11 +79,8 @@ class LanguageTask(Task):
     @property
     def identity(self) -> Mapping[str, Any]:
         """How fast it goes may change when it is resumed, and where its files lie; what it learns from what may not."""
-        free = {*FREE_TO_CHANGE, "plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate"}
-        free |= {"text_field", "separator", "validation_rows", "vocabulary", "precision", "deterministic"}
-        parts = (self.training.model, self.training.data, self.training.loop)
-        settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-        asked = {"kind": self.training.kind, "vocabulary": self.vocabulary, "precision": self.trainee.precision}
+        asked = {"vocabulary": self.vocabulary, "precision": self.trainee.precision}
+        settings = identity_of_settings(self.training)
         return {**settings, **asked, **self.data_identity, "tokens_per_step": self.items_per_step}
 
     def optimizer(self) -> Optimizer:
@@ -91,7 +97,7 @@ class LanguageTask(Task):
         inputs = self._inputs(batch, part * rows, rows)
         self.training.model.before_step(self.trainee.module.model, step)
         own = int((batch.targets_BS[part * rows : (part + 1) * rows] >= 0).sum()) if self.parts > 1 else 1
-        share = own / batch.targets if self.parts > 1 else 1.0
+        share = own / max(1, batch.targets) if self.parts > 1 else 1.0
         return self.trainee.forward(inputs) * share
 
     def penalties(self, step: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
 from redline.training.text.batch_choice import find_batch, largest_tried
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.corpus import prepare
-from redline.training.text.language_task import LanguageTask
+from redline.training.text.language_task import LanguageTask, identity_of_settings
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
 from redline.training.text.room import check_room
@@ -51,6 +51,8 @@ def prepare_training(
         raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
     if checkpoints and not resume:
         raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
+    if resume:
+        Checkpoints(out / FOLDER).check_is_of(identity_of_settings(training))
     if training.recall is not None:
         return _prepare_recall(training, out, device, resume, update, say)
     data = training.data

@@ -4,7 +4,8 @@ Bundled settings go by their name: `redline climb train:decoder-tiny`.
 
 One step is a forward pass, a backward pass and the optimizer on the best implementation there is, as in training, but
 in fp32 and without any plan: what the file says of precision and plan is what a climb is to find out. Half-precision
-weights follow fp32 ones, as in training. No text is needed; batches are synthetic, packed as real ones are.
+weights follow fp32 ones, as in training. No text is needed; batches are synthetic, packed as real ones are. Where the
+file accumulates, a step is one of the parts with the optimizer; averaged weights (EMA) are left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.gate import Gate
-from redline.training.optimizers import build_over, is_feature_matrix
+from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
@@ -56,8 +57,12 @@ def make_workload(training: TextTraining) -> Workload:
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
-        hidden = [weight for weight in weights if is_feature_matrix(weight) and vocabulary not in weight.shape]
-        return build_over(weights, hidden, loop)
+        # A model of no size at all, whose matrices stand in the same places.
+        with torch.device("meta"):
+            alike = build()
+        hidden = {id(weight) for weight in hidden_matrices(alike)}
+        pairs = zip(weights, alike.parameters(), strict=True)
+        return build_over(weights, [weight for weight, twin in pairs if id(twin) in hidden], loop)
 
     return Workload(
         build=build,
