@@ -7,7 +7,6 @@ which takes borders and a window instead.
 B: batch, S: tokens, H: heads, G: key and value heads, D: width of a head.
 """
 
-import warnings
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
+from redline.ops.dispatch import warn_once_traced
 
 _HALF = (torch.float16, torch.bfloat16)
 # Newer versions of varlen_attn want to be told that there are fewer key heads; older ones see it.
@@ -35,11 +35,10 @@ def causal_attention(
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
         return _variable_length(q_BSHD, k_BSGD, v_BSGD, window, packing)
-    if q_BSHD.is_cuda and not torch.compiler.is_compiling():
-        warnings.warn(
+    if q_BSHD.is_cuda:
+        warn_once_traced(
             f"attention in {str(q_BSHD.dtype).removeprefix('torch.')} with documents or a window stores a mask of all "
-            "queries times all keys, which is slow: take bf16 or fp16.",
-            stacklevel=2,
+            "queries times all keys, which is slow: take bf16 or fp16."
         )
     return _fused(q_BSHD, k_BSGD, v_BSGD, sight_mask(length, window, packing, q_BSHD.device))
 

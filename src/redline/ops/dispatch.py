@@ -36,6 +36,13 @@ def choose(
         return "triton"
     if asked == "triton":
         raise MachineError(f"{op} by Triton cannot run: {reason}.")
-    if not torch.compiler.is_compiling():
-        warnings.warn(f"{op} runs as plain PyTorch, which is slower, because Triton cannot: {reason}.", stacklevel=3)
+    warn_once_traced(f"{op} runs as plain PyTorch, which is slower, because Triton cannot: {reason}.")
     return otherwise
+
+
+# A compiler runs this while it traces, and leaves it out of its graph.
+@torch.compiler.assume_constant_result
+def warn_once_traced(sentence: str) -> bool:
+    """A warning in the name of whoever called the operator, under a compiler too."""
+    warnings.warn(sentence, stacklevel=4)
+    return True

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
+from redline.machine import Machine
 from redline.training.loop import train
 from redline.training.text import trainee as trainee_module
 from redline.training.text.config import TextTraining
@@ -107,6 +108,17 @@ def test_a_plan_is_applied(config: Callable[..., Path], tmp_path: Path, plan: st
     assert planned.trainee.plan.rungs[0].proof(planned.trainee.job)
     if "foreach" in plan:
         assert any("foreach" in line for line in said)
+
+
+def test_without_a_plan_the_shipped_one_is_taken(config: Callable[..., Path]) -> None:
+    cpu, gpu = Machine.detect("cpu"), replace(Machine.detect("cpu"), device="cuda:0")
+    plain, eager = (TextTraining.read(config(("steps = 8", f"steps = 8{line}"))) for line in ("", '\nplan = "eager"'))
+    assert [str(trainee_module.plan_of(plain, machine)) for machine in (cpu, gpu)] == ["eager", "fused_ops"]
+    assert str(trainee_module.plan_of(eager, gpu)) == "eager"
+    task = make(config())
+    assert any(
+        line.startswith("no plan: `redline climb") for line in task.trainee.active(task.optimizer(), task.training)
+    )
 
 
 @pytest.mark.parametrize(("precision", "ema_decay"), [("bf16", 0.9), ("fp16", 0.0)])

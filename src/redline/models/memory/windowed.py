@@ -5,7 +5,6 @@ The plain form goes through blocks of queries; on a CUDA device flex attention s
 Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
 """
 
-import warnings
 from functools import cache
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import SeenBlocks
+from redline.ops.dispatch import warn_once_traced
 
 Far = tuple[Tensor, Tensor, Tensor]
 # Queries at a time: enough for large products, few enough for the scores of long sequences.
@@ -38,8 +38,8 @@ def windowed_attention(
         by_flex_attention = _by_flex_attention if far is None else _apart
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)
     head_dim = query_BSQD.shape[-1]
-    if query_BSQD.is_cuda and not torch.compiler.is_compiling():
-        warnings.warn(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.", stacklevel=2)
+    if query_BSQD.is_cuda:
+        warn_once_traced(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.")
     places = passage.positions_BS, passage.documents_BS, segment, window_segments
     return plain(query_BSQD, key_BSHD, value_BSHD, *places, far)
 

@@ -13,6 +13,7 @@ from redline.errors import RedlineError
 from redline.job import Job, entered
 from redline.machine import Machine
 from redline.plan import Plan
+from redline.plans import shipped_plan
 from redline.rung import Stage
 from redline.training.arithmetic import Arithmetic
 from redline.training.fp8 import to_fp8, why_no_fp8
@@ -59,7 +60,7 @@ class Trainee:
         said.append(f"optimizer {describe(optimizer)}")
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
             said.append(f"muon computes in bf16, whatever the precision, and {slow}: adamw is faster here")
-        said += [f"rung {rung}" for rung in self.plan.rungs]
+        said += [f"rung {rung}" for rung in self.plan.rungs] or ["no plan: `redline climb train:CONFIG` looks for one"]
         if training.recall is None:
             said.append("documents packed without padding, attention kept inside each")
         if data.accumulate > 1:
@@ -75,18 +76,24 @@ class Trainee:
         return said
 
 
+def plan_of(training: TextTraining, machine: Machine) -> Plan:
+    """The settings' own, else the one that is shipped for this kind of machine."""
+    return training.loop.applied_plan if training.loop.plan else shipped_plan("train", machine)
+
+
 def check_machine(training: TextTraining, device: torch.device) -> None:
     """Refuses what this machine cannot do, before anything is read or written."""
     machine = Machine.detect(str(device))
     if training.loop.asked_precision == "fp8" and (reason := why_no_fp8(machine)):
         raise RedlineError(f'precision = "fp8" cannot be had here: {reason}.')
-    if not training.loop.applied_plan.rungs:
+    plan = plan_of(training, machine)
+    if not plan.rungs:
         return
     # Of the model's form alone, which needs no text yet: what a plan cannot do with it is known before any is read.
     with torch.device("meta"):
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
     job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)
-    for rung in training.loop.applied_plan.rungs:
+    for rung in plan.rungs:
         if reason := rung.why_not(machine) or (rung.why_not(machine, job) if rung.stage is Stage.COMPILE else ""):
             raise RedlineError(f"the plan's {rung.name} cannot be had here: {reason}.")
 
@@ -108,7 +115,7 @@ def make_trainee(
     module = LossModule(training.model, computing, training.loop.z_loss)
     weights = {id(weight) for weight in module.parameters()}
     job = Job.of(module, samples, loss=own_loss, optimizer=lambda _: build_optimizer(model, training.loop), share=True)
-    plan, job = training.loop.applied_plan.build(
+    plan, job = plan_of(training, machine).build(
         replace(job, precision="bf16" if precision == "fp8" else precision), machine
     )
     if {id(weight) for weight in module.parameters()} != weights:
