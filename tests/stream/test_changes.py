@@ -89,6 +89,28 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "second", ["strength=0.3\n", "strength=0.25\n", "seed=5\n"], ids=["as long", "longer", "shorter"]
+)
+def test_a_file_that_is_written_anew(second: str, tmp_path: Path) -> None:
+    place, said = tmp_path / "changes", Heard()
+    place.write_text("strength=0.9\n")
+    settings = LiveSettings(Settings())
+    with Changes(str(place), settings, said):
+        said.wait(1)
+        place.write_text(second)
+        said.wait(2)
+        with place.open("a") as more:
+            more.write("steps=3\n")
+        said.wait(3)
+    assert [line.split(" to ")[0] for line in said] == [
+        "changed strength",
+        f"changed {second.split('=')[0]}",
+        "changed steps",
+    ]
+    assert settings.now().steps == 3
+
+
 def test_a_pipe_outlives_its_writers_and_a_line_without_end(tmp_path: Path) -> None:
     path, heard, settings = tmp_path / "pipe", Heard(), LiveSettings()
     os.mkfifo(path)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from patience import HANGS_S
+from redline.errors import RedlineError
 from redline.models.lsd import save_lsd
 from redline.plan import Plan
 from redline.stream import session as sessions
@@ -73,3 +74,25 @@ def test_a_terminal_that_is_closed_ends_the_stream_as_ctrl_c_does(outlives: bool
         assert wanted.is_set() != outlives and not met
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("written", ["metrics", "report"])
+@pytest.mark.parametrize("other", ["source", "sink", "model", "changes"])
+def test_figures_and_page_take_no_other_files_place(written: str, other: str, linked: bool, tmp_path: Path) -> None:
+    place = tmp_path / "one.mp4"
+    place.write_bytes(b"what is there")
+    same = tmp_path / "two.mp4"
+    if linked:
+        same.hardlink_to(place)
+    given = {"source": "synthetic", "sink": "null", other: str(place)}
+    if other == "model":
+        given["model"] = place
+    with pytest.raises(RedlineError, match="cannot be written: it is the"):
+        Session(Request(**given, **{written: same if linked else place}))
+    assert place.read_bytes() == b"what is there"
+
+
+def test_figures_and_page_are_two_files(tmp_path: Path) -> None:
+    with pytest.raises(RedlineError, match="cannot be written: it is the file of figures"):
+        Session(Request("synthetic", "null", metrics=tmp_path / "x", report=tmp_path / "x"))

@@ -58,8 +58,11 @@ def evaluate_drift(
     check_frames(frames)
     if size < 1:
         raise RedlineError(f"a clip has at least one pixel a side, not {size}.")
-    for place in filter(None, (page, out)):
-        check_place(place)
+    read = {"model": model, "clip": clip}
+    if page is not None:
+        check_place(page, read)
+    if out is not None:
+        check_place(out, {**read, "page": page})
     where = torch.device(resolve_device(device))
     loaded = load_model(model, read_plan(plan), where, sampler)
     running = loaded.frames

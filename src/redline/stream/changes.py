@@ -22,6 +22,8 @@ _KEYBOARD = "-"
 # How long the end of the stream may wait for who reads lines; and what is added to a file for being read.
 _LOOK_EVERY_S = 0.1
 _LONGEST_LINE = 16 * 1024
+# Bytes by which a file is known to be the one that was read.
+_REMEMBERED = 4096
 
 
 def read_change(line: str) -> dict[str, Any]:
@@ -82,12 +84,16 @@ class Changes:
                 self._say(str(error))
 
     def _lines(self) -> Iterator[str]:
-        text, over, held = b"", False, os.fstat(self._file).st_size
+        text, read, over, held = b"", b"", False, os.fstat(self._file).st_size
         while not over:  # what came before the end is still heard
             over = self._over.is_set()
             if not select.select([self._file], [], [], _LOOK_EVERY_S)[0]:
                 continue
+            if self._is_written_anew(read):
+                os.lseek(self._file, 0, os.SEEK_SET)
+                text, read, held = b"", b"", 0
             piece = os.read(self._file, min(held, _LONGEST_LINE) or _LONGEST_LINE)
+            read = (read + piece)[-_REMEMBERED:]
             if not piece and not self._grows:
                 yield text.decode(errors="replace")
                 return
@@ -103,6 +109,12 @@ class Changes:
                 text = b""
         if text.strip():
             self._say(f"{text.decode(errors='replace')!r} has changed nothing: its line was not ended.")
+
+    def _is_written_anew(self, read: bytes) -> bool:
+        """Whether a file no longer holds what was read of it last: `>` was meant where `>>` would add to it."""
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            return False
+        return os.pread(self._file, len(read), os.lseek(self._file, 0, os.SEEK_CUR) - len(read)) != read
 
 
 def _open(place: str) -> tuple[int, bool]:

@@ -1,6 +1,7 @@
 """The figures of a stream as a file of lines, which can be followed while it runs."""
 
 import os
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from redline.errors import RedlineError
 class FigureFile:
     """There from the first line on, and never empty: a stream that cannot start leaves what was in its place."""
 
-    def __init__(self, path: Path) -> None:
-        check_place(path)
+    def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
+        check_place(path, others or {})
         self._path = path
         self._file: FileIO | None = None
 
@@ -37,8 +38,14 @@ class FigureFile:
             self._file.close()
 
 
-def check_place(path: Path) -> None:
-    """Refuses, before a stream has begun, a place in which nothing could be written at its end."""
+def check_place(path: Path, others: Mapping[str, str | Path | None]) -> None:
+    """Refuses, before a stream has begun, a place in which nothing could be written at its end, or that holds what is
+    read or written under another name."""
+    for name, other in others.items():
+        if other is not None and path.resolve() == Path(other).resolve():
+            raise RedlineError(f"{str(path)!r} cannot be written: it is the {name}.")
+        if other is not None and path.exists() and Path(other).exists() and path.samefile(other):
+            raise RedlineError(f"{str(path)!r} cannot be written: it is the {name}, under another name.")
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else "its folder is not there"
         raise RedlineError(f"cannot write {str(path)!r}: {reason}.")

@@ -65,9 +65,15 @@ class Session:
 
     def __init__(self, request: Request, say: Callable[[str], None] = lambda sentence: None) -> None:
         self.request, self._say = request, say
-        self._figures = None if request.metrics is None else FigureFile(request.metrics)
+        others = {
+            "source": request.source,
+            "output": request.sink,
+            "model": request.model,
+            "list of changes": request.changes,
+        }
+        self._figures = None if request.metrics is None else FigureFile(request.metrics, others)
         if request.report is not None:
-            check_place(request.report)
+            check_place(request.report, {**others, "file of figures": request.metrics})
         self.device = torch.device(resolve_device(request.device))
         plan = choose_plan(Machine.detect(str(self.device)), request.precision, request.plan)
         self.loaded = load_model(request.model, plan, self.device, request.sampler)
