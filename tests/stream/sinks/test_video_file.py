@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import av
@@ -141,6 +143,32 @@ def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
     written = list(VideoFile(tmp_path / "out.mkv").frames())
     assert abs(sound_of(tmp_path / "out.mkv")[0][0] - written[0].time_s - gap) <= Fraction(1, 1000)
     assert written[0].time_s < 0.1 and source.origin_s > 0
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
+def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path: Path, suffix: str) -> None:
+    """`cat in.ts in.ts`: the second counts anew, and so do its sound and its pictures."""
+    make_clip(tmp_path / "in.ts", frames=25, sound="mp2", options={"bf": "0"})
+    (tmp_path / "two.ts").write_bytes(2 * (tmp_path / "in.ts").read_bytes())
+    alone, source = list(VideoFile(tmp_path / "in.ts").frames()), VideoFile(tmp_path / "two.ts")
+    frames, target = list(source.frames()), tmp_path / f"out{suffix}"
+    write(VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path), frames)
+    written, sound = [f.time_s for f in VideoFile(target).frames()], [at for at, _ in sound_of(target)]
+    step, slack = alone[1].time_s - alone[0].time_s, Fraction(1, 500)
+    assert len(written) == 50 and all(abs(b - a - step) <= slack for a, b in pairwise(written[25:]))
+    # Where they meet there is as much time as what of the first lasts longer, its pictures or its sound.
+    assert step - slack <= written[25] - written[24] <= 4 * step
+    gaps = [Fraction(sound[len(sound) // 2 * part] - written[25 * part]) for part in (0, 1)]
+    assert abs(gaps[0] - gaps[1]) <= slack and all(a < b for a, b in pairwise(sound))
+
+
+def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
+    for suffix in (".mp4", ".mkv"):
+        ticks, lasts = [0, 2000, 2100, 6000], [2000, 100, 3900, 33]
+        frames = [replace(f, duration=long) for f, long in zip(clip(ticks, Fraction(1, 1000)), lasts, strict=True)]
+        write(VideoFileSink(tmp_path / f"a{suffix}", Fraction(1)), frames)
+        with av.open(str(tmp_path / f"a{suffix}")) as container:
+            assert abs(container.duration / av.time_base - 6.033) < 0.002, suffix
 
 
 def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:

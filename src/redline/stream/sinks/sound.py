@@ -4,6 +4,7 @@ Pictures keep their time stamps however long they were under way, so sound fits 
 the same moment.
 """
 
+import math
 import os
 from collections.abc import Generator, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ from av.packet import Packet
 from av.stream import Stream
 
 from redline.errors import RedlineError
+from redline.stream.joined import Joined
 
 
 class SoundCopy:
@@ -48,7 +50,9 @@ class SoundCopy:
 
     def _shifted(self, streams: list[AudioStream]) -> Generator[Packet, None, None]:
         last: dict[int, int] = {}
-        packets = self._source.demux(streams)
+        indices, joined = {stream.index for stream in streams}, Joined(self._source.format.name)
+        # All of them, where a film may be joined: each stream tells where.
+        packets = self._source.demux()
         while True:
             try:
                 packet = next(packets, None)
@@ -56,13 +60,15 @@ class SoundCopy:
                 raise RedlineError(f"the sound of {self._source.name!r} cannot be read to its end.") from error
             if packet is None:
                 return
+            joined.move(packet)
             dts = packet.dts if packet.dts is not None else packet.pts
-            if not packet.size or dts is None:
+            if not packet.size or dts is None or packet.stream.index not in indices:
                 continue
             ticks = round(self._shift_s / Fraction(packet.time_base))
             index = packet.stream.index
-            # A muxer refuses times that do not rise, as films that were cut badly have.
-            dts = max(dts - ticks, last.get(index, dts - ticks - 1) + 1)
+            # A muxer refuses times that do not rise by its own clock, as films that were cut badly have.
+            step = max(1, math.ceil(Fraction(self._made[index].time_base or 1) / Fraction(packet.time_base)))
+            dts = max(dts - ticks, last.get(index, dts - ticks - step) + step)
             last[index] = dts
             packet.pts = dts if packet.pts is None else max(packet.pts - ticks, dts)
             packet.dts = dts

@@ -113,6 +113,8 @@ class _Film:
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
         self._usual = max(1, round(1 / sink._rate / first.time_base))
         self._last: int | None = None
+        # How long pictures last that the encoder still has: it does not hand that on.
+        self._lasts: dict[int, int] = {}
         self._end_s = Fraction(0)
         self._to_yuv = VideoReformatter()
         self._sound: SoundCopy | None = None
@@ -144,6 +146,7 @@ class _Film:
         lasts = round(frame.duration * frame.time_base / self._time_base) or self._usual
         picture.pts, picture.duration, picture.time_base = pts, lasts, self._time_base
         self._last, self._end_s = pts, (pts + lasts) * self._time_base
+        self._lasts[pts] = lasts
         self._mux(self._stream.encode(picture))
 
     def finish(self, whole: bool) -> None:
@@ -186,6 +189,8 @@ class _Film:
             if self._sound is not None:
                 for heard in self._sound.until((packet.pts or 0) * Fraction(packet.time_base)):
                     self._output.mux(heard)
+            if packet.pts is not None and (lasts := self._lasts.pop(packet.pts, None)) is not None:
+                packet.duration = lasts
             self._output.mux(packet)
 
     def _add_stream(self, output: OutputContainer, sink: VideoFileSink) -> VideoStream:

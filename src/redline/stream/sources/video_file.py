@@ -22,12 +22,11 @@ from redline.errors import RedlineError
 from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
+from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
 from redline.stream.sources.holes import Holes, Missing
 
 # Why pictures of a film are left out: it holds what cannot be shown, or a hole.
 DAMAGED, MISSING = "damaged", "missing"
-# Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
-_CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
 _TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
@@ -52,7 +51,8 @@ class VideoFile:
             first = first_frame(container, stream, path)
             self.height, self.width = upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
-            start = container.start_time if container.format.name in _CLOCK_OF_THEIR_OWN else None
+            # A film that starts at some arbitrary time would start with nothing.
+            start = container.start_time if container.format.name in CLOCK_OF_THEIR_OWN else None
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
             self.has_sound = bool(container.streams.audio)
         missing = missing_bytes(path)
@@ -96,8 +96,9 @@ class VideoFile:
         self._closed.set()
 
     def _decoded(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[VideoFrame]:
-        met = False
+        met, joined = False, Joined(container.format.name)
         for packet in packets(container, None, self.name):
+            joined.move(packet)
             holes.read(packet)
             if packet.stream.index != stream.index:
                 continue
