@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 import time
+import wave
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -342,6 +343,21 @@ def test_an_address_without_pictures_is_told(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<html>hello</html>" * 40)
     with served(tmp_path / "page.html") as url, pytest.raises(RedlineError, match=r"cannot be opened: .*\.$"):
         open_network(url)
+
+
+def test_a_camera_that_comes_back_without_a_picture_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_clip(tmp_path / "a.mkv", frames=3, options=PLAIN)
+    with wave.open(str(tmp_path / "song.wav"), "wb") as song:
+        song.setparams((1, 2, 8000, 0, "NONE", ""))
+        song.writeframes(bytes(1600))
+    opened = iter([tmp_path / "a.mkv", tmp_path / "song.wav"])
+    monkeypatch.setattr("redline.stream.sources.live_input._opened", lambda address: av.open(str(next(opened))))
+    source = LiveInput(Address("a", "'a'"))
+    list(islice(source.frames(), 1))
+    with pytest.raises(SourceFault, match="'a' has no moving picture"):
+        list(source.frames())
 
 
 def test_closing_lets_go_of_what_was_never_read() -> None:

@@ -208,10 +208,11 @@ def _opened(address: Address) -> InputContainer:
 
 def _pictures(container: InputContainer, address: Address) -> VideoStream:
     stream = container.streams.best("video")
+    # A camera that starts again may have its sound before its picture: then it is tried again, as after any fault.
     if not isinstance(stream, VideoStream):
-        raise RedlineError(f"{address.name} has no moving picture.")
+        raise SourceFault(f"{address.name} has no moving picture.")
     if stream.codec_context is None:
-        raise RedlineError(f"the codec of {address.name} cannot be read here.")
+        raise SourceFault(f"the codec of {address.name} cannot be read here.")
     # Threads stay as PyAV has them, over slices: those that work on several frames at once give each of them later.
     return stream
 
