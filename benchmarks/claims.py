@@ -162,11 +162,15 @@ FIGURES: dict[str, Callable[[float], str]] = {
     "state_bytes": lambda value: f"{value / 2**20:,.1f} MiB",
     "median_ms": lambda value: f"{value:.3g} ms",
     "ms_per_token": lambda value: f"{value:.3g} ms a token",
+    "frames_per_s": lambda value: f"{value:,.1f} frames/s",
+    "frame_ms": lambda value: f"{value:.3g} ms",
+    "p99_ms": lambda value: f"{value:.3g} ms",
+    "least_psnr_db": lambda value: f"{value:.1f} dB",
     "waste": lambda value: f"{value:.0%} waste",
     "sequences": lambda value: f"{value:,.0f} sequences",
 }
 # Where more is better, the ratio is turned round.
-RATES = ("tokens_per_s", "prefill_tokens_per_s")
+RATES = ("tokens_per_s", "prefill_tokens_per_s", "frames_per_s")
 
 
 def _measured_row(claim: Claim, root: Path, link: str) -> str:
@@ -189,7 +193,13 @@ def _measured_row(claim: Claim, root: Path, link: str) -> str:
 
 
 def _find_row(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((row for row in rows if all(row.get(name) == value for name, value in wanted.items())), None)
+    return next((row for row in rows if all(_field(row, name) == value for name, value in wanted.items())), None)
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    """`arm.name` is the name inside of the arm."""
+    outer, _, inner = name.partition(".")
+    return row.get(outer, {}).get(inner) if inner else row.get(outer)
 
 
 def load_claims(path: Path) -> tuple[dict[int, Mapping[str, Any]], list[Claim]]:

@@ -231,7 +231,30 @@ def live_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
+def film_section(rows: Sequence[Row]) -> str:
+    """What `redline stream FILM null --json` says, with the GPU, the version of torch and the command."""
+    stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
+    head = ("model", "size", "settings", "plan", "frames/s", "p50", "p99", "peak memory", f"p50 of {', '.join(stages)}")
+    lines = []
+    for row in rows:
+        report = row["report"]
+        lines.append(
+            [
+                row["model"],
+                row["size"],
+                row["settings"],
+                f"`{row['plan']}`",
+                f"**{report['frames_per_s']:,.0f}**",
+                *(f"{1e3 * report['latency'][name]:.3g} ms" for name in ("p50_s", "p99_s")),
+                f"{row['peak_memory_bytes'] / 2**30:.2f} GiB",
+                ", ".join(f"{1e3 * report['stages'][stage]['p50_s']:.2g}" for stage in stages) + " ms",
+            ]
+        )
+    return table(head, lines)
+
+
 SECTIONS["lsd"] = ("The live model", "", live_section)
+SECTIONS["film"] = ("From a film to nowhere", "", film_section)
 _WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: add a file there and run it. -->"
 
 
@@ -263,6 +286,8 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
         # Another run of the same script is NAME-SOMETHING.jsonl.
         usual = (f"`{path.stem}`", f"benchmarks/kernels/{path.stem}.py", kernel_section)
         heading, script, section = SECTIONS.get(path.stem.partition("-")[0], usual)
+        _, dash, kind = path.stem.partition("-")
+        heading += f": {kind}" if dash else ""
         link = Path(os.path.relpath(path, STREAM_PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])
         where = f" in {Path(script).parent}" if script else ""

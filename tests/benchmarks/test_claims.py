@@ -209,3 +209,9 @@ def test_every_guide_has_claims_with_a_meaning() -> None:
     assert set(guides) == {1, 2, 3, 4, 5} == {c.guide for c in found}
     assert all(c.quote and c.meaning and c.topic for c in found)
     assert len({(c.guide, c.quote) for c in found}) == len(found)
+
+
+def test_rows_are_found_by_what_lies_inside_of_their_fields() -> None:
+    rows = [{"arm": {"name": "a"}, "side": 64}, {"arm": {"name": "b"}, "side": 64}, {"side": 32}]
+    assert claims._find_row(rows, {"arm.name": "b", "side": 64}) is rows[1]
+    assert claims._find_row(rows, {"arm.name": "b", "side": 32}) is None

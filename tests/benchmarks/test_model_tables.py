@@ -120,3 +120,16 @@ def test_live_rows_are_held_against_plain_ones(tmp_path: Path, tables: ModuleTyp
 
 def test_the_committed_pages_are_fresh(tables: ModuleType) -> None:
     assert tables.main(["--check"]) == 0
+
+
+def test_a_film_is_shown_with_its_stages_and_runs_by_their_names(tmp_path: Path, tables: ModuleType) -> None:
+    times = dict.fromkeys(("p50_s", "p99_s"), 0.0125)
+    stages = dict.fromkeys(("capture", "wait", "copy_in", "compute", "copy_out", "display"), times)
+    about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "c", "model": "tiny", "size": "8×8", "settings": "s"}
+    report = {"frames_per_s": 327.3, "latency": times, "stages": stages}
+    row = {**about, "plan": "bf16", "peak_memory_bytes": 2**30, "report": report}
+    write(tmp_path, "stream/film-fast.jsonl", [row])
+    text = tables.stream_page(tmp_path)
+    assert (
+        "## From a film to nowhere: fast" in text and "| **327** | 12.5 ms | 12.5 ms | 1.00 GiB | 12, 12, 12," in text
+    )

@@ -229,6 +229,8 @@ def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
     assert str(kept) == "bf16 + compile"
     with pytest.raises(RedlineError, match=r"onnxruntime cannot be recorded"):
         without_own_graphs(Plan.parse("onnxruntime"), cuda)
+    with pytest.raises(RedlineError, match=r"cuda_graph cannot be had here: it needs a CUDA device"):
+        without_own_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
 
 
 def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:

@@ -125,6 +125,7 @@ def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
     ("text", "sentence"),
     [
         ("synthetic:big", "is no test clip"),
+        ("synthetic:64x64@30,0", "lasts for some time"),
         ("synthetic:0x5", "a test clip needs a size"),
         ("webcam:front", "named by its number"),
         ("webcam:0x720", "of some size"),

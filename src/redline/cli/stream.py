@@ -131,7 +131,7 @@ def _print(result: Result) -> None:
         results.print(table)
     drops = ", ".join(f"{count:,} dropped ({cause})" for cause, count in report.drops.items()) or "none dropped"
     results.print(
-        f"{report.frames:,} frames, {report.frames_per_s:.1f} a second, {drops}; "
+        f"{report.frames:,} frame{'s' * (report.frames != 1)}, {report.frames_per_s:.1f} a second, {drops}; "
         f"{escape(result.about.model)} on {result.about.device}, {escape(result.about.plan)}",
         highlight=False,
         soft_wrap=True,

@@ -12,13 +12,11 @@ frames. At its end all figures are of all frames: percentiles then come from buc
 bounded however long it ran.
 """
 
-import json
 import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TextIO
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -75,15 +73,11 @@ class Report:
     stages: Mapping[str, Spread]
     drops: Mapping[str, int]
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), allow_nan=False)
-
 
 class Latency:
-    """Fed by one thread and read by any. With `lines` a report is written there as a line of JSON, at most one every
-    `line_every_s` seconds, each at once and whole, so that the file can be followed."""
+    """Fed by one thread and read by any."""
 
-    def __init__(self, window: int = 1024, lines: TextIO | None = None, line_every_s: float = 1.0) -> None:
+    def __init__(self, window: int = 1024) -> None:
         if window < 1:
             raise RedlineError(f"a window holds at least one frame, not {window}.")
         self._lock = threading.Lock()
@@ -95,8 +89,6 @@ class Latency:
         self._first_s = self._last_s = self._last_latency_s = self._changes_s = 0.0
         self._frames = 0
         self._drops: Counter[str] = Counter()
-        self._lines, self._line_every_s = lines, line_every_s
-        self._next_line_s: float | None = None
 
     def record(self, times: FrameTimes) -> None:
         row = np.array([*times.stages_s, times.latency_s, times.shown_s])
@@ -114,7 +106,6 @@ class Latency:
             self._frames += 1
             self._sums += row[:-1]
             self._most = np.maximum(self._most, row[:-1])
-        self._line(times.shown_s)
 
     def drop(self, cause: str, count: int = 1) -> None:
         if count:
@@ -161,18 +152,6 @@ class Latency:
                     drops=dict(self._drops),
                 )
         return self.report()
-
-    def write_line(self, *, whole: bool = False) -> None:
-        """The last report, however soon after the one before."""
-        if self._lines is not None:
-            self._lines.write((self.whole() if whole else self.report()).as_json() + "\n")
-            self._lines.flush()
-
-    def _line(self, now_s: float) -> None:
-        if self._lines is None or (self._next_line_s is not None and now_s < self._next_line_s):
-            return
-        self._next_line_s = now_s + self._line_every_s
-        self.write_line()
 
 
 def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Spread:

@@ -106,6 +106,8 @@ def without_own_graphs(plan: Plan, device: torch.device) -> Plan:
     """The engine records the whole frame: a graph inside it would be in the way."""
     if device.type == "cuda" and "onnxruntime" in plan:
         raise RedlineError("onnxruntime cannot be recorded with the rest of a frame: choose another plan on a GPU.")
+    if device.type != "cuda" and "cuda_graph" in plan:
+        raise RedlineError("the plan's cuda_graph cannot be had here: it needs a CUDA device.")
     beside = [CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph"]
     return Plan.of([rung for rung in beside if rung is not None])
 

@@ -55,6 +55,8 @@ ARMS = (
     Arm("autocast", "autocast"),
     Arm("fp16 + compile", "fp16 + compile"),
     Arm("fp16 + graph", "fp16", graph=True),
+    # As the stream's shipped plan is.
+    Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
 CPU_ARMS = (PLAIN, Arm("channels_last", "channels_last"), Arm("compile", "compile"))

@@ -112,7 +112,6 @@ class Pipeline:
         except BaseException as error:
             self.fail(error)
         self._join(writer, reader)
-        self.latency.write_line(whole=True)
         if self._error is not None:
             raise self._error
         return Outcome(self._whole, self._reader.faults, self.latency.whole())

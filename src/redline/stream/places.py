@@ -156,6 +156,8 @@ def _synthetic(text: str, rest: str) -> SyntheticClip:
     if found is None:
         raise RedlineError(f"{text!r} is no test clip: write synthetic:WIDTHxHEIGHT@FPS,SECONDS, or parts of it.")
     width, height, rate = int(found[1] or 256), int(found[2] or 256), Fraction(found[3] or 25)
+    if found[4] is not None and not Fraction(found[4]):
+        raise RedlineError(f"a test clip lasts for some time, and {text!r} for none.")
     count = None if found[4] is None else max(1, round(Fraction(found[4]) * rate))
     return SyntheticClip(height, width, count, rate)
 

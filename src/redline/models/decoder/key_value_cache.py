@@ -190,7 +190,7 @@ class StartPast:
 
 @dataclass(frozen=True)
 class LevelPast:
-    """Later tokens where all rows hold as many, and no ring has come round: they are written first, behind what is held,
+    """Later tokens where all rows hold as many, and no ring has come round: written first, behind what is held,
     and each sees all `places` that lie before its own. Padding comes last, so that no token sees its places."""
 
     layer: LayerCache
