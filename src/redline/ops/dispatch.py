@@ -40,9 +40,12 @@ def choose(
     return otherwise
 
 
-# A compiler runs this while it traces, and leaves it out of its graph.
-@torch.compiler.assume_constant_result
 def warn_once_traced(sentence: str) -> bool:
     """A warning in the name of whoever called the operator, under a compiler too."""
     warnings.warn(sentence, stacklevel=4)
     return True
+
+
+# A compiler runs it while it traces, and leaves it out of its graph: torch.compiler.assume_constant_result does just
+# this, but loads the whole compiler for it.
+vars(warn_once_traced)["_dynamo_marked_constant"] = True

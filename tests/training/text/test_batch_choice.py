@@ -66,9 +66,12 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     assert again.training.data.batch == 7 and again.identity == task.identity and not seen
     # Nor is one looked for where the batch of before is none.
     text = path.read_text()
-    for old, new in (('batch = "auto"', 'batch = "auto"\naccumulate = 8'), ("length = 29", "length = 31")):
+    for old, new, said_of in (
+        ('batch = "auto"', 'batch = "auto"\naccumulate = 8', "its steps of 203 tokens are no whole number"),
+        ("length = 29", "length = 31", "its length is 29, not 31"),
+    ):
         path.write_text(text.replace(old, new))
-        with pytest.raises(RedlineError, match="is of another training: its steps of 203 tokens are no whole number"):
+        with pytest.raises(RedlineError, match=f"is of another training: {said_of}"):
             prepare_training(path, tmp_path / "out", CPU, True, said.append, said.append)
     assert not seen
 
