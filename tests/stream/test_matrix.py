@@ -2,13 +2,16 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from redline import plans
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig
+from redline.plan import Plan
 from redline.stream import matrix
 from redline.stream.lsd_frames import LsdProgram
 from redline.stream.matrix import ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
@@ -148,3 +151,9 @@ def test_memory_is_that_of_the_running_stream() -> None:
 def test_psnr_tells_equal_bytes_from_nearly_equal_ones() -> None:
     assert matrix._psnr_db(0.0) == 200 and matrix._psnr_db(1.0) == pytest.approx(48.13, abs=0.01)
     assert matrix._psnr_db(1e-4) == pytest.approx(88.13, abs=0.01)  # one byte of 10,000, by one
+
+
+def test_the_shipped_plan_is_an_arm() -> None:
+    """Whatever it becomes: what users get is what is measured."""
+    shipped = Plan.load(Path(plans.__file__).parent / "stream-cuda.toml")
+    assert [arm.graph for arm in ARMS if Plan.parse(arm.plan) == shipped] == [True]

@@ -13,6 +13,7 @@ from redline.errors import RedlineError
 from redline.models.lsd import save_lsd
 from redline.plan import Plan
 from redline.stream import session as sessions
+from redline.stream.figure_file import check_place
 from redline.stream.places import Wishes
 from redline.stream.session import Request, Session
 from redline.stream.watch import Sample
@@ -88,11 +89,16 @@ def test_figures_and_page_take_no_other_files_place(written: str, other: str, li
     given = {"source": "synthetic", "sink": "null", other: str(place)}
     if other == "model":
         given["model"] = place
-    with pytest.raises(RedlineError, match="cannot be written: it is the"):
+    with pytest.raises(RedlineError, match=r"cannot write .*: it is the (source|output|model|list of changes)\.$"):
         Session(Request(**given, **{written: same if linked else place}))
     assert place.read_bytes() == b"what is there"
 
 
 def test_figures_and_page_are_two_files(tmp_path: Path) -> None:
-    with pytest.raises(RedlineError, match="cannot be written: it is the file of figures"):
+    with pytest.raises(RedlineError, match=r"cannot write .*: it is the file of figures\.$"):
         Session(Request("synthetic", "null", metrics=tmp_path / "x", report=tmp_path / "x"))
+
+
+def test_an_address_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "figures.jsonl").write_text("old")
+    check_place(tmp_path / "figures.jsonl", {"source": f"rtsp://camera/?token={'x' * 5000}"})

@@ -42,12 +42,17 @@ def check_place(path: Path, others: Mapping[str, str | Path | None]) -> None:
     """Refuses, before a stream has begun, a place in which nothing could be written at its end, or that holds what is
     read or written under another name."""
     for name, other in others.items():
-        if other is not None and path.resolve() == Path(other).resolve():
-            raise RedlineError(f"{str(path)!r} cannot be written: it is the {name}.")
-        if other is not None and path.exists() and Path(other).exists() and path.samefile(other):
-            raise RedlineError(f"{str(path)!r} cannot be written: it is the {name}, under another name.")
+        if other is not None and _is_same_file(path, other):
+            raise RedlineError(f"cannot write {str(path)!r}: it is the {name}.")
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else "its folder is not there"
         raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise RedlineError(f"cannot write {str(path)!r}: it may not be written to.")
+
+
+def _is_same_file(path: Path, other: str | Path) -> bool:
+    """By whatever name, and before it is there; the other may be an address, longer than any name of a file."""
+    if os.path.realpath(path) == os.path.realpath(other):
+        return True
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

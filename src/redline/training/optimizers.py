@@ -98,10 +98,10 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
         if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "head"
         for weight in module.parameters()
     }
-    return [weight for weight in model.parameters() if is_feature_matrix(weight) and id(weight) not in outer]
+    return [weight for weight in model.parameters() if _is_feature_matrix(weight) and id(weight) not in outer]
 
 
-def is_feature_matrix(weight: Tensor) -> bool:
+def _is_feature_matrix(weight: Tensor) -> bool:
     """Taps of convolutions, gates of a few heads and scores are matrices by their shape alone."""
     return weight.ndim == 2 and min(weight.shape) >= _FEWEST_FEATURES
 

@@ -43,7 +43,7 @@ class NeuralMemory(Dispatched):
         self.op = config.memory_update
         self.update = UPDATES[config.memory_update](config.width, self.heads, config.memory_chunk)
         self.gate = Linear(config.width, self.heads * self.value_dim, bias=False)
-        self.norm, self.norm_eps = nn.RMSNorm(self.value_dim, eps=config.norm_eps), config.norm_eps
+        self.norm = nn.RMSNorm(self.value_dim, eps=config.norm_eps)
         self.out = Linear(self.heads * self.value_dim, config.width, bias=False)
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> NeuralState:
@@ -75,6 +75,6 @@ class NeuralMemory(Dispatched):
         projections = (self.query_key_value, update.decay, update.strength, self.gate)
         token = Projected(*(projection(x_BD) for projection in projections))
         learned = Learned(self.convolution, update.decay_bias, update.log_rate, self.norm.weight)
-        assert isinstance(state.memory, Tensor)
-        gated, *after = memory_step(token, learned, state.recent_BTC, state.memory, self.norm_eps, self.implementation)
+        assert isinstance(state.memory, Tensor) and self.norm.eps is not None
+        gated, *after = memory_step(token, learned, state.recent_BTC, state.memory, self.norm.eps, self.implementation)
         return self.out(gated)[:, None], NeuralState(*after), None
