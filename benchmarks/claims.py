@@ -123,7 +123,8 @@ def _median_ms(source: Source) -> str:
 
 
 def _throughput(source: Source) -> str:
-    return f"{source.new.throughput():,.4g} {source.new.unit}s/s"
+    rate = source.new.throughput()
+    return f"{rate:,.0f} {source.new.unit}s/s" if rate >= 1000 else f"{rate:.4g} {source.new.unit}s/s"
 
 
 def _ceilings(source: Source) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """What a text costs as it grows: memory, time to take it in and time a token, for the 124M decoder and memory model.
 
     python benchmarks/long_context.py --out FILE [--lengths 2048,8192,32768] [--decoder-limit 131072] [--slots 512]
+        [--slots-limit 131072]
 
 Fresh weights in bf16, one row of random tokens, taken in by chunks, then 32 tokens more through the recorded step.
 `state_bytes` is what stands on the device after the text beyond the weights; `peak_bytes` the most at any time, beyond
@@ -76,8 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What a growing text costs the decoder and the memory model.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    parser.add_argument("--decoder-limit", type=int, default=131_072, help="the decoder's time grows with the square")
+    parser.add_argument("--decoder-limit", type=int, default=LENGTHS[-1], help="its time grows with the square")
     parser.add_argument("--slots", type=int, default=512, help="of the memory model with a bank; 0 leaves it out")
+    parser.add_argument("--slots-limit", type=int, default=131_072, help="a bank takes a text in segment by segment")
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
     asked = parser.parse_args(arguments)
     if not asked.tiny and not torch.cuda.is_available():
@@ -94,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = [("memory", 0)]
         if length <= asked.decoder_limit:
             chosen.append(("decoder", 0))
-        if asked.slots:
+        if asked.slots and length <= asked.slots_limit:
             chosen.append(("memory", asked.slots))
         for kind, slots in chosen:
             rows.append(about | measure(kind, length, slots, asked.tiny))

@@ -1,5 +1,6 @@
 """Opens films: the one place that asks PyAV what a file holds, and says in a sentence why it cannot be read."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -17,6 +18,7 @@ from redline.errors import RedlineError
 
 _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
+_PIXELS_PER_THREAD, _MOST_THREADS = 2**17, 16
 
 
 @contextmanager
@@ -42,9 +44,15 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     stream = next((stream for stream in moving if best is not None and stream.index == best.index), moving[0])
     if stream.codec_context is None:
         raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
-    # Decoders that work ahead in threads make up for the time that a model takes.
+    # Decoders that work ahead make up for the time that a model takes: by one picture at least.
     stream.thread_type = "AUTO"
+    stream.codec_context.thread_count = max(2, threads_for(stream.height, stream.width))
     return stream
+
+
+def threads_for(height: int, width: int) -> int:
+    """Threads that are worth waking for such a picture: many for a small one only make its time uneven."""
+    return max(1, min(os.cpu_count() or 1, _MOST_THREADS, height * width // _PIXELS_PER_THREAD))
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:

@@ -29,6 +29,8 @@ class Job:
     # Real inputs, for calibration, for finding shapes, and for checking that nothing overflows.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
+    # What the user's own model gives for the samples, while a plan with a rung that judges is built.
+    expected: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     optimizer: OptimizerFactory | None = None
     # Given a fresh optimizer, returns the object that scales the loss (see the rung grad_scaler).

@@ -4,13 +4,14 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from redline.brackets import split_outside_brackets
+from redline.calibration import outputs_on_samples
 from redline.errors import PlanError, RedlineError
 from redline.files import write_text
 from redline.gate import Gate
@@ -130,6 +131,8 @@ class Plan:
     def build(self, job: Job, machine: Machine) -> "tuple[Plan, Job]":
         """Applies every rung in order; gives the plan with its automatic choices made, and the job."""
         resolved: list[Rung] = []
+        if any(rung.judges for rung in self.rungs):
+            job = replace(job, expected=tuple(outputs_on_samples(job)))
         for rung in self.rungs:
             if (job.training and not rung.training) or (not job.training and not rung.inference):
                 raise PlanError(f"{rung.name} is for {'training' if rung.training else 'inference'} only.")
@@ -139,7 +142,7 @@ class Plan:
             rung = rung.resolve(job)
             job = rung.apply(job)
             resolved.append(rung)
-        return Plan(tuple(resolved)), job
+        return Plan(tuple(resolved)), replace(job, expected=())
 
     def apply(
         self,

@@ -69,6 +69,11 @@ class Rung(ABC):
         """Whether setting it up times something on the device, and so must have the device to itself."""
         return False
 
+    @property
+    def judges(self) -> bool:
+        """Whether it decides by the gates, and so needs what the model gave before any rung (`job.expected`)."""
+        return False
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         """A sentence when it cannot apply; empty when it can. Without a job, asks about the machine alone."""
         return ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,8 @@ from redline.job import Job
 from redline.metrics import METRICS
 
 Quantize = Callable[[str, nn.Linear], None]
+# Share of a limit that is left for inputs other than the samples.
+_ROOM = 0.1
 
 
 @contextmanager
@@ -41,14 +44,16 @@ def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Q
 def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Linear], quantize: Quantize) -> int:
     """How many layers, taken in order, can be quantized together with every gate still green.
 
-    By bisection, so it assumes that more quantized layers never make the output better; the count that it
-    returns was itself judged, and passed.
+    Judged against the user's own model, to which earlier rungs have added their errors, and with some room: other
+    inputs may fare worse than the samples. By bisection, so it assumes that more quantized layers never make the output
+    better; the count that it returns was itself judged, and passed.
     """
-    reference = outputs_on_samples(job)
+    reference = job.expected or outputs_on_samples(job)
+    gates = [_with_room(gate) for gate in job.gates]
 
     def passes(count: int) -> bool:
         with quantized({name: layers[name] for name in order[:count]}, quantize):
-            return _passes(reference, outputs_on_samples(job), job.gates)
+            return _passes(reference, outputs_on_samples(job), gates)
 
     if passes(len(order)):
         return len(order)
@@ -57,6 +62,13 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
         middle = (good + bad) // 2
         good, bad = (middle, bad) if passes(middle) else (good, middle)
     return good
+
+
+def _with_room(gate: Gate) -> Gate:
+    """The gate with a limit nearer to what is perfect: 0 or 1 for what lies between them, else by the limit's size."""
+    if gate.direction == "lower":
+        return replace(gate, limit=gate.limit - _ROOM * abs(gate.limit))
+    return replace(gate, limit=gate.limit + _ROOM * (1 - gate.limit if 0 <= gate.limit <= 1 else abs(gate.limit)))
 
 
 def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> bool:

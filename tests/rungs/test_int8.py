@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline import sensitivity
 from redline.boundary import unwrapped
 from redline.errors import RungError
 from redline.gate import Gate
@@ -279,6 +280,45 @@ def test_progressive_takes_everything_that_passes_and_refuses_when_nothing_does(
     tight = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 1e-12),))
     with pytest.raises(RungError, match="'easy' alone, the least sensitive of 3 layers"):
         Int8(progressive=True, min_features=8).resolve(tight)
+
+
+class Even(nn.Module):
+    """Layers that all do the same harm, one after another."""
+
+    def __init__(self, layers: int = 12, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+def test_progressive_counts_the_errors_of_the_rungs_before_it() -> None:
+    torch.manual_seed(0)
+    model, x = Even(), torch.randn(9, 64)
+
+    def built(plan: Plan, limit: float) -> tuple[Plan, float]:
+        resolved, job = plan.build(Job.of(model, (x,), (Gate("relative_error", limit),)), CPU)
+        assert job.expected == ()
+        return resolved, relative_error([model(x)], [job.finish()(x)])
+
+    alone, both = (built(plan, 1.0)[1] for plan in (Plan((Bf16(),)), Plan((Bf16(), Int8()))))
+    # Room for some layers beside bf16's own error, and not for all of them.
+    limit = (alone + both) / 2 / 0.9
+    resolved, error = built(Plan((Bf16(), Int8(progressive=True))), limit)
+    left = resolved.rungs[1]
+    assert isinstance(left, Int8) and 0 < len(left.skip) < 12 and error <= 0.9 * limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "better", "stricter"),
+    [(0.03, "lower", 0.027), (-2.0, "lower", -2.2), (0.99, "higher", 0.991), (40.0, "higher", 44.0), (1, "higher", 1)],
+)
+def test_progressive_leaves_room_for_other_inputs(limit: float, better: str, stricter: float) -> None:
+    found = sensitivity._with_room(Gate("mine", limit, function=lambda reference, output: 0.0, better=better))
+    assert found.limit == pytest.approx(stricter) and found.direction == better
 
 
 def test_attention_and_transformer_layers_still_run() -> None:

@@ -291,10 +291,10 @@ def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: py
 @pytest.mark.gpu
 @pytest.mark.parametrize("plan", ["", "bf16 + channels_last", "fp16 + channels_last"])
 def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
-    frames = load_pipeline(folder, Plan.parse(plan), "cuda:0", "ab")
-    engine = Engine(frames, Settings(0.5, 2))
+    settings = Settings(0.5, 2, prompt="ab")
+    engine = Engine(load_pipeline(folder, Plan.parse(plan), "cuda:0"), settings)
     engine.prepare(48, 40)
-    picture = clip(1, 48, 40, settings=Settings(0.5, 2))[0]
+    picture = clip(1, 48, 40, settings=settings)[0]
     made = [engine(picture) for _ in range(4)]
     assert engine.recordings == 1 and all(torch.equal(one, made[0]) for one in made)
 

@@ -77,6 +77,10 @@ class Int8(Rung):
             return ()
         return ((replace(self, progressive=True),),)
 
+    @property
+    def judges(self) -> bool:
+        return self.progressive
+
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         reason = why_no_torchao()
         if not reason and self.mode != "weight_only":

@@ -64,6 +64,13 @@ def test_kernels_are_kept_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) 
     assert tiles.tiles_for(tiles.shape_of(1, 2048, 4096, 1, 1)) == tiles.BLOCK_TILES[1, 1][16]
 
 
+def test_rows_that_begin_anywhere_are_left_to_torch_sooner() -> None:
+    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.is_kept(tiles.shape_of(rows, 3001, 1999, 2, 1))]
+    assert kept == [1, 16, 32]
+    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.is_kept(tiles.shape_of(rows, 3001, 2000, 1, 1))]
+    assert kept == [1, 16, 32, 64, 512]
+
+
 def test_every_depth_is_covered_by_its_shares() -> None:
     for programs in (1, 5, 60, 200):
         for depth in (1, 511, 512, 2048, 8192, 10_001):

@@ -1,14 +1,14 @@
 """How products of a few rows are cut, and for which sizes they are kept: what the benchmark's sweep looks for.
 
-A product is named by a `Shape`: the class of its number of rows (1, up to 16, 32 or 64, or more), outputs, depth, and
-the bytes of one number of x and of the weight. Sizes in `MEASURED` were swept on a GPU; all others follow the tables by
-rows and dtype.
+A product is named by a `Shape`: the class of its number of rows (1, up to 16, 32, 64 or 512, or more), outputs, depth,
+and the bytes of one number of x and of the weight. Sizes in `MEASURED` were swept on a GPU; all others follow the
+tables by rows and dtype.
 """
 
 from dataclasses import dataclass
 
 MANY_ROWS = 2**31
-_ROW_CLASSES = (1, 16, 32, 64, MANY_ROWS)
+_ROW_CLASSES = (1, 16, 32, 64, 512, MANY_ROWS)
 
 Shape = tuple[int, int, int, int, int]
 
@@ -42,7 +42,7 @@ MEASURED: dict[Shape, Tiles | None] = {
     (16, 512, 2048, 2, 2): Tiles(16, 16, 256, 4, 4),
     (16, 64, 4096, 2, 2): Tiles(16, 16, 256, 4, 4),
 }
-# The tables below are predicted, not swept: what `benchmarks/kernels/small_matmul.py --sweep` and
+# The tiles below were raced against cuBLAS, and not swept: what `benchmarks/kernels/small_matmul.py --sweep` and
 # `benchmarks/kernels/int8_matmul.py --sweep` print replaces them.
 # One row, by bytes of a number of the weight: 16 bytes a thread and load, and many programs a multiprocessor.
 VECTOR_TILES = {1: Tiles(1, 2, 1024, 2, 1), 2: Tiles(1, 2, 2048, 4, 1), 4: Tiles(1, 2, 1024, 4, 1)}
@@ -59,10 +59,13 @@ BLOCK_TILES = {
         MANY_ROWS: Tiles(128, 128, 128, 8, 3),
     },
 }
-# The most rows for which the kernels are kept, by bytes of a number of x and of the weight. In bf16 one row is faster
-# than by cuBLAS on an H200, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8 have no other
-# way that does not write them out in bf16 first.
-LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 64}
+# The most rows for which the kernels are kept, by bytes of a number of x and of the weight, by races on an H200. In
+# bf16 one row is faster than by cuBLAS, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8
+# have no other way that does not write them out in bf16 first, which only hundreds of rows pay for. Of int8 rows as
+# many as were raced: torch scales its sums in kernels of their own.
+LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
+# Of a weight whose rows do not begin at such bytes, blocks are read number by number: more rows are faster otherwise.
+ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
 # Programs that keep every multiprocessor of the largest GPUs busy.
 PROGRAMS = 132
 # A share shorter than this costs more to add up than it saves.
@@ -98,5 +101,6 @@ def is_kept(shape: Shape) -> bool:
     """Whether the kernels are faster than cuBLAS for these."""
     if shape in MEASURED:
         return MEASURED[shape] is not None
-    rows, _, _, x_bytes, w_bytes = shape
-    return rows <= LARGEST_ROWS[x_bytes, w_bytes]
+    rows, _, depth, x_bytes, w_bytes = shape
+    most = LARGEST_ROWS[x_bytes, w_bytes]
+    return rows <= (min(most, LARGEST_UNALIGNED_ROWS) if depth * w_bytes % ALIGNED_BYTES else most)

@@ -1,6 +1,5 @@
 """A film from a file, every picture once and at its exact time, whether these come steadily or not."""
 
-import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from fractions import Fraction
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
-from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason
+from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason, threads_for
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
@@ -32,8 +31,6 @@ _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
 _SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
-# Fewer are not worth a thread that must be woken for them.
-_PIXELS_PER_THREAD = 2**17
 
 
 class VideoFile:
@@ -136,7 +133,7 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
         # Players guess by the size where the film says nothing.
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
-    threads = max(1, min(os.cpu_count() or 1, frame.width * frame.height // _PIXELS_PER_THREAD))
+    threads = threads_for(frame.height, frame.width)
     rgb = to_rgb.reformat(frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR, threads=threads)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
