@@ -68,6 +68,21 @@ def test_a_memory_model_is_recorded_too(update: str) -> None:
     assert engine.setup_s == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("plan", ["", "fused_ops"])
+@pytest.mark.parametrize("slots", [0, 24])
+@pytest.mark.parametrize("update", ["gated_delta", "titans"])
+def test_pieces_of_a_long_prompt_are_recorded_too(update: str, slots: int, plan: str) -> None:
+    config = TitanConfig(1003, 128, 4, 4, attention_every=2, segment=32, memory_slots=slots, memory_update=update)
+    model = TitanModel(config).eval().cuda().bfloat16()
+    plain = InferenceEngine(model, plan, graph=False, chunk=64)
+    engine = InferenceEngine(model, plan, chunk=64)
+    # The second is shorter, and read by what the first was worth recording for.
+    for batch in (prompts(64 * 9 + 5, 64 * 11), prompts(150, 64)):
+        assert engine.generate(batch, max_tokens=20) == plain.generate(batch, max_tokens=20)
+        assert engine._idle is not None and engine._idle[1]._piece is not None
+
+
 @torch.no_grad()
 def test_the_device_computes_what_the_cpu_computes(model: Decoder) -> None:
     exact = Decoder(model.config).eval()

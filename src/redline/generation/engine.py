@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import MachineError, ModelError, RedlineError
-from redline.generation.language_model import LanguageModel, Remembering
+from redline.generation.language_model import LanguageModel, Remembering, Repeating
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
@@ -24,6 +24,8 @@ from redline.plan import Plan
 
 # A session, with its recorded step, serves all lengths up to a multiple of this.
 _ROOM_MULTIPLE = 256
+# Of a prompt that are taken in at a time, by each row and by all of them.
+_CHUNK, _TOKENS_AT_A_TIME = 2048, 8192
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 
@@ -34,8 +36,8 @@ class InferenceEngine:
     `model` is what `generation.language_model` describes. `plan` is one of the ladder's: its rungs are applied to a
     copy, or with `share=True` to the model itself, which saves the memory. `samples` are prompts for the rungs that
     look at real inputs. `graph` records the step; it is on where there is a GPU. `chunk` is how many tokens of a prompt
-    are taken in at a time. `vocabulary` is how many tokens the tokenizer knows: those that the model has beyond are
-    never drawn. `recorder` is for tests.
+    are taken in at a time, 2,048 or on a GPU more for few rows. `vocabulary` is how many tokens the tokenizer knows:
+    those that the model has beyond are never drawn. `recorder` is for tests.
 
     Without a plan the engine runs on the model's own weights; a model that is shared under a plan stays in evaluation
     mode, any other in the mode that it has.
@@ -49,11 +51,11 @@ class InferenceEngine:
         share: bool = False,
         samples: Prompts = (),
         graph: bool | None = None,
-        chunk: int = 2048,
+        chunk: int | None = None,
         vocabulary: int | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        if chunk < 1:
+        if chunk is not None and chunk < 1:
             raise RedlineError(f"a prompt is taken in by chunks of 1 token or more, not {chunk}.")
         parsed = Plan.parse(plan or "") if plan is None or isinstance(plan, str) else plan
         self.device = next(model.parameters()).device
@@ -67,7 +69,7 @@ class InferenceEngine:
         read = read_prompts(samples, self.vocabulary) if len(samples) else []
         inputs = [torch.tensor([prompt], device=self.device) for prompt in read]
         self.model = PlannedModel.of(model, parsed, share, inputs)
-        self.chunk = chunk
+        self._chunk = chunk
         self.records = cuda and graph is not False
         self.recorder = recorder
         self.setup_s = 0.0
@@ -108,7 +110,8 @@ class InferenceEngine:
             self._idle = (key, session)
 
         stops = frozenset(stop_tokens)
-        return TokenStream(session, prompts, sampling, limit, reason, stops, self.chunk, release, state)
+        chunk = self._chunk_of(len(prompts))
+        return TokenStream(session, prompts, sampling, limit, reason, stops, chunk, release, state)
 
     def generate(
         self,
@@ -155,6 +158,13 @@ class InferenceEngine:
         if not isinstance(self.model.model, Remembering):
             raise ModelError("only a model with long-term memory can carry one on, and this one has none.")
         return self.model.model
+
+    def _chunk_of(self, rows: int) -> int:
+        if self._chunk is not None:
+            return self._chunk
+        # Few rows leave a GPU waiting for its host; pieces that are recorded do not.
+        is_slow = self.device.type == "cuda" and not isinstance(self.model.model, Repeating)
+        return max(_CHUNK, _TOKENS_AT_A_TIME // rows) if is_slow else _CHUNK
 
     def _room(self, length: int) -> int:
         if isinstance(self.model.model, Remembering):

@@ -69,6 +69,28 @@ class Remembering(Protocol):
         ...
 
 
+@runtime_checkable
+class Repeating(Protocol):
+    """A `LanguageModel` with `ValuedCache`s that takes pieces of a prompt in, all of one length, by the same work: it
+    is recorded and replayed, as a step is."""
+
+    def piece(self, most: int) -> int:
+        """How many tokens a piece has, at most so many; 0 where so few are no piece."""
+        ...
+
+    def until_piece(self, cache: Any) -> int | None:
+        """Tokens that every row must take in before a piece can follow; None where no number serves all rows."""
+        ...
+
+    def prepare_piece(self, tokens: int, cache: Any) -> None:
+        """The host's part, before each: it is not recorded."""
+        ...
+
+    def take_in(self, tokens_BS: Tensor, cache: Any) -> Tensor:
+        """A piece of every row; gives logits (B, V) after it. What goes for `step` goes for it too."""
+        ...
+
+
 class ValuedCache(Cache, Protocol):
     """Its size does not depend on a length, and what it holds can be taken out and put back."""
 

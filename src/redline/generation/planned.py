@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.boundary import unwrapped
-from redline.generation.language_model import LanguageModel
+from redline.generation.language_model import LanguageModel, Repeating
 from redline.job import Applied, Job, entered
 from redline.machine import Machine
 from redline.plan import Plan
@@ -39,7 +39,7 @@ class DecodeStep(nn.Module):
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A `LanguageModel` again."""
+    """A `LanguageModel` again, and `Repeating` where a piece has tokens."""
 
     applied: Applied
     plan: Plan
@@ -76,6 +76,19 @@ class PlannedModel:
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor:
         with entered(self.applied.job.contexts):
             return self.model.prefill(tokens_BS, counts_B, cache)
+
+    def piece(self, most: int) -> int:
+        return self.model.piece(most) if isinstance(self.model, Repeating) else 0
+
+    def until_piece(self, cache: Any) -> int | None:
+        return self.model.until_piece(cache)
+
+    def prepare_piece(self, tokens: int, cache: Any) -> None:
+        self.model.prepare_piece(tokens, cache)
+
+    def take_in(self, tokens_BS: Tensor, cache: Any) -> Tensor:
+        with entered(self.applied.job.contexts):
+            return self.model.take_in(tokens_BS, cache)
 
     def prepare(self, cache: Any) -> None:
         with entered(self.applied.job.contexts):

@@ -1,20 +1,27 @@
 """One batch's place on the device: a cache, a sampler, and the decode step, recorded once where there is a recorder.
 
-The rehearsals and the recording run on a cache that is still empty, and `reset` undoes them.
+The rehearsals and the recording run on a cache that is still empty, and `reset` undoes them. Of long prompts a piece is
+recorded too, where the model can repeat it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from redline.generation.language_model import Cache, LanguageModel, ValuedCache
+from redline.generation.planned import PlannedModel
+from redline.generation.prompt_piece import PromptPiece
 from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
 from redline.graphed import Recorder
 
 Step = Callable[[Tensor, Cache], Tensor]
+# Pieces of a prompt that are worth a recording, which takes the time of four.
+_MANY_PIECES = 8
 # Tokens that may be under way to the host at a time: with two, a GPU has its next step before one is read.
 _UNDER_WAY = {"cuda": 2}
 _REHEARSALS = 3
@@ -26,7 +33,7 @@ class Session:
     @torch.no_grad()
     def __init__(
         self,
-        model: LanguageModel,
+        model: PlannedModel,
         step: Step,
         batch: int,
         room: int,
@@ -35,7 +42,8 @@ class Session:
         device: torch.device,
         recorder: Recorder | None,
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self._recorder = model, device, recorder
+        self._piece: PromptPiece | None = None
         self.cache: Cache = model.new_cache(batch, room)
         self.sampler = Sampler(sampling, batch, vocabulary, device)
         self.tokens_B = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -61,15 +69,37 @@ class Session:
             cast(ValuedCache, self.cache).restore(state)
         self.sampler.start(sampling)
         self.readout.clear()
+        piece, lead = self._piece_for(prompts, chunk)
         logits_BV: Tensor | None = None
-        for tokens_BS, counts_B in chunked(prompts, chunk, self.device):
+        for tokens_BS, counts_B, is_piece in chunked(prompts, piece.tokens if piece else chunk, self.device, lead):
             self.sampler.notice(tokens_BS, counts_B)
-            new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
+            if piece and is_piece:
+                new_BV = piece.take_in(tokens_BS)
+            else:
+                new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
             # A row whose prompt ended before keeps what followed its end.
             logits_BV = new_BV if logits_BV is None else torch.where((counts_B > 0)[:, None], new_BV, logits_BV)
         assert logits_BV is not None
         self.tokens_B.copy_(self.sampler.next_tokens(logits_BV))
         self.readout.send(self.tokens_B)
+
+    def _piece_for(self, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[PromptPiece | None, int]:
+        """The recorded piece, or one that is worth to be recorded now, and how many tokens come before the first."""
+        tokens = self.model.piece(chunk) if self._recorder is not None else 0
+        lead = self.model.until_piece(self.cache) if tokens else None
+        if self._recorder is None or lead is None:
+            return None, 0
+        if self._piece is None or self._piece.tokens != tokens:
+            self._piece = None
+            if (min(map(len, prompts)) - lead) // tokens < _MANY_PIECES:
+                return None, 0
+            where = (self.model, cast(ValuedCache, self.cache), len(prompts), tokens)
+            try:
+                self._piece = PromptPiece(*where, self._recorder, self.device)
+            except torch.OutOfMemoryError:
+                warnings.warn("no memory is left to record a piece of the prompt: it is read slowly.", stacklevel=2)
+                return None, 0
+        return self._piece, lead
 
     def is_sound(self) -> bool:
         """Whether it may begin new texts: a cache that held a NaN spreads it, since 0 times NaN is NaN."""
@@ -84,14 +114,23 @@ class Session:
         self.readout.send(self.tokens_B)
 
 
-def chunked(texts: Sequence[Sequence[int]], chunk: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Some tokens of each text at a time, padded to the longest (B, S), and how many each has of them (B)."""
-    longest = max(map(len, texts))
-    for begin in range(0, longest, chunk):
-        end = min(begin + chunk, longest)
+def chunked(
+    texts: Sequence[Sequence[int]], chunk: int, device: torch.device, lead: int = 0
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Some tokens of each text at a time, padded to the longest (B, S), how many each has of them (B), and whether all
+    have a whole chunk of them. The first `lead` tokens come by themselves."""
+
+    def sent(numbers: list[Any]) -> Tensor:
+        tensor = torch.tensor(numbers)
+        # From pinned memory nobody waits for what the device is still at.
+        return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+    longest, shortest = max(map(len, texts)), min(map(len, texts))
+    borders = sorted({0, *range(lead, longest, chunk), longest})
+    for begin, end in pairwise(borders):
         parts = [list(text[begin:end]) for text in texts]
-        tokens_BS = torch.tensor([part + [0] * (end - begin - len(part)) for part in parts]).to(device)
-        yield tokens_BS, torch.tensor([len(part) for part in parts]).to(device)
+        padded = [part + [0] * (end - begin - len(part)) for part in parts]
+        yield sent(padded), sent([len(part) for part in parts]), end - begin == chunk and end <= shortest
 
 
 @torch.no_grad()
@@ -99,6 +138,6 @@ def read_on(model: LanguageModel, state: Any, texts: Sequence[Sequence[int]], ch
     """The state after these texts, which go on from the one given."""
     cache: ValuedCache = model.new_cache(len(texts), 0)
     cache.restore(state)
-    for tokens_BS, counts_B in chunked(texts, chunk, device):
+    for tokens_BS, counts_B, _ in chunked(texts, chunk, device):
         model.prefill(tokens_BS, counts_B, cache)
     return cache.snapshot()

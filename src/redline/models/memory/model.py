@@ -113,9 +113,8 @@ class TitanModel(nn.Module):
 
     def advance_one(self, tokens_B: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """One token of each sequence, and no word from the host: the caller settles the state where segments begin."""
-        passage = Passage.after(state.position_B, 1, self.config)
-        hidden, layers, _ = self._run(tokens_B[:, None], passage, state.layers)
-        return self.head(hidden[:, 0]), MemoryState(state.position_B + 1, layers, state.origin)
+        hidden, state = self._go_on(tokens_B[:, None], state, ())
+        return self.head(hidden[:, 0]), state
 
     def settle(self, state: MemoryState) -> MemoryState:
         """Moves what leaves the window into the bank, for sequences whose next token begins a segment."""
@@ -173,6 +172,26 @@ class TitanModel(nn.Module):
         logits, state = self.advance_one(tokens_B, cache.state)
         cache.store(state)
         return logits
+
+    def piece(self, most: int) -> int:
+        """Whole segments, as many as fit."""
+        return most // self.config.segment * self.config.segment
+
+    def until_piece(self, cache: MemoryCache) -> int | None:
+        """Every row must stand where a segment begins."""
+        missing = {-position % self.config.segment for position in cache.positions}
+        return missing.pop() if len(missing) == 1 else None
+
+    def prepare_piece(self, tokens: int, cache: MemoryCache) -> None:
+        """The host's part of `take_in`, which is not recorded."""
+        cache.count([tokens] * len(cache.positions))
+
+    def take_in(self, tokens_BS: Tensor, cache: MemoryCache) -> Tensor:
+        """Whole segments of every row, after `prepare_piece`; changes the cache's buffers in place."""
+        borders = tuple(range(0, tokens_BS.shape[1], self.config.segment))
+        hidden, state = self._go_on(tokens_BS, cache.state, borders)
+        cache.store(state)
+        return self.head(hidden[:, -1])
 
     def _last(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         hidden, state = self._advance(tokens_BS, state)
@@ -274,6 +293,11 @@ class TitanModel(nn.Module):
             hidden = torch.cat([hidden for hidden, _ in parts])[places]
             return hidden, MemoryState.stack([after for _, after in parts]).rows(places)
         borders = tuple(i for i in range(count) if any((start + i) % segment == 0 for start in starts))
+        return self._go_on(tokens_BS, state, borders)
+
+    def _go_on(self, tokens_BS: Tensor, state: MemoryState, borders: tuple[int, ...]) -> tuple[Tensor, MemoryState]:
+        """Without a word from the host, which says at which tokens segments begin."""
+        count = tokens_BS.shape[1]
         passage = Passage.after(state.position_B, count, self.config, borders)
         hidden, layers, _ = self._run(tokens_BS, passage, state.layers)
         return hidden, MemoryState(state.position_B + count, layers, state.origin)
