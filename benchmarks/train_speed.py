@@ -1,13 +1,14 @@
 """Times training steps of Redline's 124M decoder and memory model, and of transformers', turn by turn, on a GPU.
 
     python benchmarks/train_speed.py --out FILE [--length 2048 --rounds 3 --limit-s 90] [--only redline] [--plan PLAN]
+        [--also deterministic]
 
 A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redline's arms are what `redline train` makes
 of configs/decoder-124m.toml, with other plans: its task, its loss, its optimizer with fp32 masters. Transformers' have
 the same shape and plain bf16 weights. Every row of a batch is one document for all, so that all attend alike. Lengths
 come at constant tokens a step; 32K tokens by themselves are for the memory. Rates are of turns of several steps, MFU is
-of the bf16 product measured at the start, peaks are an arm's own, weights included. An arm that fails is a row. Rows
-are written whenever there is more to say: a run that is killed leaves what it had measured.
+of the bf16 product measured at the start, peaks are an arm's own, weights included. `--also` adds arms of Redline's
+with deterministic kernels alone, in fp8, or with a bank of slots. An arm that fails is a row. Rows are written whenever there is more to say: a run that is killed leaves what it had measured.
 """
 
 import argparse
@@ -48,6 +49,7 @@ TINY_VOCABULARY = 512
 # Of the first loss to that of a guess among all tokens: fresh weights know nothing.
 LARGEST_LOSS_ERROR = 0.5
 STEPS_OF_A_TURN = 4
+DETERMINISTIC, FP8, SLOTS = ALSO = ("deterministic", "fp8", "512 slots")
 CUT_OFF = "the run was cut off before it was timed"
 
 
@@ -67,7 +69,7 @@ class Race:
     def tokens(self) -> int:
         return self.length * self.rows
 
-    def training(self, kind: str, plan: str) -> TextTraining:
+    def training(self, kind: str, plan: str, also: str = "") -> TextTraining:
         given = TextTraining.read(CONFIG)
         decoder = given.model
         assert isinstance(decoder, DecoderSettings)
@@ -76,12 +78,15 @@ class Race:
             decoder = replace(decoder, width=64, layers=2, heads=4, mlp_width=128)
             memory = replace(memory, width=64, layers=2, heads=4, attention_every=2, memory_chunk=16, segment=16)
             given = replace(given, tokenizer=replace(given.tokenizer, vocabulary=TINY_VOCABULARY))
+        if also == SLOTS:
+            memory = replace(memory, memory_slots=int(SLOTS.split()[0]))
+        precision = "fp32" if self.tiny else "fp8" if also == FP8 else "bf16"
         return replace(
             given,
             kind=kind,
             model=memory if kind == "memory" else replace(decoder, context=self.length),
             data=replace(given.data, length=self.length, batch=self.rows),
-            loop=replace(given.loop, plan=plan, precision="fp32" if self.tiny else "bf16"),
+            loop=replace(given.loop, plan=plan, precision=precision, deterministic=also == DETERMINISTIC),
         )
 
     def wait(self) -> None:
@@ -123,8 +128,8 @@ def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
     return torch.randint(training.tokenizer.vocabulary, (rows, training.data.length + 1), generator=random)
 
 
-def ours(race: Race, kind: str, plan: str) -> Arm:
-    training = race.training(kind, plan)
+def ours(race: Race, kind: str, plan: str, also: str) -> Arm:
+    training = race.training(kind, plan, also)
 
     def draw(step: int) -> Batch:
         """Rows of random tokens, one document each."""
@@ -224,11 +229,13 @@ def attributes(module: Any, values: Mapping[str, Any]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def arms(race: Race, plans: list[str]) -> dict[str, Callable[[], Arm]]:
+def arms(race: Race, plans: list[str], also: list[str]) -> dict[str, Callable[[], Arm]]:
     found: dict[str, Callable[[], Arm]] = {}
     for kind in ("decoder", "memory"):
         for plan in plans:
-            found[f"redline {kind}, {plan}"] = lambda kind=kind, plan=plan: ours(race, kind, plan)
+            for other in ("", *(one for one in also if kind == "memory" or one != SLOTS)):
+                name = ", ".join(filter(None, (f"redline {kind}", other, plan)))
+                found[name] = lambda kind=kind, plan=plan, other=other: ours(race, kind, plan, other)
     found["transformers + liger"] = lambda: theirs(race, compiled=False, liger=True)
     found["transformers + torch.compile"] = lambda: theirs(race, compiled=True, liger=False)
     return found
@@ -339,6 +346,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", help="arms whose name holds this")
     parser.add_argument("--plan", action="append", help=f"plan of Redline's arms; repeatable, {PLAN!r} by default")
+    parser.add_argument("--also", action="append", default=[], choices=ALSO, help="Redline's arms so too; repeatable")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
     parser.add_argument("--tiny", action="store_true", help="toys on the CPU, to see that everything runs")
     given = parser.parse_args(arguments)
@@ -356,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         race = Race(length, count, given.tiny)
         plans = given.plan or ["fused_ops" if given.tiny else PLAN]
-        chosen = {name: build for name, build in arms(race, plans).items() if not given.only or given.only in name}
+        chosen = {name: build for name, build in arms(race, plans, given.also).items() if not given.only or given.only in name}
         torch.compiler.reset()
         measured = measure(
             race,

@@ -22,10 +22,12 @@ pytestmark = pytest.mark.timeout(HANGS_S)
 FRAMES = list(SyntheticClip(24, 40, count=5).frames())
 
 
-def connected(sink: MjpegSink, path: str = "/stream.mjpeg", **headers: str) -> http.client.HTTPResponse:
+def connected(
+    sink: MjpegSink, path: str = "/stream.mjpeg", method: str = "GET", **headers: str
+) -> http.client.HTTPResponse:
     parts = urlsplit(sink.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
-    connection.request("GET", path, headers=headers)
+    connection.request(method, path, headers=headers)
     return connection.getresponse()
 
 
@@ -106,6 +108,16 @@ def test_the_page_shows_the_stream() -> None:
     sink = MjpegSink(port=0)
     assert b"/stream.mjpeg" in connected(sink, "/").read()
     assert connected(sink, "/other").status == 404
+    sink.close()
+
+
+def test_what_it_is_can_be_asked_without_a_place() -> None:
+    sink = MjpegSink(port=0, most_viewers=0)
+    asked = connected(sink, method="HEAD")
+    assert asked.status == 200 and "multipart/x-mixed-replace" in asked.headers["Content-Type"] and not asked.read()
+    page = connected(sink, "/", method="HEAD")
+    assert page.status == 200 and int(page.headers["Content-Length"]) > 100 and not page.read()
+    assert connected(sink, "/other", method="HEAD").status == 404 and connected(sink).status == 503
     sink.close()
 
 

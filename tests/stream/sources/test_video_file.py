@@ -152,6 +152,23 @@ def test_a_film_without_its_end_is_not_taken_for_a_whole_one(tmp_path: Path, nam
     assert places.notes == (note,)
 
 
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
+def test_what_is_left_of_a_film_does_not_hang_on_threads(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder with few says that half a picture is none, one with many says nothing."""
+    index = {"movflags": "+faststart"} if name.endswith("mp4") else {}
+    options = {"preset": "ultrafast", "g": "1", "crf": "5"}
+    make_clip(tmp_path / name, frames=60, size=(160, 128), muxer=index, options=options)
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[: len(data) * 3 // 4])
+    found = []
+    for threads in (1, 3, 16):
+        monkeypatch.setattr("redline.films.threads_for", lambda height, width, threads=threads: threads)
+        found.append([frame.time_s for frame in VideoFile(tmp_path / name).frames()])
+    assert found[0] == found[1] == found[2] and 30 < len(found[0]) < 60
+
+
 def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())

@@ -173,9 +173,12 @@ class _Viewer(BaseHTTPRequestHandler):
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command == "GET":
+                self.wfile.write(body)
         elif asked.path != "/stream.mjpeg":
             self.send_error(404)
+        elif self.command == "HEAD":
+            self._send_kind()
         elif not shared.places.acquire(blocking=False):
             self.send_error(503, "Too many are looking")
         else:
@@ -186,11 +189,17 @@ class _Viewer(BaseHTTPRequestHandler):
                 shared.latest.go()
                 shared.places.release()
 
-    def _send_frames(self, latest: _Latest, number: int) -> None:
+    # Players ask what it is before they take a place.
+    do_HEAD = do_GET
+
+    def _send_kind(self) -> None:
         self.send_response(200)
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Type", f"multipart/x-mixed-replace; boundary={_BOUNDARY}")
         self.end_headers()
+
+    def _send_frames(self, latest: _Latest, number: int) -> None:
+        self._send_kind()
         while True:
             picture, number = latest.after(number)
             if not picture:

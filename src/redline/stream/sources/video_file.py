@@ -60,7 +60,7 @@ class VideoFile:
 
     def frames(self) -> Generator[Frame, None, None]:
         last: int | None = None
-        index = 0
+        index, damaged = 0, list[str]()
         to_rgb = VideoReformatter()
         with opened(self.path) as container:
             stream = main_stream(container, self.path)
@@ -70,10 +70,14 @@ class VideoFile:
             for found in self._decoded(container, stream, holes):
                 if self._closed.is_set():
                     return
+                if found.is_corrupt and last is not None:
+                    damaged.append(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
+                if not (found.is_corrupt and self._is_cut_off):
+                    # At the end of a film that is cut off half a picture is no damage: a note has told of it.
+                    for sentence in damaged:
+                        self._leave_out(sentence)
+                    damaged.clear()
                 if found.is_corrupt:
-                    if last is None:
-                        continue
-                    self._leave_out(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
                     continue
                 pts = found.pts
                 if pts is not None and last is not None:
@@ -102,7 +106,9 @@ class VideoFile:
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
-                if met:
+                # Half of a picture at the end; a decoder with many threads passes it over.
+                is_the_cut = self._is_cut_off and (packet.is_corrupt or not packet.size)
+                if met and not is_the_cut:
                     self._leave_out(f"a picture of {self.name!r} cannot be decoded: {reason(error)}.")
                 # A recording may start between two key frames.
                 continue
