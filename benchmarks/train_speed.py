@@ -8,7 +8,8 @@ of configs/decoder-124m.toml, with other plans: its task, its loss, its optimize
 the same shape and plain bf16 weights. Every row of a batch is one document for all, so that all attend alike. Lengths
 come at constant tokens a step; 32K tokens by themselves are for the memory. Rates are of turns of several steps, MFU is
 of the bf16 product measured at the start, peaks are an arm's own, weights included. `--also` adds arms of Redline's
-with deterministic kernels alone, in fp8, or with a bank of slots. An arm that fails is a row. Rows are written whenever there is more to say: a run that is killed leaves what it had measured.
+with deterministic kernels alone, in fp8, or with a bank of slots. An arm that fails is a row. Rows are written whenever
+there is more to say: a run that is killed leaves what it had measured.
 """
 
 import argparse
@@ -128,7 +129,7 @@ def random_tokens(step: int, rows: int, training: TextTraining) -> Tensor:
     return torch.randint(training.tokenizer.vocabulary, (rows, training.data.length + 1), generator=random)
 
 
-def ours(race: Race, kind: str, plan: str, also: str) -> Arm:
+def ours(race: Race, kind: str, plan: str, also: str = "") -> Arm:
     training = race.training(kind, plan, also)
 
     def draw(step: int) -> Batch:
@@ -364,7 +365,9 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         race = Race(length, count, given.tiny)
         plans = given.plan or ["fused_ops" if given.tiny else PLAN]
-        chosen = {name: build for name, build in arms(race, plans, given.also).items() if not given.only or given.only in name}
+        chosen = {
+            name: build for name, build in arms(race, plans, given.also).items() if not given.only or given.only in name
+        }
         torch.compiler.reset()
         measured = measure(
             race,

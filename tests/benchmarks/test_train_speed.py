@@ -39,6 +39,16 @@ def test_both_models_train_at_every_shape(tmp_path: Path) -> None:
         assert row["arm"].startswith("redline") and row["proofs"]["fused_ops"]
 
 
+def test_arms_can_be_asked_for_in_other_ways_too(tmp_path: Path) -> None:
+    also = ("--also", "deterministic", "--also", "512 slots")
+    found = rows(tmp_path / "rows.jsonl", "--only", "redline", "--length", "64", *also)
+    kinds = [row["arm"].removesuffix(", fused_ops") for row in found]
+    ways = ["decoder", "decoder, deterministic", "memory", "memory, deterministic", "memory, 512 slots"]
+    assert kinds == [f"redline {way}" for way in ways]
+    assert ["deterministic kernels alone" in row["active"] for row in found] == [False, True, False, True, False]
+    assert all(row["tokens_per_s"] > 0 for row in found) and found[4]["parameters"] > found[2]["parameters"]
+
+
 def test_an_arm_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*_: object) -> Any:
         return train_speed.Arm(lambda index: torch.tensor(3.0 + index), nn.Linear(1, 1), 1.0)
@@ -84,12 +94,12 @@ def test_a_run_that_is_killed_leaves_what_it_had_measured(tmp_path: Path, monkey
 
 def test_an_arm_that_was_ready_says_that_it_was_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is killed while it is made ready."""
-    monkeypatch.setattr(train_speed, "ours", lambda _, kind, __: killed_at(1 if kind == "memory" else -1))
+    monkeypatch.setattr(train_speed, "ours", lambda _, kind, *__: killed_at(1 if kind == "memory" else -1))
     out = tmp_path / "rows.jsonl"
     with pytest.raises(KeyboardInterrupt):
         rows(out, "--length", "64", "--only", "redline", "--plan", "")
     (row,) = [json.loads(line) for line in out.read_text().splitlines()]
-    assert row["arm"] == "redline decoder, " and row["first_loss"] == pytest.approx(6.2)
+    assert row["arm"] == "redline decoder" and row["first_loss"] == pytest.approx(6.2)
     assert row["failure"] == train_speed.CUT_OFF
 
 

@@ -9,7 +9,7 @@ import torch
 from redline.models.memory import TitanModel
 from redline.recall import Needle
 
-from .learning import WINDOW, learned, practised, recalled, straight_products, with_slots
+from .learning import WINDOW, learned, practised, recalled, with_slots
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -17,8 +17,7 @@ def small_products() -> Iterator[None]:
     """They are no faster on two threads, and other tests run beside."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with straight_products():
-        yield
+    yield
     torch.set_num_threads(before)
 
 

@@ -8,7 +8,7 @@ import torch
 from redline.models.memory import TitanModel
 from redline.recall import Mqar
 
-from .learning import NEURAL, WINDOW, learned, practised, recalled, straight_products
+from .learning import NEURAL, WINDOW, learned, practised, recalled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,8 +16,7 @@ def small_products() -> Iterator[None]:
     """They are no faster on two threads, and other tests run beside."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with straight_products():
-        yield
+    yield
     torch.set_num_threads(before)
 
 

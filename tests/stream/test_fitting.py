@@ -17,7 +17,7 @@ from redline.stream.loading import load_model
 from redline.stream.plans import choose_plan
 from redline.stream.settings import Settings
 
-side, settings = 2048, Settings(1.0, 1)
+side, settings = 1024, Settings(1.0, 1)
 model = load_model(None, choose_plan(Machine.detect("cpu")), "cpu").frames
 engine = Engine(model, settings)
 engine.prepare(64, 64)
