@@ -76,3 +76,17 @@ def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
             graph.replay()
             again = decode_attention(q, k, v, keys, values, held, ring)
             assert torch.equal(replayed, again)
+
+
+@torch.no_grad()
+def test_compiles_whole() -> None:
+    """What it writes into the ring is there for what follows in the same graph."""
+
+    def attended(q: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
+        return [decode_attention(2 * q, *given, 9, "triton"), given[2].nan_to_num(), given[3].nan_to_num()]
+
+    compiled = torch.compile(attended, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    given = example(9, [4, 20], 4, 2, 16, torch.float32, DEVICE)
+    again = [tensor.clone() for tensor in given]
+    for one, other in zip(compiled(*given), attended(*again), strict=True):
+        torch.testing.assert_close(one, other)

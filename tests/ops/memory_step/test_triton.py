@@ -85,3 +85,15 @@ def test_a_replay_gives_the_same_bits() -> None:
         for _ in range(3):
             graph.replay()
             assert all(torch.equal(one, other) for one, other in zip(replayed, expected, strict=True))
+
+
+@torch.no_grad()
+def test_compiles_whole() -> None:
+    token, learned, recent, state = example((2, 3, 8, 8, 4), torch.float32, DEVICE)
+
+    def stepped(recent: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return memory_step(token, learned, recent, 2 * state, EPS, "triton")
+
+    compiled = torch.compile(stepped, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    for one, other in zip(compiled(recent, state), stepped(recent, state), strict=True):
+        torch.testing.assert_close(one, other)

@@ -86,3 +86,15 @@ def test_a_replay_gives_the_same_bits() -> None:
         for _ in range(3):
             graph.replay()
             assert all(torch.equal(one, other) for one, other in zip(replayed, expected, strict=True))
+
+
+@torch.no_grad()
+def test_compiles_whole() -> None:
+    slots, (keys, *others) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
+
+    def written(given: torch.Tensor) -> list[torch.Tensor]:
+        after, counts = slot_write(slots, 2 * given, *others, 0.85, "triton")
+        return [*after, *counts]
+
+    compiled = torch.compile(written, fullgraph=True, backend="inductor" if DEVICE == "cuda" else "aot_eager")
+    assert all(torch.equal(one, other) for one, other in zip(compiled(keys), written(keys), strict=True))
