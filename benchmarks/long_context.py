@@ -29,6 +29,8 @@ from redline.training.text.memory_settings import MemorySettings
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
 MORE_TOKENS = 32
+# So many that a piece of a prompt is recorded too.
+WARM_UP_TOKENS = 20_480
 PLAN = "fused_ops"
 
 
@@ -50,8 +52,8 @@ def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
         row["parameters"] = sum(weight.numel() for weight in engine.model.applied.parameters())
         source = random.Random(length)
         prompt = [source.randrange(engine.model.vocabulary) for _ in range(length)]
-        # A short text first: compilation and work spaces are not what grows.
-        engine.generate([prompt[:64]], max_tokens=2)
+        # Some of it first: kernels are compiled and loaded for whole chunks, single tokens, and what is left over.
+        engine.generate([prompt[: min(length, WARM_UP_TOKENS)]], max_tokens=2)
         before = 0
         if not tiny:
             engine._idle = None

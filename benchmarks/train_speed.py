@@ -354,6 +354,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.tiny and not torch.cuda.is_available():
         print("the benchmark of training needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
+    if given.tiny and FP8 in given.also:
+        print("toys on the CPU are in fp32: leave --also fp8 out.", file=sys.stderr)
+        return 2
     begun = time.perf_counter()
     about: dict[str, Any] = {"gpu": "none" if given.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
     ceiling = matmul_flops_per_s(torch.device("cpu" if given.tiny else "cuda"))

@@ -44,9 +44,10 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     stream = next((stream for stream in moving if best is not None and stream.index == best.index), moving[0])
     if stream.codec_context is None:
         raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
-    # Decoders that work ahead make up for the time that a model takes: by one picture at least.
-    stream.thread_type = "AUTO"
-    stream.codec_context.thread_count = max(2, threads_for(stream.height, stream.width))
+    # A decoder that works on several pictures at once ends at a damaged one among the last, without a word, and what
+    # follows is lost. Models take longer than one thread does.
+    stream.thread_type = "SLICE"
+    stream.codec_context.thread_count = threads_for(stream.height, stream.width)
     return stream
 
 

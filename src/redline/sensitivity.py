@@ -1,5 +1,6 @@
 """Which layers can be quantized before the output is no longer good: least sensitive first, measured."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,7 +50,7 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
     better; the count that it returns was itself judged, and passed.
     """
     reference = job.expected or outputs_on_samples(job)
-    gates = [_with_room(gate) for gate in job.gates]
+    gates = [_with_room(gate, reference) for gate in job.gates]
 
     def passes(count: int) -> bool:
         with quantized({name: layers[name] for name in order[:count]}, quantize):
@@ -64,11 +65,13 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
     return good
 
 
-def _with_room(gate: Gate) -> Gate:
-    """The gate with a limit nearer to what is perfect: 0 or 1 for what lies between them, else by the limit's size."""
-    if gate.direction == "lower":
-        return replace(gate, limit=gate.limit - _ROOM * abs(gate.limit))
-    return replace(gate, limit=gate.limit + _ROOM * (1 - gate.limit if 0 <= gate.limit <= 1 else abs(gate.limit)))
+def _with_room(gate: Gate, reference: Sequence[Any]) -> Gate:
+    """The gate with a limit nearer to what the reference itself scores; where that is infinite, by the limit's size."""
+    perfect = worst([gate.judge(one, one) for one in reference]).value
+    if math.isnan(perfect):
+        return gate
+    away = perfect - gate.limit if math.isfinite(perfect) else math.copysign(gate.limit, perfect)
+    return replace(gate, limit=gate.limit + _ROOM * away)
 
 
 def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> bool:

@@ -104,18 +104,22 @@ def test_rows_that_stand_apart_are_read_as_they_come(memory_model: TitanModel) -
     assert found == plain and recorder.recorded == 1
 
 
-def test_a_piece_for_which_there_is_no_memory_is_read_unrecorded(memory_model: TitanModel) -> None:
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: of capture.\n")])
+def test_a_piece_that_cannot_be_recorded_is_read_as_it_is(failure: RuntimeError, memory_model: TitanModel) -> None:
     class Full(FakeRecorder):
         def record(self, run: Any) -> Any:
             if self.recorded:
-                raise torch.OutOfMemoryError("no memory")
+                raise failure
             return super().record(run)
 
-    batch = prompts(16 * 8)
-    engine = InferenceEngine(memory_model, chunk=16, recorder=Full())
-    with pytest.warns(UserWarning, match="read slowly"):
-        found = engine.generate(batch, max_tokens=5)
-    assert found == InferenceEngine(memory_model, chunk=16).generate(batch, max_tokens=5)
+    batch, recorder = prompts(16 * 8), Full()
+    engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)
+    expected = InferenceEngine(memory_model, chunk=16).generate(batch, max_tokens=5)
+    with pytest.warns(UserWarning, match=r"since no piece can be recorded: (no memory|CUDA error: of capture)\.$"):
+        assert engine.generate(batch, max_tokens=5) == expected
+    # It is not tried again.
+    rehearsed = recorder.rehearsed
+    assert engine.generate(batch, max_tokens=5) == expected and recorder.rehearsed == rehearsed
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])

@@ -278,7 +278,7 @@ def test_progressive_takes_everything_that_passes_and_refuses_when_nothing_does(
     loose = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 0.5),))
     assert Int8(progressive=True, min_features=8).resolve(loose) == Int8(min_features=8)
     tight = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 1e-12),))
-    with pytest.raises(RungError, match="'easy' alone, the least sensitive of 3 layers"):
+    with pytest.raises(RungError, match="'easy' alone, the least sensitive of 3 layers, a gate fails"):
         Int8(progressive=True, min_features=8).resolve(tight)
 
 
@@ -313,12 +313,22 @@ def test_progressive_counts_the_errors_of_the_rungs_before_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "better", "stricter"),
-    [(0.03, "lower", 0.027), (-2.0, "lower", -2.2), (0.99, "higher", 0.991), (40.0, "higher", 44.0), (1, "higher", 1)],
+    ("limit", "better", "perfect", "stricter"),
+    [
+        (0.03, "lower", 0.0, 0.027),
+        (-0.99, "lower", -1.0, -0.991),
+        (0.99, "higher", 1.0, 0.991),
+        (95.0, "higher", 100.0, 95.5),
+        (40.0, "higher", float("inf"), 44.0),
+        (1.0, "higher", 1.0, 1.0),
+    ],
 )
-def test_progressive_leaves_room_for_other_inputs(limit: float, better: str, stricter: float) -> None:
-    found = sensitivity._with_room(Gate("mine", limit, function=lambda reference, output: 0.0, better=better))
+def test_progressive_leaves_room_for_other_inputs(limit: float, better: str, perfect: float, stricter: float) -> None:
+    gate = Gate("mine", limit, function=lambda reference, output: perfect, better=better)
+    found = sensitivity._with_room(gate, [torch.zeros(1)])
     assert found.limit == pytest.approx(stricter) and found.direction == better
+    if perfect != float("inf"):
+        assert found.judge(torch.zeros(1), torch.zeros(1)).passed
 
 
 def test_attention_and_transformer_layers_still_run() -> None:

@@ -44,6 +44,7 @@ class Session:
     ) -> None:
         self.model, self.device, self._recorder = model, device, recorder
         self._piece: PromptPiece | None = None
+        self._pieces_are_refused = False
         self.cache: Cache = model.new_cache(batch, room)
         self.sampler = Sampler(sampling, batch, vocabulary, device)
         self.tokens_B = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -87,7 +88,7 @@ class Session:
         """The recorded piece, or one that is worth to be recorded now, and how many tokens come before the first."""
         tokens = self.model.piece(chunk) if self._recorder is not None else 0
         lead = self.model.until_piece(self.cache) if tokens else None
-        if self._recorder is None or lead is None:
+        if self._recorder is None or lead is None or self._pieces_are_refused:
             return None, 0
         if self._piece is None or self._piece.tokens != tokens:
             self._piece = None
@@ -96,8 +97,11 @@ class Session:
             where = (self.model, cast(ValuedCache, self.cache), len(prompts), tokens)
             try:
                 self._piece = PromptPiece(*where, self._recorder, self.device)
-            except torch.OutOfMemoryError:
-                warnings.warn("no memory is left to record a piece of the prompt: it is read slowly.", stacklevel=2)
+            except RuntimeError as error:
+                # For want of memory mostly; what was recorded so far is sound, and texts can be read without.
+                self._pieces_are_refused = True
+                why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
+                warnings.warn(f"long prompts are read slowly, since no piece can be recorded: {why}.", stacklevel=2)
                 return None, 0
         return self._piece, lead
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from redline.nn.choosing import Choosing
 from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
-from redline.ops.small_matmul.tiles import LARGEST_ROWS
+from redline.ops.small_matmul.tiles import ALIGNED_BYTES, LARGEST_ROWS, LARGEST_UNALIGNED_ROWS
 
 # What the kernels take; from there on the library's own products are the better ones.
 _MOST_ROWS = 16
@@ -65,7 +65,8 @@ class Linear(nn.Linear, Choosing):
         if self.implementation == "reference" or not self.weight.is_cuda:
             return "torch"
         if self._int8() is not None:
-            return f"int8_matmul up to {_MOST_ROWS_OF_INT8} rows"
+            odd = self.in_features % ALIGNED_BYTES
+            return f"int8_matmul up to {LARGEST_UNALIGNED_ROWS if odd else _MOST_ROWS_OF_INT8} rows"
         size = self.weight.element_size()
         most = _MOST_ROWS if self.implementation == "triton" else LARGEST_ROWS.get((size, size), 0)
         if type(self.weight) is not nn.Parameter or not most:

@@ -110,8 +110,8 @@ class Int8(Rung):
             count = longest_passing(job, order, layers, quantize)
             if not count:
                 raise RungError(
-                    f"int8: quantizing {order[0]!r} alone, the least sensitive of {len(order)} layers, "
-                    "already fails a gate."
+                    f"int8: with {order[0]!r} alone, the least sensitive of {len(order)} layers, a gate fails or has "
+                    "less than a tenth of its limit left for other inputs."
                 )
             layers = {name: layers[name] for name in order[:count]}
         left = [name for name in self._layers(job) if name not in layers]

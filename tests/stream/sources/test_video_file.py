@@ -169,6 +169,29 @@ def test_what_is_left_of_a_film_does_not_hang_on_threads(
     assert found[0] == found[1] == found[2] and 30 < len(found[0]) < 60
 
 
+@pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
+def test_what_follows_a_damaged_picture_near_the_end_is_shown(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that works on many pictures at once ends there, without a word."""
+    options = {"preset": "ultrafast", "g": "1", "crf": "5"}
+    times = make_clip(tmp_path / name, frames=60, size=(160, 128), options=options)
+    with av.open(str(tmp_path / name)) as container:
+        packet = [packet for packet in container.demux(container.streams.video[0]) if packet.size][50]
+        # Behind what Matroska has before a picture, and its first numbers.
+        begin, end = packet.pos + 40, packet.pos + packet.size
+    data = bytearray((tmp_path / name).read_bytes())
+    data[begin:end] = bytes(end - begin)
+    (tmp_path / name).write_bytes(data)
+    for threads in (1, 3, 16):
+        monkeypatch.setattr("redline.films.threads_for", lambda height, width, threads=threads: threads)
+        with pytest.raises(RedlineError, match=r"cannot be decoded|is damaged"):
+            list(VideoFile(tmp_path / name).frames())
+        dropped: list[str] = []
+        shown = [frame.time_s for frame in VideoFile(tmp_path / name, drop=dropped.append).frames()]
+        assert dropped == ["damaged"] and len(shown) == 59 and shown[-1] == max(times)
+
+
 def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())

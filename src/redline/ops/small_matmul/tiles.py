@@ -61,8 +61,8 @@ BLOCK_TILES = {
 }
 # The most rows for which the kernels are kept, by bytes of a number of x and of the weight, by races on an H200. In
 # bf16 one row is faster than by cuBLAS, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8
-# have no other way that does not write them out in bf16 first, which only hundreds of rows pay for. Of int8 rows as
-# many as were raced: torch scales its sums in kernels of their own.
+# have no other way that does not write them out first, which only hundreds of rows pay for (raced with rows in bf16;
+# fp32 follows). Of int8 rows as many as were raced: torch scales its sums in kernels of their own.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
 # Of a weight whose rows do not begin at such bytes, blocks are read number by number: more rows are faster otherwise.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32

@@ -27,6 +27,8 @@ _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
 _REORDERED_S = Fraction(1, 2)
 # At the end lie an index and attachments, and its time is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
+# An index names the place of a picture, or of the header before it.
+_AVI_HEADER_BYTES = 8
 
 
 class Missing(NamedTuple):
@@ -57,7 +59,8 @@ class Holes:
         if packet.pos is not None and packet.size:
             self._end_bytes = max(self._end_bytes, packet.pos + packet.size)
             if is_picture:
-                self._listed.pop(packet.pos, None)
+                for pos in (packet.pos, packet.pos - _AVI_HEADER_BYTES):
+                    self._listed.pop(pos, None)
                 self._unread -= 1
         if is_picture and packet.pts is not None:
             time_s = packet.pts * Fraction(packet.time_base)

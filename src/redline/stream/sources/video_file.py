@@ -106,7 +106,7 @@ class VideoFile:
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
-                # Half of a picture at the end; a decoder with many threads passes it over.
+                # Half of a picture at the end, of which a note has told.
                 is_the_cut = self._is_cut_off and (packet.is_corrupt or not packet.size)
                 if met and not is_the_cut:
                     self._leave_out(f"a picture of {self.name!r} cannot be decoded: {reason(error)}.")
