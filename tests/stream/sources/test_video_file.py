@@ -269,6 +269,19 @@ def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
     assert found >= 2
 
 
+def test_an_index_that_names_the_headers_of_pictures_tells_the_place_too(tmp_path: Path) -> None:
+    """As FFmpeg writes it; a reader gives the places of what is behind them."""
+    film, options = tmp_path / "a.avi", {"preset": "ultrafast", "g": "1", "crf": "5"}
+    make_clip(film, frames=60, size=(160, 128), options=options)
+    with av.open(str(film)) as container:
+        places = [packet.pos for packet in container.demux(container.streams.video[0]) if packet.size]
+    data = bytearray(film.read_bytes())
+    data[places[40] - 8 : places[43]] = bytes(places[43] - places[40] + 8)
+    film.write_bytes(data)
+    with pytest.raises(RedlineError, match=r"^'a\.avi' is damaged at 1\.6 s: pictures are missing\.$"):
+        list(VideoFile(film).frames())
+
+
 def test_pictures_that_are_left_out_in_avi_on_purpose_are_no_damage(tmp_path: Path) -> None:
     """An AVI has an empty packet for each."""
     ticks = [0, 1, 2, 300, 301, 700]
