@@ -68,7 +68,7 @@ def test_measured_ceilings_are_sane_and_cached() -> None:
 
 
 def test_a_ceiling_that_the_machine_outruns_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = with_ceilings(CPU, again=True)
+    measured = with_ceilings(CPU)
     assert measured.ceilings is not None
     low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
     calls = []

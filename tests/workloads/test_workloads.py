@@ -70,21 +70,26 @@ def test_builds_the_same_twice_and_reacts_to_its_input(workload: Workload) -> No
     assert 0.1 < output.std() < 10
 
 
-def verdicts(workload: Workload, change: Callable[[nn.Module], Any], seeds: int = 2) -> list[bool]:
-    """Whether each gate passes, over some batches, after a change to a copy of the model."""
-    model = workload.fresh_model("cpu")
-    changed = copy.deepcopy(model)
+def verdicts_of(workload: Workload) -> Callable[..., list[bool]]:
+    """Whether each gate passes, over some batches, after a change to a copy of the model: a function of the change."""
+    model, seeds = workload.fresh_model("cpu"), range(2)
     with torch.no_grad():
+        references = [call(model, workload.fresh_inputs(seed, "cpu")) for seed in seeds]
+
+    @torch.no_grad()
+    def verdicts(change: Callable[[nn.Module], Any], batches: int = len(seeds)) -> list[bool]:
+        changed = copy.deepcopy(model)
         replaced = change(changed)
         if isinstance(replaced, nn.Module):
             changed = replaced
         passed = [True] * len(workload.gates)
-        for seed in range(seeds):
-            batch = workload.fresh_inputs(seed, "cpu")
-            reference, output = call(model, batch), call(changed, batch).float()
+        for seed in seeds[:batches]:
+            output = call(changed, workload.fresh_inputs(seed, "cpu")).float()
             for index, gate in enumerate(workload.gates):
-                passed[index] &= gate.judge(reference, output).passed
-    return passed
+                passed[index] &= gate.judge(references[seed], output).passed
+        return passed
+
+    return verdicts
 
 
 def rounded(bits: int) -> Callable[[nn.Module], None]:
@@ -132,6 +137,7 @@ class Constant(nn.Module):
 
 def test_resnet_gates() -> None:
     workload = load_workload("resnet", {"batch": 4, "size": 128})
+    verdicts = verdicts_of(workload)
 
     def lost_shift(model: nn.Module) -> None:
         assert isinstance(model, ResNet)
@@ -144,13 +150,13 @@ def test_resnet_gates() -> None:
         assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
         norm.running_mean.zero_()
 
-    assert all(verdicts(workload, nothing))
-    assert all(verdicts(workload, bf16_weights))
-    assert all(verdicts(workload, rounded(8)))
-    assert not any(verdicts(workload, rounded(6)))
-    assert not any(verdicts(workload, lost_shift))
-    assert not any(verdicts(workload, lost_mean))
-    assert not any(verdicts(workload, Constant))
+    assert all(verdicts(nothing))
+    assert all(verdicts(bf16_weights))
+    assert all(verdicts(rounded(8)))
+    assert not any(verdicts(rounded(6)))
+    assert not any(verdicts(lost_shift))
+    assert not any(verdicts(lost_mean))
+    assert not any(verdicts(Constant))
 
 
 def test_resnet_batch_norm_is_not_trivial() -> None:
@@ -166,6 +172,7 @@ def test_resnet_batch_norm_is_not_trivial() -> None:
 
 def test_vit_gates() -> None:
     workload = load_workload("vit")
+    verdicts = verdicts_of(workload)
 
     def uniform(model: nn.Module, blocks: range = range(12)) -> None:
         assert isinstance(model, VisionTransformer)
@@ -174,11 +181,11 @@ def test_vit_gates() -> None:
             assert isinstance(attention, Attention)
             attention.scale = 0.0
 
-    assert all(verdicts(workload, bf16_weights, seeds=1))
-    assert not any(verdicts(workload, rounded(5), seeds=1))
-    assert not any(verdicts(workload, uniform, seeds=1))
-    assert not any(verdicts(workload, lambda model: uniform(model, range(1)), seeds=1))
-    assert not any(verdicts(workload, Constant))
+    assert all(verdicts(bf16_weights, batches=1))
+    assert not any(verdicts(rounded(5), batches=1))
+    assert not any(verdicts(uniform, batches=1))
+    assert not any(verdicts(lambda model: uniform(model, range(1)), batches=1))
+    assert not any(verdicts(Constant))
 
 
 class InBf16(nn.Module):
@@ -191,7 +198,7 @@ class InBf16(nn.Module):
 
 
 def test_unet_gates() -> None:
-    workload = video_unet(8, batch=1, size=64)
+    verdicts = verdicts_of(video_unet(8, batch=1, size=64))
 
     def without(name: str) -> Callable[[nn.Module], None]:
         def change(model: nn.Module) -> None:
@@ -201,15 +208,16 @@ def test_unet_gates() -> None:
 
         return change
 
-    assert all(verdicts(workload, InBf16))
-    assert not any(verdicts(workload, without("draft.encoder_attention.out")))
-    assert not any(verdicts(workload, without("refine.bottom.conv2")))
-    assert not any(verdicts(workload, without("refine.film")))
-    assert not any(verdicts(workload, Constant))
+    assert all(verdicts(InBf16))
+    assert not any(verdicts(without("draft.encoder_attention.out")))
+    assert not any(verdicts(without("refine.bottom.conv2")))
+    assert not any(verdicts(without("refine.film")))
+    assert not any(verdicts(Constant))
 
 
 def test_drct_gates() -> None:
-    workload = super_resolution(DrctConfig.of(2, 2, width=24, growth=8, features=8, window=8), batch=1, size=48)
+    config = DrctConfig.of(2, 2, width=24, growth=8, features=8, window=8)
+    verdicts = verdicts_of(super_resolution(config, batch=1, size=48))
 
     def without_biases(model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
@@ -221,10 +229,10 @@ def test_drct_gates() -> None:
             if isinstance(module, WindowAttention):
                 module.shift = 0
 
-    assert all(verdicts(workload, bf16_weights))
-    assert not any(verdicts(workload, without_biases))
-    assert not any(verdicts(workload, never_shifted))
-    assert not any(verdicts(workload, Constant))
+    assert all(verdicts(bf16_weights))
+    assert not any(verdicts(without_biases))
+    assert not any(verdicts(never_shifted))
+    assert not any(verdicts(Constant))
 
 
 def test_unet_size_must_halve_four_times() -> None:
