@@ -148,7 +148,7 @@ class InferenceEngine:
         if recorder is None and self.records:
             # Each with memory of its own: that of a recording which is gone cannot be recorded into.
             recorder = CudaRecorder(self.device)
-        session = Session(self.model, self.model.step, batch, room, sampling, self.vocabulary, self.device, recorder)
+        session = Session(self.model, batch, room, sampling, self.vocabulary, self.device, recorder)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.setup_s = time.perf_counter() - begun

@@ -19,7 +19,6 @@ from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
 from redline.graphed import Recorder
 
-Step = Callable[[Tensor, Cache], Tensor]
 # Pieces of a prompt that are worth a recording, which takes the time of four.
 _MANY_PIECES = 8
 # Tokens that may be under way to the host at a time: with two, a GPU has its next step before one is read.
@@ -34,7 +33,6 @@ class Session:
     def __init__(
         self,
         model: PlannedModel,
-        step: Step,
         batch: int,
         room: int,
         sampling: Sampling,
@@ -54,7 +52,7 @@ class Session:
         def run() -> None:
             # A row without a token takes any in, until the host has read of it.
             fed_B = self.tokens_B.clamp(min=0)
-            self.tokens_B.copy_(self.sampler.next_tokens(step(fed_B, self.cache)))
+            self.tokens_B.copy_(self.sampler.next_tokens(model.step(fed_B, self.cache)))
 
         self._step: Callable[[], object] = run
         if recorder is not None:
