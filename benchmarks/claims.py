@@ -23,7 +23,7 @@ from typing import Any
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.measurement import Measurement, latest_run, load_measurements
-from redline.plan import Plan, parse_rung
+from redline.plan import Plan, brief, parse_rung
 from redline.statistics import Interval, median, ratio_interval
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -266,7 +266,7 @@ def measured(claim: Claim, root: Path) -> str:
     if figure == NOT_YET:
         return f"{NOT_YET} ({link} has no peak of memory)"
     note = f"; {claim.note}" if claim.note else ""
-    return f"**{figure}** with `{new.plan}` on {new.machine.get('name', 'an unnamed machine')}{note} ({link})"
+    return f"**{figure}** with `{brief(new.plan)}` on {new.machine.get('name', 'an unnamed machine')}{note} ({link})"
 
 
 def _rows(claim: Claim, root: Path) -> list[Measurement]:
@@ -282,7 +282,7 @@ def _find_plan(rows: Sequence[Measurement], plan: str) -> Measurement | None:
     """The last row of a plan that has samples; of a role, the kept row, or for compile its best mode."""
     if plan not in ROLES:
         text = str(Plan.parse(plan))
-        found = [row for row in rows if row.plan == text]
+        found = [row for row in rows if text in (row.plan, brief(row.plan))]
         return ([row for row in found if row.samples] or found or [None])[-1]
     found = [row for row in rows if row.role == plan]
     timed = [row for row in found if row.samples]

@@ -232,14 +232,17 @@ def live_section(rows: Sequence[Row]) -> str:
 
 
 def film_section(rows: Sequence[Row]) -> str:
-    """What `redline stream FILM null --json` says, with the GPU, the version of torch and the command."""
+    """What `redline stream FILM null --json` says, with the GPU, the version of torch, the command and how the film was
+    made."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
-    head = ("model", "size", "settings", "plan", "frames/s", "p50", "p99", "peak memory", f"p50 of {', '.join(stages)}")
+    figures = ("frames/s", "p50", "p99", "peak memory", f"p50 of {', '.join(stages)}")
+    head = ("film", "model", "size", "settings", "plan", *figures)
     lines = []
     for row in rows:
         report = row["report"]
         lines.append(
             [
+                f"`{row['film']}`" if "film" in row else escape(row["source"]),
                 row["model"],
                 row["size"],
                 row["settings"],
@@ -284,9 +287,9 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
         if not rows:
             continue
         # Another run of the same script is NAME-SOMETHING.jsonl.
-        usual = (f"`{path.stem}`", f"benchmarks/kernels/{path.stem}.py", kernel_section)
-        heading, script, section = SECTIONS.get(path.stem.partition("-")[0], usual)
-        _, dash, kind = path.stem.partition("-")
+        name, dash, kind = path.stem.partition("-")
+        usual = (f"`{name}`", f"benchmarks/kernels/{name}.py", kernel_section)
+        heading, script, section = SECTIONS.get(name, usual)
         heading += f": {kind}" if dash else ""
         link = Path(os.path.relpath(path, STREAM_PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])

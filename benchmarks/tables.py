@@ -19,6 +19,7 @@ from pathlib import Path
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.measurement import Measurement, load_measurements
+from redline.plan import brief
 from redline.quantities import format_bytes, format_seconds
 from redline.report import Climb, choose_run
 from redline.report.ladder import format_score, timed, worst_score
@@ -112,9 +113,8 @@ def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
     for row in rows:
         eager = next((r for r in rows if r.plan == "eager" and r.workload == row.workload and timed(r)), None)
         if not timed(row):
-            lines.append(
-                _line([escape(row.workload), f"`{row.plan}`", escape(f"{row.verdict}: {row.reason}"), *[NONE] * 4])
-            )
+            why = escape(f"{row.verdict}: {row.reason}")
+            lines.append(_line([escape(row.workload), f"`{brief(row.plan)}`", why, *[NONE] * 4]))
             continue
         interval, worst = row.interval_s(), worst_score(row.scores)
         ratio = ratio_interval([(eager.samples[s], row.samples[s]) for s in row.shapes]) if eager else None
@@ -122,7 +122,7 @@ def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
             _line(
                 [
                     escape(row.workload),
-                    f"`{row.plan}`",
+                    f"`{brief(row.plan)}`",
                     f"**{format_seconds(interval.middle)}**",
                     _between(interval),
                     _ratio(ratio),

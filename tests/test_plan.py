@@ -11,6 +11,7 @@ import torch
 from redline import Plan
 from redline.errors import PlanError, RedlineError, RungError
 from redline.job import Applied
+from redline.plan import brief
 from tiny_workloads import Convolutions, Perceptron
 
 
@@ -162,3 +163,9 @@ def test_a_misspelt_table_is_not_an_empty_plan(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('schema = 1\n[[rungs]]\nname = "bf16"\n')
     with pytest.raises(PlanError, match="has 'rungs', which a plan does not"):
         Plan.load(tmp_path / "plan.toml")
+
+
+def test_a_long_list_is_shown_in_brief_and_a_short_one_whole() -> None:
+    many = " ".join(f"layers.{index}.proj" for index in range(20))
+    assert brief(f"bf16 + int8(skip=[{many}]) + compile") == "bf16 + int8(skip=[...]) + compile"
+    assert brief("int8(skip=[head]) + compile") == "int8(skip=[head]) + compile"

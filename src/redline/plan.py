@@ -23,6 +23,7 @@ from redline.rungs import RUNGS, find_rung
 from redline.workload import Inputs, LossFunction, OptimizerFactory
 
 SCHEMA = 1
+_LONG_LIST = re.compile(r"=\[[^\]]{80,}\]")
 _RUNG = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 
@@ -177,6 +178,11 @@ class Unavailable(RedlineError):
         super().__init__(f"{rung.name}: {reason}")
         self.rung = rung
         self.reason = reason
+
+
+def brief(plan: str) -> str:
+    """A plan for a column of a table: of the many layers that a rung was found to skip only that there are some."""
+    return _LONG_LIST.sub("=[...]", plan)
 
 
 def excluded(one: str, other: str) -> bool:

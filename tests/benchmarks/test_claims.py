@@ -153,6 +153,14 @@ def test_bench_rows_are_interleaved_and_other_rows_are_not(root: Path) -> None:
     assert apart.startswith("**3.33× (separate runs)**")
 
 
+def test_a_plan_that_skips_many_layers_is_found_and_shown_in_brief(root: Path) -> None:
+    skipped = " ".join(f"model.layers.{index}.mlp.down_proj" for index in range(9))
+    append(root / RESULT, row(f"bf16 + int8(skip=[{skipped}])", "bench", FAST, verdict="baseline"))
+    text = answer(root, "median_ms", plan="bf16 + int8(skip=[...])")
+    assert text.startswith("**5 ms** with `bf16 + int8(skip=[...])` on Test GPU")
+    assert answer(root, "median_ms", plan="int8(skip=[...])").startswith("not measured yet")
+
+
 def test_rows_of_other_benchmarks_are_found_by_their_fields(tmp_path: Path) -> None:
     about = {"gpu": "Test GPU", "length": 8}
     rows = [

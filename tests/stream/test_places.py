@@ -18,6 +18,7 @@ from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.paced import Paced
+from redline.stream.sources.resized import Resized
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
 from upscale.video.clips import make_clip
@@ -59,6 +60,8 @@ def test_films_and_folders(tmp_path: Path) -> None:
     live = open_source(str(tmp_path / "a.mp4"), Wishes(size=(20, 30), live=True))
     assert live.is_live and (live.height, live.width, live.rate) == (20, 30, 25)
     assert {frame.pixels.shape for frame in live.frames()} == {(20, 30, 3)}
+    assert isinstance(live, Resized) and isinstance(live.inner, Paced)
+    assert next(live.inner.inner.frames()).pixels.shape == (20, 30, 3), "scaled on the way to RGB"
     assert isinstance(open_sink(str(tmp_path / "b.mkv"), film), VideoFileSink)
     for source in (film, open_source(str(tmp_path / "a.mp4"), Wishes(size=(20, 30), live=True))):
         with pytest.raises(RedlineError, match=r"would be written over the film that it is made of\.$"):
@@ -171,7 +174,7 @@ def test_what_is_looked_at_comes_at_the_pace_of_its_source(
 def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch) -> None:
     camera = SyntheticClip(8, 8)
     camera.is_live = True
-    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked, drop: camera)
+    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked, drop, size: camera)
     places = open_places("webcam", "browser", Wishes(), LiveSettings(), Latency())
     assert not pages[-1].waits and places.source is camera and places.notes == ()
 
@@ -180,7 +183,7 @@ def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch:
 def test_sound_that_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: str | None) -> None:
     make_clip(tmp_path / "a.mkv", frames=3, sound=sound)
     camera = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'rtsp://camera'"))
-    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop: Paced(camera, drop=drop))
+    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop, size: Paced(camera, drop=drop))
     for sink in (str(tmp_path / "b.mp4"), "null"):
         places = open_places("rtsp://camera", sink, Wishes(size=(8, 8)), LiveSettings(), Latency())
         said = "the sound of 'rtsp://camera' is not recorded: only that of a film on this disk is."
@@ -274,8 +277,10 @@ def test_a_page_has_one_address(pages: list[FakePage]) -> None:
 def test_a_camera_is_asked_for_a_size_and_a_rate(
     monkeypatch: pytest.MonkeyPatch, text: str, number: int, options: dict[str, str]
 ) -> None:
-    monkeypatch.setattr("redline.stream.places.open_webcam", lambda number, asked, drop: (number, asked.options))
-    assert open_source(text) == (number, options)
+    monkeypatch.setattr(
+        "redline.stream.places.open_webcam", lambda number, asked, drop, size: (number, asked.options, size)
+    )
+    assert open_source(text) == (number, options, None)
 
 
 def test_a_folder_has_a_rate(tmp_path: Path) -> None:
@@ -299,7 +304,7 @@ def test_a_certificate_is_for_a_page(pages: list[FakePage]) -> None:
 
 def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop: asked.append(url))
+    monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop, size: asked.append(url))
     open_source("HTTP://Host/A.mjpeg")
     open_source("Rtsp://host/live")
     assert asked == ["http://Host/A.mjpeg", "rtsp://host/live"]

@@ -15,6 +15,7 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.errors import RedlineError
 from redline.measurement import Measurement
+from redline.plan import brief
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 
 
@@ -106,7 +107,7 @@ def _print_rows(rows: list[Measurement]) -> None:
         if not row.samples:
             table.add_row(
                 row.workload,
-                escape(row.plan),
+                escape(brief(row.plan)),
                 f"[dim]{row.verdict}[/]",
                 f"[dim]{escape(row.reason)}[/]",
                 "",
@@ -119,7 +120,7 @@ def _print_rows(rows: list[Measurement]) -> None:
             base = eager.get((row.workload, shape))
             table.add_row(
                 f"{row.workload} {shape}".strip(),
-                escape(row.plan),
+                escape(brief(row.plan)),
                 format_seconds(interval.middle),
                 f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
                 f"{base / interval.middle:.2f}" if base else "",
@@ -154,7 +155,7 @@ def _print_changes(changes: list[Change]) -> None:
     for c in changes:
         table.add_row(
             f"{c.workload} {c.shape}".strip(),
-            escape(c.plan),
+            escape(brief(c.plan)),
             format_seconds(c.then_s),
             format_seconds(c.now_s),
             f"{c.ratio.middle:.2f} ({c.ratio.low:.2f}–{c.ratio.high:.2f})",

@@ -95,7 +95,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
 def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], None] = lambda cause: None) -> Source:
     """Any but a browser. `drop` is told of frames that are left out, since they are late or damaged."""
     wishes = wishes or Wishes()
-    source = _named_source(text, drop, keep_going=wishes.keep_going or wishes.live)
+    source = _named_source(text, drop, wishes.keep_going or wishes.live, wishes.size)
     if wishes.live and not source.is_live:
         source = Paced(source, drop=drop)
     return source if wishes.size is None else Resized(source, *wishes.size)
@@ -120,35 +120,35 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
 
 
-def _named_source(text: str, drop: Callable[[str], None], keep_going: bool) -> Source:
+def _named_source(text: str, drop: Callable[[str], None], keep_going: bool, size: tuple[int, int] | None) -> Source:
     word, _, rest = text.partition(":")
     if word == "webcam":
-        return _webcam(text, rest, drop)
+        return _webcam(text, rest, drop, size)
     if text.startswith("/dev/video"):
-        return open_webcam(text, drop=drop)
+        return open_webcam(text, drop=drop, size=size)
     if word == "synthetic":
         return _synthetic(text, rest)
     if word.lower() in SCHEMES and rest.startswith("//"):
-        return open_network(f"{word.lower()}:{rest}", drop=drop)
+        return open_network(f"{word.lower()}:{rest}", drop=drop, size=size)
     path = Path(text)
     if text and path.is_dir():
         return ImageFolder(path)
     if (found := _FOLDER.fullmatch(text)) is not None and Path(found[1]).is_dir():
         return ImageFolder(Path(found[1]), Fraction(found[2]))
     if text and (path.exists() or path.suffix):
-        return VideoFile(path, drop=drop if keep_going else None)
+        return VideoFile(path, drop=drop if keep_going else None, size=size)
     raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
 
 
-def _webcam(text: str, rest: str, drop: Callable[[str], None]) -> LiveInput:
+def _webcam(text: str, rest: str, drop: Callable[[str], None], size: tuple[int, int] | None) -> LiveInput:
     found = _WEBCAM.fullmatch(rest)
     if found is None:
         raise RedlineError(f"a camera is named by its number, as in webcam:1 or webcam:1:1280x720@30, not {text!r}.")
-    size = None if found[2] is None else (int(found[3]), int(found[2]))
+    taken = None if found[2] is None else (int(found[3]), int(found[2]))
     rate = None if found[4] is None else Fraction(found[4])
-    if 0 in (size or ()) or rate == 0:
+    if 0 in (taken or ()) or rate == 0:
         raise RedlineError(f"a camera gives pictures of some size, some a second, not {text!r}.")
-    return open_webcam(int(found[1] or 0), asked=Asked(size, rate, found[5]), drop=drop)
+    return open_webcam(int(found[1] or 0), asked=Asked(taken, rate, found[5]), drop=drop, size=size)
 
 
 def _synthetic(text: str, rest: str) -> SyntheticClip:

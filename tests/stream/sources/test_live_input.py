@@ -81,6 +81,17 @@ def test_our_own_mjpeg_is_read_as_a_live_stream() -> None:
     assert moments == sorted(moments) and abs(moments[-1] - time.monotonic()) < 10
 
 
+def test_live_pictures_come_in_the_size_that_is_asked_for() -> None:
+    sink = MjpegSink(port=0)
+    with shown(sink) as url:
+        source = open_network(url, read_s=2.0, size=(30, 20))
+        assert (source.height, source.width) == (32, 48), "what the camera gives"
+        frames = list(islice(source.frames(), 3))
+        source.close()
+    sink.close()
+    assert {frame.pixels.shape for frame in frames} == {(30, 20, 3)}
+
+
 def test_a_stream_that_ends_is_a_fault_and_is_opened_anew() -> None:
     sink = MjpegSink(port=0)
     port = int(sink.url.rsplit(":")[-1].strip("/"))
@@ -406,7 +417,7 @@ def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Address] = []
 
-    def opened(address: Address, clock: object, drop: object) -> SimpleNamespace:
+    def opened(address: Address, clock: object, drop: object, size: object) -> SimpleNamespace:
         made.append(address)
         return SimpleNamespace(name=address.name, height=480, width=640, rate=30, notes=())
 

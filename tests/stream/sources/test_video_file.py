@@ -1,12 +1,14 @@
 """Films give every picture once, upright, at its exact time; what is no film is told in a sentence."""
 
 import re
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from PIL import Image
 
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
@@ -65,6 +67,32 @@ def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips
     frame = next(source.frames())
     assert (source.height, source.width) == (frame.height, frame.width) == shown.shape[:2]
     assert np.abs(frame.pixels.numpy() - shown).mean() < 5
+
+
+@pytest.mark.parametrize("size", [(35, 51), (90, 61), (301, 200)])
+@pytest.mark.parametrize("rotation", [0, 90])
+@pytest.mark.parametrize("pixel_format", ["yuv444p", "yuv420p"])
+def test_a_size_is_what_scaling_the_whole_picture_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], rotation: int, pixel_format: str
+) -> None:
+    make_clip(tmp_path / "s.mp4", frames=2, size=(160, 120), rotation=rotation, pixel_format=pixel_format)
+    scaled = list[np.ndarray]()
+    for threads in (1, 3):
+        monkeypatch.setattr("redline.stream.sources.video_file.threads_for", lambda height, width, given=threads: given)
+        scaled.append(next(VideoFile(tmp_path / "s.mp4", size=size).frames()).pixels.numpy())
+    assert np.array_equal(*scaled)
+    whole = Image.fromarray(next(VideoFile(tmp_path / "s.mp4").frames()).pixels.numpy())
+    expected = np.asarray(whole.resize(size[::-1], Image.Resampling.BICUBIC)).astype(int)
+    off = np.abs(scaled[0] - expected)
+    assert off.mean() < 0.7 and np.quantile(off, 0.99) <= 6
+    assert np.abs(np.roll(scaled[0], 1, axis=1) - expected).mean() > 1, "a picture that is a pixel off is seen"
+
+
+def test_a_size_that_swscale_refuses_is_reached_all_the_same(tmp_path: Path) -> None:
+    make_clip(tmp_path / "wide.mp4", frames=2, size=(4000, 8))
+    assert next(VideoFile(tmp_path / "wide.mp4", size=(513, 17)).frames()).pixels.shape == (8, 4000, 3)
+    with closing(open_source(str(tmp_path / "wide.mp4"), Wishes(size=(513, 17)))) as source:
+        assert {frame.pixels.shape for frame in source.frames()} == {(513, 17, 3)}
 
 
 def test_what_pyav_does_not_know_of_a_picture_does_not_keep_it_from_being_upright() -> None:

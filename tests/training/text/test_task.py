@@ -179,6 +179,16 @@ def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[
     assert "deterministic kernels alone" in task.trainee.active(task.optimizer(), task.training)
 
 
+@pytest.mark.parametrize(("device", "is_told"), [("cuda:0", True), ("cpu", False)])
+def test_kernels_that_differ_from_run_to_run_are_told_of(
+    config: Callable[..., Path], device: str, is_told: bool
+) -> None:
+    task = make(config())
+    trainee = replace(task.trainee, machine=replace(task.trainee.machine, device=device))
+    said = trainee.active(task.optimizer(), task.training)
+    assert any(line.endswith("(deterministic = true: in none)") for line in said) == is_told
+
+
 def test_z_loss_is_for_training_alone(config: Callable[..., Path]) -> None:
     plain, penal = make(config()), make(config(), z_loss=0.1)
     assert float(penal.loss(0).detach()) > float(plain.loss(0).detach()) + 0.01

@@ -53,14 +53,19 @@ class Address:
 
 class LiveInput:
     """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault. `drop` is told
-    of pictures that came damaged."""
+    of pictures that came damaged. Frames are brought to `size` (height, width) as those of `VideoFile` are."""
 
     is_live = True
 
     def __init__(
-        self, address: Address, clock: Clock | None = None, drop: Callable[[str], None] = lambda cause: None
+        self,
+        address: Address,
+        clock: Clock | None = None,
+        drop: Callable[[str], None] = lambda cause: None,
+        size: tuple[int, int] | None = None,
     ) -> None:
         self.name, self._address, self._clock, self._drop = address.name, address, clock or SystemClock(), drop
+        self._size = size
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: InputContainer | None = None
         self._last: int | None = None
@@ -115,7 +120,7 @@ class LiveInput:
                     passed = usual if is_film else round(Fraction(captured_s - before_s) / time_base)
                     pts = self._last + max(1, passed)
                 lasts = 0 if is_untimed else found.duration or 0
-                pixels, aspect = to_pixels(found, to_rgb), self.pixel_aspect
+                pixels, aspect = to_pixels(found, to_rgb, self._size), self.pixel_aspect
                 frame = Frame(pixels, self._next_index, pts, time_base, captured_s, lasts, pixel_aspect=aspect)
                 self._last, self._next_index, before_s = pts, self._next_index + 1, captured_s
                 yield frame

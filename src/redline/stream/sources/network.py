@@ -20,8 +20,10 @@ def open_network(
     open_s: float = 10.0,
     read_s: float = 5.0,
     drop: Callable[[str], None] = lambda cause: None,
+    size: tuple[int, int] | None = None,
 ) -> Source:
-    """A film of a known length comes at its own pace, whatever the network's is; `drop` is told of what is left out."""
+    """A film of a known length comes at its own pace, whatever the network's is; `drop` is told of what is left out.
+    Pictures are brought to `size`."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -32,5 +34,5 @@ def open_network(
     options = _RTSP if parts.scheme.startswith("rtsp") else {}
     # Names and passwords are part of some addresses, and of no sentence.
     name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
-    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop)
+    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop, size)
     return source if source.length_s is None else Paced(source, clock, drop)

@@ -30,17 +30,24 @@ _TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
-_SMOOTH_COLOUR = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+_SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
 class VideoFile:
     """`origin_s` is the time at which the film begins on its own clock, and `pixel_aspect` how much wider than high its
-    pixels are shown. Damage is an error, unless there is a `drop`: that is told of each picture that is left out."""
+    pixels are shown. Damage is an error, unless there is a `drop`: that is told of each picture that is left out.
+    Frames are brought to `size` (height, width) on their way to RGB where that can be done; `Resized` does the rest."""
 
     is_live = False
 
-    def __init__(self, path: Path, clock: Clock | None = None, drop: Callable[[str], None] | None = None) -> None:
-        self.path, self.name = path, path.name
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock | None = None,
+        drop: Callable[[str], None] | None = None,
+        size: tuple[int, int] | None = None,
+    ) -> None:
+        self.path, self.name, self._size = path, path.name, size
         self._clock, self._drop = clock or SystemClock(), drop
         self._closed = threading.Event()
         with opened(path) as container:
@@ -86,7 +93,7 @@ class VideoFile:
                     # Films that were cut badly repeat times: the next free place keeps order and number.
                     pts = 0 if last is None else last + (usual if pts is None else 1)
                 last = pts
-                pixels, lasts = to_pixels(found, to_rgb), found.duration or 0
+                pixels, lasts = to_pixels(found, to_rgb, self._size), found.duration or 0
                 yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
                 index += 1
                 captured_s = self._clock.now_s()
@@ -133,14 +140,30 @@ class VideoFile:
         self._leave_out(sentence, MISSING, missing.pictures)
 
 
-def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter) -> Tensor:
+def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int] | None = None) -> Tensor:
+    """Upright, in RGB, of that size (height, width) where swscale can: here it costs a third of what it does later."""
     colours = None
     if int(frame.colorspace) == _UNSPECIFIED and not frame.format.is_rgb:
         # Players guess by the size where the film says nothing.
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
-    threads = threads_for(frame.height, frame.width)
-    rgb = to_rgb.reformat(frame, format="rgb24", src_colorspace=colours, interpolation=_SMOOTH_COLOUR, threads=threads)
+    height, width = (frame.height, frame.width) if size is None else upright(frame.rotation, *size)
+    same = (height, width) == (frame.height, frame.width)
+    try:
+        rgb = to_rgb.reformat(
+            frame,
+            width,
+            height,
+            format="rgb24",
+            src_colorspace=colours,
+            interpolation=_SMOOTH_COLOUR | (Interpolation.BILINEAR if same else Interpolation.BICUBIC),
+            threads=threads_for(frame.height, frame.width),
+        )
+    except av.FFmpegError:
+        if same:
+            raise
+        # Swscale brings 4,000 pixels to 17 no more.
+        return to_pixels(frame, to_rgb)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
 

@@ -37,9 +37,10 @@ def open_webcam(
     clock: Clock | None = None,
     asked: Asked | None = None,
     drop: Callable[[str], None] = lambda cause: None,
+    size: tuple[int, int] | None = None,
 ) -> LiveInput:
     """By its number, or by its file. A driver gives the nearest that it can, which is noted; `drop` is told of pictures
-    that came damaged."""
+    that came damaged, and all are brought to `size`."""
     if not sys.platform.startswith("linux"):
         raise RedlineError("cameras are read through Video4Linux, which only Linux has: use a browser as the source.")
     path = _DEVICES / f"video{device}" if isinstance(device, int) else Path(device)
@@ -49,9 +50,8 @@ def open_webcam(
     if not path.is_char_device():
         raise RedlineError(f"{str(path)!r} is no camera.")
     asked = asked or Asked()
-    camera = LiveInput(
-        Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True), clock, drop
-    )
+    address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True)
+    camera = LiveInput(address, clock, drop, size)
     given, rate = (camera.height, camera.width), camera.rate
     if asked.size not in (None, given) or asked.rate not in (None, rate):
         camera.notes += (

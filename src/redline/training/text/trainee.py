@@ -73,6 +73,10 @@ class Trainee:
             said.append(loop.never_warm.removesuffix(": write fewer.") + ", so the learning rate is never reached")
         if loop.deterministic:
             said.append("deterministic kernels alone")
+        elif self.machine.is_cuda:
+            said.append(
+                "the fastest kernels: resumed losses may differ in the last bits (deterministic = true: in none)"
+            )
         return said
 
 
