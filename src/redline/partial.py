@@ -54,16 +54,19 @@ def remove_abandoned(folder: Path) -> None:
 
 def owner_mark() -> str:
     """Says whose something is, for `check_is_free`."""
-    return f"{os.getpid()} {_machine()}"
+    return f"{os.getpid()} {_machine()} {_born(os.getpid())}"
 
 
 def check_is_free(path: Path, refusal: str) -> None:
     """Raises `refusal` where the file holds the mark of another process of this machine that is still there."""
     try:
-        process, _, machine = path.read_text().strip().partition(" ")
+        process, machine, born, *_ = f"{path.read_text().strip()}   ".split(" ")
     except (OSError, UnicodeDecodeError):
         return  # nobody's, or nobody's who can be known
-    if machine == _machine() and process.isdigit() and int(process) != os.getpid() and _is_alive(int(process)):
+    if machine != _machine() or not process.isdigit() or int(process) == os.getpid() or not _is_alive(int(process)):
+        return
+    # A number is given to another process after a while, and soon after a restart.
+    if not born or born == _born(int(process)):
         raise RedlineError(refusal)
 
 
@@ -84,6 +87,15 @@ def claimed(path: Path, refusal: str) -> Iterator[None]:
 
 def _machine() -> str:
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
+
+
+def _born(process: int) -> str:
+    """When it began, in ticks since the machine did; nothing where the system does not tell."""
+    try:
+        # The second field is a name in brackets, and may hold anything.
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _is_alive(process: int) -> bool:

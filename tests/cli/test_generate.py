@@ -119,6 +119,13 @@ def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., 
     assert list(memory.parent.iterdir()) == [memory]
 
 
+def test_a_context_that_is_full_is_told(folder: Path, command: Callable[..., Seen]) -> None:
+    full = command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 1000)
+    ended = "the model's context is full: the text ends here."
+    assert full.code == 0 and ended in full.err and ended not in full.out
+    assert ended not in command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 2).err
+
+
 def test_memories_that_cannot_be_used(
     folder: Path, remembering: Path, command: Callable[..., Seen], tmp_path: Path
 ) -> None:
@@ -201,7 +208,8 @@ def test_a_prompt_that_is_no_text_is_refused(folder: Path, command: Callable[...
 def test_a_terminal_without_the_characters_gets_others(folder: Path) -> None:
     arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu"]
     surroundings = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    seen = subprocess.run([*arguments, "--temperature", "2"], env=surroundings, capture_output=True, timeout=PATIENCE_S)
+    arguments += ["--temperature", "2", "--max-tokens", "150"]
+    seen = subprocess.run(arguments, env=surroundings, capture_output=True, timeout=PATIENCE_S)
     assert seen.returncode == 0 and seen.stderr == b""
     assert b"?" in seen.stdout and seen.stdout.isascii()
 

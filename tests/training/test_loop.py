@@ -201,9 +201,10 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_is_counted(
 @pytest.mark.parametrize("first", [0, 30])
 def test_too_many_in_a_row_end_it_and_spare_the_checkpoint(tmp_path: Path, first: int) -> None:
     often = settings(checkpoint_minutes=0.0, log_every=50, skip_limit=4)
-    with pytest.raises(RedlineError, match="4 steps in a row .* not finite; .*checkpoint"):
+    said = "the checkpoint of step 29 is kept. Resume it" if first else "no checkpoint was written. Begin anew"
+    with pytest.raises(RedlineError, match=f"4 steps in a row .* not finite; {said} with a lower"):
         train(Lines(tuple(range(first, 60))), often, tmp_path, CPU)
-    healed = train(Lines(), often, tmp_path, CPU, resume=True)
+    healed = train(Lines(), often, tmp_path, CPU, resume=first > 0)
     assert healed.position.step == 60 and all(torch.isfinite(weight).all() for weight in weights(healed))
     # Apart by a good one, as many do no harm.
     spread = train(Lines((1, 2, 3, 5, 6, 7)), often, tmp_path / "spread", CPU)
@@ -238,6 +239,9 @@ def test_one_training_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(RedlineError, match="a training is running in"):
             train(Lines(), settings(steps=8), folder, CPU, resume=resume)
     monkeypatch.undo()
+    # Of this machine, and somebody has its number, who began at another time: it was killed, and is gone.
+    (folder / ".training").write_text(f"1 {owner_mark().split()[1]} 7")
+    train(Lines(), settings(steps=6), folder, CPU, resume=True)
     (folder / ".training").write_text("99999999 ffff\n")  # another machine's, or a process that is gone
     train(Lines(), settings(steps=8), folder, CPU, resume=True)
     assert sorted(path.name for path in folder.iterdir()) == held
@@ -288,7 +292,9 @@ def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path:
 
     train(Lost(), settings(), tmp_path, CPU, tell=interrupt_at(35))
     seen: list[Progress] = []
-    train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
+    said = "came to its end at step 60, 0 of them skipped, but its figures are not finite; the checkpoint of step"
+    with pytest.raises(RedlineError, match=said):
+        train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
     assert math.isnan(seen[0].figures["error"])
 
 
@@ -325,6 +331,34 @@ def test_after_steps_that_are_not_finite_it_goes_on_from_good_weights_with_a_low
     assert left == ["step-000000005", "step-000000006"][1 - keep :]
     outcome = train(Fragile(often), often, tmp_path, CPU, resume=True)
     assert outcome.position.step == 40 and outcome.position.skipped == 0
+
+
+def test_weights_that_are_ruined_before_the_first_checkpoint_are_not_one_to_go_back_to(tmp_path: Path) -> None:
+    mad = settings(steps=40, ema_decay=0.0, learning_rate=1e20, warmup_steps=0, skip_limit=5, checkpoint_minutes=0.0)
+    now_s = iter(range(100_000))
+    rarely = replace(mad, checkpoint_minutes=0.2)  # 12 readings of the clock: some steps after the first
+    with pytest.raises(RedlineError, match=r"no checkpoint was written\. Begin anew with a lower learning_rate"):
+        train(Fragile(mad), rarely, tmp_path, CPU, clock=lambda: float(next(now_s)))
+    assert not list((tmp_path / FOLDER).glob("*"))
+    # Stopped by a person, what there is is saved; it is no place to go back to either.
+    stopped = train(Fragile(mad), replace(rarely, log_every=1), tmp_path, CPU, tell=interrupt_at(3))
+    assert stopped.interrupted and stopped.position.skipped_in_a_row == 2
+    with pytest.raises(RedlineError, match=r"no checkpoint is from before that\. Begin anew in another folder with"):
+        train(Fragile(mad), rarely, tmp_path, CPU, resume=True)
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_training_that_ends_while_steps_are_skipped_has_no_result(tmp_path: Path, judged: bool) -> None:
+    class Ending(Fragile):
+        def validate(self, model: nn.Module) -> dict[str, float]:
+            return super().validate(model) | {"loss": float(self.loss(0).detach())} if judged else {}
+
+    mad = settings(steps=4, ema_decay=0.0, learning_rate=1e20, warmup_steps=0, skip_limit=5)
+    what = "its figures are not finite" if judged else "its last loss or gradient is not finite"
+    with pytest.raises(RedlineError, match=rf"end at step 4, 3 of them skipped, but {what}; no checkpoint is from"):
+        train(Ending(mad), mad, tmp_path, CPU)
+    # Bad data at the end is another matter: the weights are judged, and good.
+    assert train(Lines((3,)), settings(steps=4), tmp_path / "good", CPU).position.skipped == 1
 
 
 def test_stopped_while_steps_are_skipped_the_good_ones_stay(tmp_path: Path) -> None:

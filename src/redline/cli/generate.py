@@ -94,6 +94,8 @@ def generate(
         print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
     else:
         say("\n")
+    if stream.completions[0].reason == "context":
+        progress.print("[dim]the model's context is full: the text ends here.[/]", highlight=False)
     if interrupted:
         raise typer.Exit(130)
 

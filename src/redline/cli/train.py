@@ -108,10 +108,11 @@ def train_text(
         print_json({**asdict(result), **about, "peak_bytes": outcome.peak_bytes})
     else:
         figures = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.figures.items())
+        skipped = f" ({outcome.position.skipped:,} of them skipped)" if outcome.position.skipped else ""
         took = format_seconds(outcome.position.elapsed_s)
         results.print(
-            f"[bold]{result.model}[/]: {result.parameters:,} parameters, {outcome.position.step:,} steps in {took}"
-            f"{figures}; about it: {result.page}",
+            f"[bold]{result.model}[/]: {result.parameters:,} parameters, {outcome.position.step:,} steps{skipped} in "
+            f"{took}{figures}; about it: {result.page}",
             highlight=False,
         )
 

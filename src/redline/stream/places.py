@@ -23,7 +23,7 @@ from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.live_input import LiveInput
 from redline.stream.sources.network import SCHEMES, open_network
 from redline.stream.sources.paced import Paced
-from redline.stream.sources.resized import Resized
+from redline.stream.sources.resized import Resized, check_size
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
 from redline.stream.sources.webcam import Asked, open_webcam
@@ -95,6 +95,8 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
 def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], None] = lambda cause: None) -> Source:
     """Any but a browser. `drop` is told of frames that are left out, since they are late or damaged."""
     wishes = wishes or Wishes()
+    if wishes.size is not None:
+        check_size(*wishes.size)
     source = _named_source(text, drop, wishes.keep_going or wishes.live, wishes.size)
     if wishes.live and not source.is_live:
         source = Paced(source, drop=drop)

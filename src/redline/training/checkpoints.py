@@ -72,7 +72,7 @@ class State:
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
         found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
-        changed = _changed(found, asked, {*found, *asked}, origin)
+        changed = _changed(found, asked, sorted({*found, *asked}), origin)
         try:
             self.model.load_state_dict(content["model"])
             if self.ema:
@@ -92,7 +92,7 @@ class State:
 
 def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:
     """Those of the names that have other values now, where they may."""
-    changed = [name for name in sorted(names) if found.get(name) != asked.get(name)]
+    changed = [name for name in names if found.get(name) != asked.get(name)]
     for name in changed:
         if name not in CHANGED_ALOUD:
             raise RedlineError(
@@ -113,7 +113,7 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.pt"))
 
     def check_is_of(self, known: Mapping[str, Any]) -> None:
-        """Refuses to go on where what is known already of a training's identity is another one's."""
+        """Refuses to go on where what is known already of a training's identity is another one's, the first of it."""
         path, content = self.read()
         _changed(json.loads(content["identity"]), json.loads(json.dumps(known)), known, path)
 
@@ -128,6 +128,7 @@ class Checkpoints:
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
             with os.fdopen(handle, "wb") as file:
                 _write(file, state.content(position))
+            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
             _sync_folder(self.folder)
         except BaseException as error:
@@ -143,13 +144,11 @@ class Checkpoints:
         return path
 
     def go_back_before(self, step: int) -> int | None:
-        """Lets go of those from `step` on, unless there are no others; the step of the newest that is left."""
-        files = self.files()
-        if files and files[0] < self._path(step):
-            for late in [file for file in files if file >= self._path(step)]:
-                late.unlink(missing_ok=True)
-                files.remove(late)
-        return int(files[-1].stem.removeprefix("step-")) if files else None
+        """Lets go of those from `step` on, unless there are no others; the step of the newest from before."""
+        earlier = [file for file in self.files() if file < self._path(step)]
+        for late in self.files()[len(earlier) :] if earlier else ():
+            late.unlink(missing_ok=True)
+        return int(earlier[-1].stem.removeprefix("step-")) if earlier else None
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:09}.pt"

@@ -5,16 +5,21 @@ run. Between two runs that should be equal to the bit, that is the only differen
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from redline.errors import RedlineError
+
+_NONE_THERE = re.compile(r"(\S+) does not have a deterministic implementation")
+
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """While inside, torch takes deterministic kernels, and raises where there are none."""
+    """While inside, torch takes deterministic kernels; where there is none, that is an error."""
     if not wanted:
         yield
         return
@@ -27,6 +32,13 @@ def deterministic(wanted: bool) -> Iterator[None]:
     memory.fill_uninitialized_memory = False
     try:
         yield
+    except RuntimeError as error:
+        found = _NONE_THERE.match(str(error))
+        if found is None:
+            raise
+        raise RedlineError(
+            f"torch has no kernel for {found[1]} that gives the same numbers every time: set deterministic = false."
+        ) from error
     finally:
         torch.use_deterministic_algorithms(before)
         memory.fill_uninitialized_memory = filled

@@ -173,9 +173,11 @@ class _Loop:
                 self._save_what_is_good()
         self._save()
         interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
-        if not interrupted and self.step != self._judged:
-            # Once all is saved: what judging takes is no part of the training.
-            self._validate()
+        if not interrupted:
+            if self.step != self._judged:
+                # Once all is saved: what judging takes is no part of the training.
+                self._validate()
+            self._check_end()
         return interrupted
 
     def _one_step(self) -> None:
@@ -248,19 +250,38 @@ class _Loop:
     def _check_finite(self, in_a_row: float) -> None:
         if in_a_row < self.settings.skip_limit:
             return
-        # Weights that no finite step followed may be what is wrong.
-        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[:2].sum())))
-        where = f"the checkpoint of step {kept} is kept. Resume it" if kept else "no checkpoint was written. Begin anew"
-        precision = self.settings.precision if self.settings.precision != "auto" else self.state.arithmetic.name
-        helps = "" if precision == "fp32" else ', or precision = "fp32"'
         raise RedlineError(
             f"{round(in_a_row)} steps in a row up to step {self.step} had a loss or gradient that is not finite; "
-            f"{where} with a lower learning_rate or clip_norm{helps}."
+            + self._advice()
         )
 
+    def _check_end(self) -> None:
+        """A training that ends in numbers that are not finite, too few of them to be stopped by, has no result."""
+        is_skipping = bool(self._row[0] > 0)
+        is_lost = any(map(math.isnan, self.figures.values()))
+        if is_lost or (is_skipping and not all(map(math.isfinite, self.figures.values() or (math.nan,)))):
+            what = "its figures are not finite" if self.figures else "its last loss or gradient is not finite"
+            raise RedlineError(
+                f"the training came to its end at step {self.step}, {self.skipped} of them skipped, but {what}; "
+                + self._advice()
+            )
+
+    def _advice(self) -> str:
+        """Lets go of weights that no finite step followed, which may be what is wrong, where there are others."""
+        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[:2].sum())))
+        if kept:
+            where = f"the checkpoint of step {kept} is kept. Resume it"
+        elif self.checkpoints.files():
+            where = "no checkpoint is from before that. Begin anew in another folder"
+        else:
+            where = "no checkpoint was written. Begin anew"
+        precision = self.settings.precision if self.settings.precision != "auto" else self.state.arithmetic.name
+        helps = "" if precision == "fp32" else ', or precision = "fp32"'
+        return f"{where} with a lower learning_rate or clip_norm{helps}."
+
     def _is_in_doubt(self) -> bool:
-        """Whether the last step was skipped, with a checkpoint from before it: the weights may be what is wrong."""
-        return bool(self._row[:2].sum() > 0) and bool(self.checkpoints.files())
+        """Whether the last step was skipped: the weights may be what is wrong."""
+        return bool(self._row[:2].sum() > 0)
 
     def _validate(self) -> None:
         self._log()

@@ -137,6 +137,24 @@ def test_viewers_are_few_and_a_place_is_free_again() -> None:
     second.close()
 
 
+def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
+    sink = MjpegSink(port=0, most_viewers=2)
+    address = urlsplit(sink.url)
+    assert address.hostname is not None and address.port is not None
+    for _ in range(2):
+        with socket.create_connection((address.hostname, address.port)) as viewer:
+            viewer.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b"200" in viewer.recv(100)
+    until_watched(sink, 0)  # no frame was needed to see that they are gone
+    response = connected(sink)
+    assert response.status == 200
+    time.sleep(1.2)
+    sink.write(FRAMES[0])
+    assert picture(response).shape == (24, 40, 3), "whoever waits is not given up"
+    response.close()
+    sink.close()
+
+
 def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
     sink = MjpegSink(port=0)
     port = urlsplit(sink.url).port

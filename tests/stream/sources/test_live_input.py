@@ -85,7 +85,8 @@ def test_live_pictures_come_in_the_size_that_is_asked_for() -> None:
     sink = MjpegSink(port=0)
     with shown(sink) as url:
         source = open_network(url, read_s=2.0, size=(30, 20))
-        assert (source.height, source.width) == (32, 48), "what the camera gives"
+        assert isinstance(source, LiveInput) and source.sent_size == (32, 48)
+        assert (source.height, source.width) == (30, 20)
         frames = list(islice(source.frames(), 3))
         source.close()
     sink.close()
@@ -419,7 +420,7 @@ def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch:
 
     def opened(address: Address, clock: object, drop: object, size: object) -> SimpleNamespace:
         made.append(address)
-        return SimpleNamespace(name=address.name, height=480, width=640, rate=30, notes=())
+        return SimpleNamespace(name=address.name, sent_size=(480, 640), rate=30, notes=())
 
     monkeypatch.setattr("redline.stream.sources.webcam.LiveInput", opened)
     for asked, is_told in (
@@ -463,3 +464,8 @@ def test_a_stream_without_a_length_that_ends_is_a_fault(tmp_path: Path) -> None:
 
 def test_the_formats_are_there() -> None:
     assert {"rtsp", "mpjpeg"} <= av.formats_available and "video4linux2,v4l2" in av.formats_available
+
+
+def test_a_host_that_nobody_knows_is_told() -> None:
+    with pytest.raises(RedlineError, match=r"cannot be opened: no machine is known as 'no\.such\.host\.invalid'\.$"):
+        open_network("http://no.such.host.invalid/x")

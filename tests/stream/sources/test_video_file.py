@@ -71,7 +71,7 @@ def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips
 
 @pytest.mark.parametrize("size", [(35, 51), (90, 61), (301, 200)])
 @pytest.mark.parametrize("rotation", [0, 90])
-@pytest.mark.parametrize("pixel_format", ["yuv444p", "yuv420p"])
+@pytest.mark.parametrize("pixel_format", ["yuv444p", "yuv420p", "yuv420p10le", "gray"])
 def test_a_size_is_what_scaling_the_whole_picture_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], rotation: int, pixel_format: str
 ) -> None:
@@ -86,6 +86,18 @@ def test_a_size_is_what_scaling_the_whole_picture_gives(
     off = np.abs(scaled[0] - expected)
     assert off.mean() < 0.7 and np.quantile(off, 0.99) <= 6
     assert np.abs(np.roll(scaled[0], 1, axis=1) - expected).mean() > 1, "a picture that is a pixel off is seen"
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+def test_pictures_that_cannot_be_shown_are_told_before_the_start(tmp_path: Path, size: tuple[int, int] | None) -> None:
+    with av.open(str(tmp_path / "four_bits.nut"), "w") as container:
+        made = container.add_stream("rawvideo", rate=25)
+        made.width, made.height, made.pix_fmt = 16, 16, "bgr4"
+        container.mux(made.encode(av.VideoFrame(16, 16, "bgr4")))
+        container.mux(made.encode(None))
+    for opened in (VideoFile, lambda path, size: LiveInput(Address(str(path), "'a'"), size=size)):
+        with pytest.raises(RedlineError, match=r"^pictures in bgr4 cannot be shown: .*\.$"):
+            opened(tmp_path / "four_bits.nut", size=size)
 
 
 def test_a_size_that_swscale_refuses_is_reached_all_the_same(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_every_precision_learns_under_a_plan(
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16", "fp16"])
 def test_resumed_is_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
-    lines = f'precision = "{precision}"\ndeterministic = true'
+    lines = f'precision = "{precision}"'
     path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
     whole = run(path, tmp_path / "whole")
     assert run(path, tmp_path / "again") == whole
@@ -104,7 +104,7 @@ def test_a_memory_model_learns_and_is_resumed_bit_for_bit(
     path = wide(
         ('kind = "decoder"', 'kind = "memory"'),
         ("context = 256", memory),
-        ('precision = "fp32"', 'precision = "bf16"\ndeterministic = true'),
+        ('precision = "fp32"', 'precision = "bf16"'),
         ("checkpoint_minutes = 10", "checkpoint_minutes = 0"),
     )
     whole = run(path, tmp_path / "whole")
@@ -148,7 +148,7 @@ def test_fp8_follows_bf16(wide: Callable[..., Path], tmp_path: Path) -> None:
 
 def test_8_bit_moments_learn_and_are_resumed(wide: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("torchao")
-    lines = 'precision = "bf16"\noptimizer = "adamw8bit"\ndeterministic = true'
+    lines = 'precision = "bf16"\noptimizer = "adamw8bit"'
     path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
     whole = run(path, tmp_path / "whole")
     assert whole[-1] < 0.9 * whole[0]

@@ -49,6 +49,27 @@ def test_a_checkpoint_of_another_model_is_known_before_the_text_is_read(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_checkpoint_of_another_text_leaves_no_shards(
+    config: Callable[..., Path], tmp_path: Path, is_there: bool
+) -> None:
+    out = tmp_path / "out"
+    run_text(prepare(config(), out), out, CPU, False, lambda _: None, lambda _: None)
+    (tmp_path / "other.txt").write_text("Another text, which has another story to tell. " * 400)
+    for change, said in (
+        (("vocabulary = 280", "vocabulary = 270"), "its tokenizer is [0-9a-f]+, not"),
+        (("vocabulary = 280", "vocabulary = 340"), "its vocabulary is 320, not 384"),
+        ((str(tmp_path / "text"), str(tmp_path / "other.txt")), "its t[a-z]+ is .*, not"),
+    ):
+        path = config(change)
+        if is_there:
+            prepare(path, tmp_path / "elsewhere")
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(RedlineError, match=f"is of another training: {said}"):
+            prepare(path, out, resume=True)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_step_without_a_target_is_worth_nothing(config: Callable[..., Path], tmp_path: Path) -> None:
     """Rows of one token have nothing to foretell."""
     path = config(("length = 29", "length = 1"), ("batch = 3", "batch = 1\naccumulate = 2"))

@@ -170,23 +170,28 @@ def test_more_text_than_there_is(config: Callable[..., Path]) -> None:
 
 
 def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[..., Path]) -> None:
-    task = make(config(), deterministic=True)
+    task = make(config())
     with task.around():
         assert torch.are_deterministic_algorithms_enabled()
         task.loss(0).backward()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-    assert "deterministic kernels alone" in task.trainee.active(task.optimizer(), task.training)
+    said = r"no kernel for put_ that gives .*: set deterministic = false\.$"
+    with pytest.raises(RedlineError, match=said), task.around():
+        raise RuntimeError("put_ does not have a deterministic implementation, but you set 'torch.use_…'")
+    with pytest.raises(RuntimeError, match="something else"), task.around():
+        raise RuntimeError("something else")
+    with make(config(), deterministic=False).around():
+        assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize(("device", "is_told"), [("cuda:0", True), ("cpu", False)])
-def test_kernels_that_differ_from_run_to_run_are_told_of(
-    config: Callable[..., Path], device: str, is_told: bool
-) -> None:
-    task = make(config())
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_what_kernels_are_taken_is_told(config: Callable[..., Path], device: str, wanted: bool) -> None:
+    task = make(config(), deterministic=wanted)
     trainee = replace(task.trainee, machine=replace(task.trainee.machine, device=device))
-    said = trainee.active(task.optimizer(), task.training)
-    assert any(line.endswith("(deterministic = true: in none)") for line in said) == is_told
+    told = [line for line in trainee.active(task.optimizer(), task.training) if "deterministic" in line]
+    assert len(told) == (device != "cpu") and all(("may differ" in line) != wanted for line in told)
 
 
 def test_z_loss_is_for_training_alone(config: Callable[..., Path]) -> None:

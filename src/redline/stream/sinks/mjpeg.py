@@ -6,6 +6,7 @@ fewer, whoever is dead is given up, and the stream waits for none of them.
 """
 
 import io
+import selectors
 import socket
 import threading
 import time
@@ -25,6 +26,8 @@ _BOUNDARY = "redline-frame"
 _QUALITY = 85
 # A viewer that takes nothing for so long is dead.
 _DEAD_S = 10.0
+# So often it is seen whether one is still there while there is nothing to send.
+_LOOK_S = 1.0
 # At the end all viewers together have so long to take the last picture.
 _FAREWELL_S = 1.0
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
@@ -85,10 +88,11 @@ class _Latest:
             self._picture, self._number = picture, self._number + 1
             self._changed.notify_all()
 
-    def after(self, number: int) -> tuple[bytes, int]:
-        """A picture newer than that one; an empty one at the end, when the last was seen."""
+    def after(self, number: int, limit_s: float) -> tuple[bytes, int] | None:
+        """A picture newer than that one, or an empty one at the end, when the last was seen; none within the limit."""
         with self._changed:
-            self._changed.wait_for(lambda: self._number > number or self.is_closed)
+            if not self._changed.wait_for(lambda: self._number > number or self.is_closed, limit_s):
+                return None
             return (self._picture if self._number > number else b""), self._number
 
     def come(self) -> int:
@@ -201,11 +205,23 @@ class _Viewer(BaseHTTPRequestHandler):
     def _send_frames(self, latest: _Latest, number: int) -> None:
         self._send_kind()
         while True:
-            picture, number = latest.after(number)
+            newer = latest.after(number, _LOOK_S)
+            if newer is None:
+                if self._has_left():
+                    return
+                continue
+            picture, number = newer
             if not picture:
                 return
             head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(picture)}\r\n\r\n"
             self.wfile.write(head.encode() + picture + b"\r\n")
+
+    def _has_left(self) -> bool:
+        """A source that is away for long must not leave all places to those who are gone."""
+        with selectors.DefaultSelector() as selector, suppress(OSError):
+            selector.register(self.connection, selectors.EVENT_READ)
+            return bool(selector.select(0)) and not self.connection.recv(1, socket.MSG_PEEK)
+        return True
 
     def end_headers(self) -> None:
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")

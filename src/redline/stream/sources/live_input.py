@@ -5,12 +5,15 @@ first opening is kept for the first frames, since a camera cannot be opened twic
 meanwhile is passed over. A film that broke off goes on behind the last frame that came.
 """
 
+import errno
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
+from urllib.parse import urlsplit
 
 import av
 from av.container import InputContainer
@@ -53,7 +56,8 @@ class Address:
 
 class LiveInput:
     """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault. `drop` is told
-    of pictures that came damaged. Frames are brought to `size` (height, width) as those of `VideoFile` are."""
+    of pictures that came damaged. Frames are brought to `size` (height, width) as those of `VideoFile` are; `sent_size`
+    is that in which they come."""
 
     is_live = True
 
@@ -81,12 +85,14 @@ class LiveInput:
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
             self.has_sound = bool(container.streams.audio)
             self._first = _first_frame(container, stream, address)
+            to_pixels(self._first, VideoReformatter())  # what cannot be shown is known before the start
         except BaseException as error:
             container.close()
             if isinstance(error, SourceFault):
                 raise RedlineError(str(error)) from error
             raise
-        self.height, self.width = upright(self._first.rotation, self._first.height, self._first.width)
+        self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)
+        self.height, self.width = size or self.sent_size
         self.pixel_aspect = pixel_aspect(stream, self._first.rotation)
         self.notes = why_pale(self._first, self.name)
         self._waiting = container
@@ -208,7 +214,7 @@ def _opened(address: Address) -> InputContainer:
     try:
         return av.open(address.url, format=address.container, options=dict(address.options), timeout=limits)
     except (av.FFmpegError, OSError) as error:
-        raise SourceFault(f"{address.name} cannot be opened: {_why(error, address.open_s)}.") from error
+        raise SourceFault(f"{address.name} cannot be opened: {_why(error, address.open_s, address.url)}.") from error
 
 
 def _pictures(container: InputContainer, address: Address) -> VideoStream:
@@ -241,6 +247,19 @@ def _first_frame(container: InputContainer, stream: VideoStream, address: Addres
     raise RedlineError(f"no picture of {address.name} can be decoded ({stream.codec_context.name}).")
 
 
-def _why(error: Exception, limit_s: float) -> str:
+def _why(error: Exception, limit_s: float, url: str = "") -> str:
     # FFmpeg says of a read that was ended for its time that it was asked to stop.
-    return f"no answer within {limit_s:g} s" if isinstance(error, av.ExitError) else reason(error)
+    if isinstance(error, av.ExitError):
+        return f"no answer within {limit_s:g} s"
+    host = urlsplit(url).hostname if "://" in url else None
+    if host and getattr(error, "errno", None) == errno.EIO and not _is_known(host):
+        return f"no machine is known as {host!r}"
+    return reason(error)
+
+
+def _is_known(host: str) -> bool:
+    """FFmpeg says of a name that nobody knows what it says of a cable that is cut."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False

@@ -14,12 +14,16 @@ from redline.stream.frames import Frame
 from redline.stream.sources import LARGEST_PX, Source
 
 
+def check_size(height: int, width: int) -> None:
+    if not (1 <= height <= LARGEST_PX and 1 <= width <= LARGEST_PX):
+        raise RedlineError(f"a picture has 1 to {LARGEST_PX} pixels a side, not {width}×{height}.")
+
+
 class Resized:
     """Frames are scaled, not cut: whoever asks for another shape gets it, in square pixels."""
 
     def __init__(self, source: Source, height: int, width: int) -> None:
-        if not (1 <= height <= LARGEST_PX and 1 <= width <= LARGEST_PX):
-            raise RedlineError(f"a picture has 1 to {LARGEST_PX} pixels a side, not {width}×{height}.")
+        check_size(height, width)
         self.inner, self.height, self.width = source, height, width
 
     @property

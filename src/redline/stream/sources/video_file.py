@@ -53,7 +53,8 @@ class VideoFile:
         with opened(path) as container:
             stream = main_stream(container, path)
             first = first_frame(container, stream, path)
-            self.height, self.width = upright(first.rotation, first.height, first.width)
+            to_pixels(first, VideoReformatter())  # what cannot be shown is known before the start
+            self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
             # A film that starts at some arbitrary time would start with nothing.
             start = container.start_time if container.format.name in CLOCK_OF_THEIR_OWN else None
@@ -157,11 +158,11 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
             format="rgb24",
             src_colorspace=colours,
             interpolation=_SMOOTH_COLOUR | (Interpolation.BILINEAR if same else Interpolation.BICUBIC),
-            threads=threads_for(frame.height, frame.width),
+            threads=max(threads_for(frame.height, frame.width), threads_for(height, width)),
         )
-    except av.FFmpegError:
+    except av.FFmpegError as error:
         if same:
-            raise
+            raise RedlineError(f"pictures in {frame.format.name} cannot be shown: {reason(error)}.") from error
         # Swscale brings 4,000 pixels to 17 no more.
         return to_pixels(frame, to_rgb)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))

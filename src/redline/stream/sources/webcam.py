@@ -52,7 +52,7 @@ def open_webcam(
     asked = asked or Asked()
     address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True)
     camera = LiveInput(address, clock, drop, size)
-    given, rate = (camera.height, camera.width), camera.rate
+    given, rate = camera.sent_size, camera.rate
     if asked.size not in (None, given) or asked.rate not in (None, rate):
         camera.notes += (
             f"{camera.name} gives {given[1]}×{given[0]} at {float(rate):g} a second, not what was asked for.",

@@ -55,7 +55,8 @@ class TextData:
 class TextLoopSettings(LoopSettings):
     """`plan` is a one-line plan or a plan's file; with `rate_scaling`, `learning_rate` is for `rate_tokens` a step.
 
-    `deterministic` refuses kernels whose results differ from run to run; on a CPU there are none.
+    `deterministic` refuses kernels whose results differ from run to run, so that resumed is uninterrupted to the bit on
+    a GPU too; on a CPU there are none.
     """
 
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "adam", "adamw8bit", "adafactor", "muon")
@@ -71,7 +72,7 @@ class TextLoopSettings(LoopSettings):
     z_loss: float = 0.0
     rate_scaling: str = "none"
     rate_tokens: int = 0
-    deterministic: bool = False
+    deterministic: bool = True
     plan: str = ""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from redline.training.loop import Outcome, Progress, train
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
 from redline.training.text.batch_choice import find_batch, largest_tried
 from redline.training.text.config import AUTO, TextTraining
-from redline.training.text.corpus import prepare
+from redline.training.text.corpus import Corpus, prepare
 from redline.training.text.language_task import LanguageTask, identity_of_settings
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
@@ -60,8 +60,17 @@ def prepare_training(
     if training.tokenizer.file:
         # A model that cannot hold its tokens is better known before the text is turned into them.
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
+
+    def check(made: Corpus) -> None:
+        rows_of(training, made)
+        if resume:
+            # Another vocabulary makes another text of the same letters: that is the word to say.
+            vocabulary = training.model.vocabulary_for(made.tokenizer.vocabulary)
+            Checkpoints(out / FOLDER).check_is_of({"vocabulary": vocabulary, **made.identity})
+
     # Shards of a text that this training cannot use are not left behind.
-    corpus = prepare(found, training.tokenizer, Path(data.shards), update, lambda made: rows_of(training, made))
+    corpus = prepare(found, training.tokenizer, Path(data.shards), update, check)
+    check(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None

@@ -71,12 +71,10 @@ class Trainee:
             said.append(f"z-loss {loop.z_loss:g}")
         if loop.never_warm:
             said.append(loop.never_warm.removesuffix(": write fewer.") + ", so the learning rate is never reached")
-        if loop.deterministic:
-            said.append("deterministic kernels alone")
+        if self.machine.is_cuda and loop.deterministic:
+            said.append("kernels that give the same numbers every time (deterministic = false may be faster)")
         elif self.machine.is_cuda:
-            said.append(
-                "the fastest kernels: resumed losses may differ in the last bits (deterministic = true: in none)"
-            )
+            said.append("the fastest kernels: resumed losses may differ in their last bits (deterministic = false)")
         return said
 
 
