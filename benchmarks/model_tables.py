@@ -204,6 +204,7 @@ def live_section(rows: Sequence[Row]) -> str:
         "p50",
         "p99",
         "peak memory",
+        "in set-up",
         "PSNR to fp32",
     )
     lines = []
@@ -211,7 +212,7 @@ def live_section(rows: Sequence[Row]) -> str:
         shape, arm = row["shape"], row["arm"]
         start = [shape["size"], f"{shape['side']}×{shape['side']}", str(shape["steps"]), escape(arm["name"])]
         if row["failure"]:
-            lines.append([*start, escape(row["failure"])[:160], *[NONE] * 6])
+            lines.append([*start, escape(row["failure"])[:160], *[NONE] * 7])
             continue
         plain = next((r for r in rows if r["shape"] == shape and r["arm"]["name"] == "fp32" and not r["failure"]), None)
         ratio = f"{row['frames_per_s'] / plain['frames_per_s']:.2f}" if plain else NONE
@@ -225,6 +226,7 @@ def live_section(rows: Sequence[Row]) -> str:
                 f"{row['p50_ms']:.3g} ms",
                 f"{row['p99_ms']:.3g} ms",
                 f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else NONE,
+                f"{row['setup_peak_bytes'] / 2**30:.2f} GiB" if row["setup_peak_bytes"] else NONE,
                 f"{mean:.1f} dB, least {least:.1f}" if least is not None else NONE,
             ]
         )

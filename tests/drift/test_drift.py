@@ -148,6 +148,16 @@ def test_what_feeds_on_itself_is_found() -> None:
     assert "colour drift" in fallen(dawn(growth=0.0), lambda: make)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_what_feeds_on_itself_and_settles_at_once_is_found(name: str, cases: dict[str, Case]) -> None:
+    def reddening(clean: Tensor, previous: Tensor, index: int) -> Tensor:
+        red = (previous - clean).mean((2, 3), keepdim=True).clamp(min=0) * 0.6 + 0.02
+        return clean + red * torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
+
+    red = fallen(cases[name], restoring(cases[name], reddening))
+    assert "colour of its own making" in red and "colour drift" not in red
+
+
 def test_a_ghost_after_a_cut_is_found(cases: dict[str, Case]) -> None:
     def ghost(clean: Tensor, previous: Tensor, index: int) -> Tensor:
         return torch.lerp(clean, previous, 0.93) if index >= FRAMES // 2 else clean

@@ -12,6 +12,7 @@ from redline.metrics import relative_error
 from redline.plan import Plan
 from redline.rungs.bf16 import Bf16
 from redline.rungs.fp16 import Fp16, find_overflow
+from redline.workload import call
 
 CPU = Machine.detect("cpu")
 FAST = replace(CPU, hardware_dtypes=("fp32", "fp16", "bf16"), ceilings=None)
@@ -89,6 +90,22 @@ def test_every_sample_is_looked_at() -> None:
     quiet, loud = torch.ones(1, 4), torch.full((1, 4), 100.0)
     assert find_overflow(model, (quiet,), DEVICE) == ""
     assert "sample 1" in find_overflow(model, (quiet, loud), DEVICE)
+
+
+def test_looking_copies_what_a_pass_changes_and_no_weight_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).train()
+    model[2].weight = model[0].weight
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen: list[nn.Module] = []
+    monkeypatch.setattr(
+        "redline.rungs.fp16.call", lambda copied, sample: (seen.append(copied), call(copied, sample))[1]
+    )
+    assert find_overflow(model, (torch.randn(8, 4),), DEVICE) == ""
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+    full, half = seen
+    assert full[0].weight is model[0].weight and full[1].running_mean is not model[1].running_mean
+    assert half[0].weight is half[2].weight and half[0].weight.dtype == torch.float16
 
 
 def test_a_weight_beyond_the_range_is_named() -> None:

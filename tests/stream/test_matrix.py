@@ -14,7 +14,7 @@ from redline.models.lsd import Lsd, LsdConfig
 from redline.plan import Plan
 from redline.stream import matrix
 from redline.stream.lsd_frames import LsdProgram
-from redline.stream.matrix import ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
+from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", side=17, frames=61)
@@ -141,10 +141,11 @@ def test_every_arm_runs_on_a_gpu_and_stays_close(steps: int) -> None:
 
 @pytest.mark.gpu
 def test_memory_is_that_of_the_running_stream() -> None:
-    """Set-up has the fp32 weights twice; then there are those of fp16 alone, whatever ran before."""
+    """Set-up has the weights in fp32 and in fp16; then there are those of fp16 alone, whatever ran before."""
     gpu, half = torch.device("cuda"), Arm("fp16", "fp16")
     plain, row = measure(Shape("light", frames=61), (PLAIN, half), gpu)
-    assert not row.failure and row.peak_bytes < 4 * row.parameters and row.setup_peak_bytes > 7.5 * row.parameters
+    assert not row.failure and row.peak_bytes < 4 * row.parameters
+    assert 5.5 * row.parameters < row.setup_peak_bytes < 7.5 * row.parameters
     assert plain.peak_bytes > 4 * plain.parameters
 
 
@@ -157,3 +158,5 @@ def test_the_shipped_plan_is_an_arm() -> None:
     """Whatever it becomes: what users get is what is measured."""
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cuda.toml")
     assert [arm.graph for arm in ARMS if Plan.parse(arm.plan) == shipped] == [True]
+    shipped = Plan.load(Path(plans.__file__).parent / "stream-cpu.toml")
+    assert Plan.parse(CPU_ARMS[-1].plan) == shipped

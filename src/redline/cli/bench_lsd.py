@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -34,7 +35,8 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
         raise RedlineError(f"a CUDA graph needs a CUDA device, and this is {where}.")
     rows: list[Row] = []
     machine = Machine.detect(str(where))
-    about = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
+    about: dict[str, Any] = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
+    about |= {"cores": machine.cores, "threads": torch.get_num_threads()}
     about["command"] = command_line(sys.argv)
     with progress.status("starting …") as status:
         for shape in shapes:

@@ -2,7 +2,8 @@
 
 Drift is how far a figure's mean over the last tenth of the frames is from that of a model which began a few frames
 before each of them: what a restorer does depends on what is in the picture, and so both see the same. How far it is
-from its own first tenth (after a cut, that of the new scene) is told beside it.
+from its own first tenth (after a cut, that of the new scene) is told beside it. Colours are held against those of a
+model that saw nothing before as well.
 """
 
 import math
@@ -36,6 +37,8 @@ def judge(watched: Watched) -> list[Finding]:
     colour = max((_drift(watched, name) for name in ("red", "green", "blue")), key=lambda drift: _size(drift[0]))
     said = f"its colours change by {100 * abs(colour[0]):.1f}%"
     found.append(_finding(watched, "colour drift", abs(colour[0]), COLOUR, said, colour[1]))
+    said = "by what it made before, its colours differ by {:.1%} from those of the frame alone"
+    found.append(_finding(watched, "colour of its own making", _own_colour(watched), COLOUR, said))
     for name, limit, text in (
         ("contrast", CONTRAST, "its contrast changes by a factor of {:.2f}"),
         ("detail", DETAIL, "its detail changes by a factor of {:.2f}"),
@@ -110,6 +113,15 @@ def _drift(watched: Watched, name: str) -> tuple[float, float]:
     """Of the last frames: from what a model that began before them makes of them, and from its own first frames."""
     end = _mean(watched.rows, name, watched.last)
     return end - _mean(watched.anew, name, range(len(watched.anew))), end - _mean(watched.rows, name, watched.first)
+
+
+def _own_colour(watched: Watched) -> float:
+    """What feeds on itself and settles within a few frames is the same however long ago it began."""
+    differences = []
+    for name in ("red", "green", "blue"):
+        values = [watched.rows[frame][name] - row[name] for frame, row in watched.alone.items()]
+        differences.append(sum(values) / len(values) if values else math.nan)
+    return max(map(_size, differences))
 
 
 def _mean(rows: Sequence[Row], name: str, frames: Sequence[int]) -> float:

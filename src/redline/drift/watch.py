@@ -5,8 +5,8 @@ for both, so that whatever they differ in has come with time.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,12 +32,13 @@ Begin = Callable[[], Make]  # a model that has seen nothing yet
 @dataclass(frozen=True)
 class Watched:
     """A row for each frame, by name; NaN where a figure is not known. `anew` has the last ones by a model that began
-    8 to 16 frames before."""
+    8 to 16 frames before, `alone` some of them by one that saw nothing before."""
 
     case: str
     cut: int | None
     rows: tuple[Row, ...]
     anew: tuple[Row, ...] = ()
+    alone: Mapping[int, Row] = field(default_factory=dict)
 
     def series(self, name: str) -> list[float]:
         return [row[name] for row in self.rows]
@@ -68,7 +69,13 @@ def watch(begin: Begin, case: Case, tell: Callable[[int], None] = lambda frame: 
         tell(index + 1)
     check_frames(len(collected))
     watched = Watched(case.name, case.cut, _rows(collected))
-    return Watched(case.name, case.cut, watched.rows, _rows(list(_anew(begin, case, watched.last))))
+    anew, alone = list[Tensor](), dict[int, Tensor]()
+    for index, age, found in _anew(begin, case, watched.last):
+        if age >= SETTLING:
+            anew.append(found)
+        elif age == 0:
+            alone[index] = found
+    return replace(watched, anew=_rows(anew), alone=dict(zip(alone, _rows(list(alone.values())), strict=True)))
 
 
 def _frame(make: Make, moment: Moment, before: tuple[Moment, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,8 +87,8 @@ def _frame(make: Make, moment: Moment, before: tuple[Moment, Tensor] | None) -> 
     return made, figures(moment, made, before), previous
 
 
-def _anew(begin: Begin, case: Case, last: range) -> Iterator[Tensor]:
-    """The figures of those frames: every 8 frames another model begins, and is looked at from its ninth on."""
+def _anew(begin: Begin, case: Case, last: range) -> Iterator[tuple[int, int, Tensor]]:
+    """Those frames, how many their model had seen before, and their figures: every 8 frames another model begins."""
     running: list[tuple[Make, int, tuple[Moment, Tensor] | None]] = []
     for index, moment in enumerate(case.moments()):
         if index + SETTLING < last.start:
@@ -92,8 +99,8 @@ def _anew(begin: Begin, case: Case, last: range) -> Iterator[Tensor]:
         for make, began, before in running:
             made, found, _ = _frame(make, moment, before)
             grown.append((make, began, (moment, made)))
-            if index in last and index - began >= SETTLING:
-                yield torch.cat((found, made.new_tensor([math.nan])))
+            if index in last:
+                yield index, index - began, torch.cat((found, made.new_tensor([math.nan])))
         running = grown
 
 

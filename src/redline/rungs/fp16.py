@@ -8,7 +8,7 @@ and every module whose output is finite in fp32 must stay finite in fp16. If one
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -82,18 +82,27 @@ def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.d
     for index, sample in enumerate(samples):
         if any(_leaves_range(leaf) for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)):
             return f"an input of sample {index} is beyond {LARGEST:,.0f}"
-    # A copy, because a forward pass in training mode moves the statistics of BatchNorm.
-    scratch = copy.deepcopy(model)
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
+        scratch = _copied(model, lambda weight: weight)
         infinite_anyway = [_run_and_collect(scratch, _prepare(s, device, torch.float32)) for s in samples]
-        convert(scratch, torch.float16)
+        scratch = convert(_copied(model, _in_half), torch.float16)
         for index, sample in enumerate(samples):
             for name in _run_and_collect(scratch, _prepare(sample, device, torch.float16)):
                 if name not in infinite_anyway[index]:
                     place = f"the output of {name!r}" if name else "the model's output"
                     return f"{place} is not finite in fp16 on sample {index}"
     return ""
+
+
+def _copied(model: nn.Module, weight: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
+    """A copy, because a forward pass in training mode moves the statistics of BatchNorm; of the weights, which are most
+    of it and which no pass changes, only what is asked for."""
+    return copy.deepcopy(model, {id(own): weight(own) for own in model.parameters()})
+
+
+def _in_half(weight: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(weight.to(torch.float16), weight.requires_grad) if weight.is_floating_point() else weight
 
 
 def _leaves_range(tensor: Tensor) -> bool:

@@ -55,7 +55,7 @@ def check_weights_fit(files: Iterable[Path], name: str, device: torch.device) ->
         if weights > free:
             raise RedlineError(
                 f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
-                f"{_where(place)}: take a smaller model, or free some."
+                f"{_where(place)}: a model of {free / weights:.0%} of its size would fit."
             )
 
 

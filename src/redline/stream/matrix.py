@@ -59,7 +59,13 @@ ARMS = (
     Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
-CPU_ARMS = (PLAIN, Arm("channels_last", "channels_last"), Arm("compile", "compile"))
+# The shipped plan last: what it tells the allocator cannot be taken back.
+CPU_ARMS = (
+    PLAIN,
+    Arm("channels_last", "channels_last"),
+    Arm("compile", "compile"),
+    Arm("channels_last + keep_memory", "channels_last + keep_memory"),
+)
 
 
 @dataclass(frozen=True)
