@@ -118,6 +118,16 @@ def _peak_gib(source: Source) -> str:
     return f"{source.new.peak_bytes / 2**30:.2f} GiB" if source.new.peak_bytes else NOT_YET
 
 
+def _weights_mib(source: Source) -> str:
+    return f"{source.new.weight_bytes / 2**20:,.0f} MiB of weights"
+
+
+def _beside_weights_mib(source: Source) -> str:
+    if not source.new.peak_bytes:
+        return NOT_YET
+    return f"{(source.new.peak_bytes - source.new.weight_bytes) / 2**20:,.0f} MiB beside the weights"
+
+
 def _median_ms(source: Source) -> str:
     return f"{source.new.median_s() * 1e3:.3g} ms"
 
@@ -150,6 +160,8 @@ KINDS: dict[str, Callable[[Source], str]] = {
     "throughput": _throughput,
     "peak_gib": _peak_gib,
     "memory_saving": _memory_saving,
+    "weights_mib": _weights_mib,
+    "beside_weights_mib": _beside_weights_mib,
     "matmul_tflops": _matmul_tflops,
     "copy_tb_per_s": _copy_tb_per_s,
 }
@@ -166,6 +178,7 @@ FIGURES: dict[str, Callable[[float], str]] = {
     "frames_per_s": lambda value: f"{value:,.1f} frames/s",
     "frame_ms": lambda value: f"{value:.3g} ms",
     "p99_ms": lambda value: f"{value:.3g} ms",
+    "busy_share": lambda value: f"{value:.0%} of the time",
     "least_psnr_db": lambda value: f"{value:.1f} dB",
     "waste": lambda value: f"{value:.0%} waste",
     "sequences": lambda value: f"{value:,.0f} sequences",
@@ -180,6 +193,9 @@ def _measured_row(claim: Claim, root: Path, link: str) -> str:
     new = _find_row(rows, claim.row)
     if new is None:
         return f"{NOT_YET} ({link} has no such row)"
+    if claim.figure == "busy_share" and new.get("frame_ms"):
+        # The device's time for a frame, of the time from one frame to the next.
+        new = {**new, "busy_share": new["model_ms"] / new["frame_ms"]}
     if claim.figure not in new:
         return f"failed: {new.get('failure', 'no figure')} ({link})"
     said = FIGURES[claim.figure](new[claim.figure])

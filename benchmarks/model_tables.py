@@ -258,6 +258,21 @@ def film_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
+def live_training_section(rows: Sequence[Row]) -> str:
+    head = ("size", "clips", "stage", "optimizer", "recomputing", "teacher", "peak memory", "a step")
+    lines = []
+    for row in rows:
+        start = [row["size"], f"{row['batch']} of {row['frame_px']}×{row['frame_px']}", row["stage"], row["optimizer"]]
+        start.append("yes" if row["checkpointing"] else "no")
+        if "failure" in row:
+            lines.append([*start, NONE, escape(row["failure"])[:160], NONE])
+            continue
+        teacher = "yes" if row["has_teacher"] else "no"
+        lines.append([*start, teacher, f"**{row['peak_bytes'] / 2**30:.2f} GiB**", f"{row['step_ms']:.0f} ms"])
+    return table(head, lines)
+
+
+SECTIONS["lsd_training"] = ("Training the live model", "benchmarks/lsd_training.py", live_training_section)
 SECTIONS["lsd"] = ("The live model", "", live_section)
 SECTIONS["film"] = ("From a film to nowhere", "", film_section)
 _WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: add a file there and run it. -->"

@@ -63,7 +63,7 @@ def root(tmp_path: Path) -> Path:
     paired = {"against": "eager", "against_samples": {"": EAGER}}
     rows = [
         row("eager", "baseline", (9.9,), run="an older climb"),
-        row("eager", "baseline", EAGER, peak_bytes=5 * gib),
+        row("eager", "baseline", EAGER, peak_bytes=5 * gib, weight_bytes=2 * gib),
         row("bf16", "trial", FAST, peak_bytes=3 * gib, rung="bf16", **paired),
         row("bf16 + channels_last", "trial", (0.006,), verdict="dropped", rung="channels_last",
             peak_bytes=4 * gib, against="bf16", against_samples={"": (0.005,)}),
@@ -108,6 +108,8 @@ def answer(root: Path, kind: str, **values: Any) -> str:
         ("memory_saving", {"rung": "channels_last"}, "**33.3% more (3.00 → 4.00 GiB)**"),
         ("matmul_tflops", {"plan": "baseline", "dtype": "fp16"}, "**719 TFLOP/s**"),
         ("copy_tb_per_s", {"plan": "baseline"}, "**4.20 TB/s**"),
+        ("weights_mib", {"plan": "baseline"}, "**2,048 MiB of weights**"),
+        ("beside_weights_mib", {"plan": "baseline"}, "**3,072 MiB beside the weights**"),
     ],
 )
 def test_figures_come_from_the_samples(root: Path, kind: str, values: dict[str, str], expected: str) -> None:
@@ -118,7 +120,7 @@ def test_figures_come_from_the_samples(root: Path, kind: str, values: dict[str, 
 
 def test_every_kind_is_tested() -> None:
     tested = {"speedup", "saved_ms", "median_ms", "fps", "peak_gib", "memory_saving", "matmul_tflops"}
-    assert set(claims.KINDS) == tested | {"copy_tb_per_s", "throughput"}
+    assert set(claims.KINDS) == tested | {"copy_tb_per_s", "throughput", "weights_mib", "beside_weights_mib"}
 
 
 def test_no_file_no_row_no_figure(root: Path) -> None:
@@ -164,7 +166,15 @@ def test_a_plan_that_skips_many_layers_is_found_and_shown_in_brief(root: Path) -
 def test_rows_of_other_benchmarks_are_found_by_their_fields(tmp_path: Path) -> None:
     about = {"gpu": "Test GPU", "length": 8}
     rows = [
-        {**about, "arm": "ours", "tokens_per_s": 3000.0, "median_ms": 1.5, "peak_bytes": 2**31},
+        {
+            **about,
+            "arm": "ours",
+            "model_ms": 3.0,
+            "frame_ms": 4.0,
+            "tokens_per_s": 3000.0,
+            "median_ms": 1.5,
+            "peak_bytes": 2**31,
+        },
         {**about, "arm": "theirs", "tokens_per_s": 2000.0, "median_ms": 3.0},
         {**about, "arm": "broken", "failure": "no room"},
     ]
@@ -177,6 +187,7 @@ def test_rows_of_other_benchmarks_are_found_by_their_fields(tmp_path: Path) -> N
 
     assert said("ours", "tokens_per_s").startswith("**3,000 tokens/s** on Test GPU")
     assert said("ours", "peak_bytes").startswith("**2.00 GiB**")
+    assert said("ours", "busy_share").startswith("**75% of the time**")
     assert said("ours", "median_ms", "theirs").startswith("**2.00×**")
     assert said("ours", "tokens_per_s", "theirs").startswith("**1.50×**")
     assert said("broken", "median_ms").startswith("failed: no room")

@@ -121,6 +121,16 @@ def test_the_committed_pages_are_fresh(tables: ModuleType) -> None:
     assert tables.main(["--check"]) == 0
 
 
+def test_training_the_live_model_is_shown_by_stage(tmp_path: Path, tables: ModuleType) -> None:
+    about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "c", "size": "medium", "batch": 1, "frame_px": 64}
+    row = {**about, "stage": "rollouts", "optimizer": "adamw", "checkpointing": True, "has_teacher": False}
+    failed = {**row, "failure": "no room"}
+    write(tmp_path, "stream/lsd_training.jsonl", [{**row, "peak_bytes": 7 * 2**30, "step_ms": 81.7}, failed])
+    text = tables.stream_page(tmp_path)
+    assert "| medium | 1 of 64×64 | rollouts | adamw | yes | no | **7.00 GiB** | 82 ms |" in text
+    assert "| yes | – | no room | – |" in text
+
+
 def test_a_film_is_shown_with_its_stages_and_runs_by_their_names(tmp_path: Path, tables: ModuleType) -> None:
     times = dict.fromkeys(("p50_s", "p99_s"), 0.0125)
     stages = dict.fromkeys(("capture", "wait", "copy_in", "compute", "copy_out", "display"), times)

@@ -1,0 +1,121 @@
+"""What training a live model takes of a GPU: memory and time of a step, by stage, with and without recomputing.
+
+    python benchmarks/lsd_training.py --out FILE [--size medium] [--frame-px 64] [--batch 1] [--optimizer adamw8bit]
+
+Fresh weights in bf16 with their average kept, one stage after the other, photos made on the spot. Peaks are of the
+tensors of a training alone: weights, average, gradients, moments, the teacher in the last stage, and activations.
+`checkpointing` computes activations twice instead of keeping them. An arm that fails is a row. Rows are written as they
+come.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from redline.errors import RedlineError
+from redline.files import write_text
+from redline.logbook import command_line
+from redline.training.clips.settings import ClipSettings
+from redline.training.ema import Ema
+from redline.training.lsd.settings import STAGES, LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
+from redline.training.lsd.task import LsdTask
+from redline.training.optimizers import step_unless
+
+STEPS, WARM_UP = 12, 4
+# When the later stages begin, so that all of a training is the one that is asked for.
+BEGINNINGS = {"diffusion": (1.0, 1.0), "rollouts": (0.0, 1.0), "distillation": (0.0, 0.0)}
+
+
+def settings(
+    photos: Path, size: str, frame_px: int, batch: int, stage: str, optimizer: str, recompute: bool, tiny: bool
+) -> LsdTraining:
+    rollouts, distillation = BEGINNINGS[stage]
+    model = LsdSettings(size=size)
+    if tiny:
+        model = replace(model, patch=2, width=8, multipliers=(1, 2))
+    return LsdTraining(
+        model,
+        ClipSettings(photos=str(photos), frame_px=frame_px, world_px=frame_px * 3 // 2, batch=batch),
+        StageSettings(rollouts_from=rollouts, distillation_from=distillation),
+        LsdLoopSettings(steps=1000, precision="fp32" if tiny else "bf16", optimizer=optimizer, checkpointing=recompute),
+    )
+
+
+def measure(training: LsdTraining, device: torch.device) -> dict[str, Any]:
+    on_gpu = device.type == "cuda"
+    gc.collect()
+    held = 0
+    if on_gpu:
+        torch.cuda.empty_cache()
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    task = LsdTask(training, device)
+    average, optimizer = Ema(task.averaged, training.loop.ema_decay), task.optimizer()
+    seconds = []
+    for step in range(STEPS):
+        begun = time.perf_counter()
+        loss = task.loss(step)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), training.loop.clip_norm)
+        step_unless(~norm.isfinite(), optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        average.update(task.averaged, step + 1)
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begun)
+    if not loss.isfinite():
+        raise RedlineError("the loss is not finite.")
+    return {
+        "parameters": sum(weight.numel() for weight in task.averaged.parameters()),
+        "has_teacher": task.pupil.teacher is not None,
+        "step_ms": 1e3 * statistics.median(seconds[WARM_UP:]),
+        "peak_bytes": torch.cuda.max_memory_allocated() - held if on_gpu else 0,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="What a step of training a live model takes, by stage.")
+    parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
+    parser.add_argument("--size", default="medium", help="of the model; medium by default")
+    parser.add_argument("--frame-px", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--optimizer", action="append", help="repeatable; adamw and adamw8bit by default")
+    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    asked = parser.parse_args(arguments)
+    if not asked.tiny and not torch.cuda.is_available():
+        print("the benchmark of training a live model needs a CUDA device (or --tiny).", file=sys.stderr)
+        return 2
+    device = torch.device("cpu" if asked.tiny else "cuda")
+    about: dict[str, Any] = {"gpu": "none" if asked.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
+    about |= {"command": command_line(sys.argv), "size": asked.size, "frame_px": asked.frame_px, "batch": asked.batch}
+    optimizers = asked.optimizer or (["adamw"] if asked.tiny else ["adamw", "adamw8bit"])
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        pixels = torch.rand(2 * asked.frame_px, 2 * asked.frame_px, 3, generator=torch.Generator().manual_seed(0))
+        Image.fromarray((pixels * 255).byte().numpy()).save(Path(folder) / "photo.png")
+        for optimizer, stage, recompute in product(optimizers, STAGES, (True, False)):
+            row = about | {"optimizer": optimizer, "stage": stage, "checkpointing": recompute}
+            given = (Path(folder), asked.size, asked.frame_px, asked.batch, stage, optimizer, recompute, asked.tiny)
+            try:
+                row |= measure(settings(*given), device)
+            except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+                row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
+            rows.append(row)
+            write_text(asked.out, "".join(json.dumps(one) + "\n" for one in rows))
+            print({key: row[key] for key in row if key not in about}, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

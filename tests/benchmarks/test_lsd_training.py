@@ -1,0 +1,37 @@
+"""The benchmark of training a live model: every stage with and without recomputing, and failures as rows."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PATH = Path(__file__).parents[2] / "benchmarks/lsd_training.py"
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("redline_lsd_training", PATH)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_stage_is_measured(training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "STEPS", 5)
+    out = tmp_path / "rows.jsonl"
+    assert training.main(["--out", str(out), "--tiny", "--size", "tiny", "--frame-px", "16"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    stages = [(row["stage"], row["checkpointing"], row["has_teacher"]) for row in rows]
+    ways = [("diffusion", False), ("rollouts", False), ("distillation", True)]
+    assert stages == [(stage, recompute, teacher) for stage, teacher in ways for recompute in (True, False)]
+    assert all(row["step_ms"] > 0 and row["parameters"] > 1000 for row in rows)
+
+
+def test_an_arm_that_fails_is_a_row(training: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert training.main(["--out", str(out), "--tiny", "--size", "tiny", "--frame-px", "15"]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 6 and all("frame_px must be a multiple" in row["failure"] for row in rows)
