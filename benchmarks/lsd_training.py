@@ -62,7 +62,7 @@ def measure(training: LsdTraining, device: torch.device) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     task = LsdTask(training, device)
     average, optimizer = Ema(task.averaged, training.loop.ema_decay), task.optimizer()
-    seconds = []
+    seconds, loss = [], torch.zeros(())
     for step in range(STEPS):
         begun = time.perf_counter()
         loss = task.loss(step)
