@@ -5,6 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
+
+from redline.errors import RedlineError
+from redline.stream import fitting
 
 CODE = """
 import resource, torch
@@ -34,3 +39,12 @@ def test_a_large_frame_takes_no_more_than_was_said() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     said, took = map(int, ran.stdout.split())
     assert 0.5 * said < took < 1.1 * said, (said, took)
+
+
+def test_weights_are_in_two_precisions_while_fp16_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"weight": torch.zeros(1000)}, tmp_path / "a.safetensors")
+    size = (tmp_path / "a.safetensors").stat().st_size
+    monkeypatch.setattr(fitting, "free_bytes", lambda device: size)
+    fitting.check_weights_fit([tmp_path / "a.safetensors"], "a", torch.device("cpu"))
+    with pytest.raises(RedlineError, match=r"^the weights of a take .*: a model of 66% of its size would fit\.$"):
+        fitting.check_weights_fit([tmp_path / "a.safetensors"], "a", torch.device("cpu"), in_both=True)

@@ -46,16 +46,16 @@ def check_fits(model: FrameModel, height: int, width: int) -> None:
     raise RedlineError(f"{said}: --size {fits[1]}x{fits[0]} would fit.")
 
 
-def check_weights_fit(files: Iterable[Path], name: str, device: torch.device) -> None:
-    """Refuses weights for which there is too little memory before they are read; they pass through the host's, as
-    fp32."""
-    weights = sum(path.stat().st_size + _grows_bytes(path) for path in files)
+def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, in_both: bool = False) -> None:
+    """Refuses weights for which there is too little memory before they are read; they pass through the host's, as fp32,
+    and on the device they are in fp16 beside that for a while where it is looked whether that overflows."""
+    whole = sum(path.stat().st_size + _grows_bytes(path) for path in files)
     for place in dict.fromkeys((torch.device("cpu"), device)):
-        free = free_bytes(place)
+        free, weights = free_bytes(place), whole * 3 // 2 if place == device and in_both else whole
         if weights > free:
             raise RedlineError(
                 f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
-                f"{_where(place)}: a model of {free / weights:.0%} of its size would fit."
+                f"{_where(place)}: a model of {100 * free // weights}% of its size would fit."
             )
 
 

@@ -55,7 +55,7 @@ def _loaded(found: Path, plan: Plan, device: torch.device, sampler: str | None) 
             raise ModelError(f"{str(found)!r} is no pipeline and no training: it has no {PIPELINE} and no {_TRAINED}.")
         found = found / _TRAINED
     about = read_about(found)
-    check_weights_fit([found], repr(str(found)), device)
+    check_weights_fit([found], repr(str(found)), device, in_both="fp16" in plan)
     model = load_lsd(found)
     frames = LsdFrames(model, plan, device, sampler or "distilled")
     said = about.get("sample_steps", "")
