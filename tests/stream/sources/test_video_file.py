@@ -360,3 +360,14 @@ def test_a_picture_that_is_seen_for_long_is_no_damage(tmp_path: Path) -> None:
     ticks = [0, 512, 1024, 90_000, 90_512, 400_000]
     make_clip(tmp_path / "a.mkv", pts=ticks, sound="aac")
     assert len(list(VideoFile(tmp_path / "a.mkv").frames())) == 6
+
+
+def test_pictures_of_another_size_in_mid_stream_come_in_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    for name, size in (("a.ts", (64, 48)), ("b.ts", (96, 80))):
+        make_clip(tmp_path / name, frames=6, size=size)
+    (tmp_path / "both.ts").write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
+    assert {frame.pixels.shape for frame in VideoFile(tmp_path / "both.ts").frames()} == {(48, 64, 3), (80, 96, 3)}
+    frames = list(VideoFile(tmp_path / "both.ts", size=(40, 56)).frames())
+    assert len(frames) == 12 and {frame.pixels.shape for frame in frames} == {(40, 56, 3)}
+    right = np.asarray(Image.fromarray(pattern(0, 96, 80)).resize((56, 40), Image.Resampling.BICUBIC)).astype(int)
+    assert np.abs(frames[6].pixels.numpy() - right).mean() < 6
