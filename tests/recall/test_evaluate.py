@@ -126,7 +126,8 @@ def test_a_broken_model_is_never_right() -> None:
         def logits(self, row: list[int]) -> Tensor:
             return super().logits(row) * torch.nan
 
-    assert evaluate(Broken(), [Needle()], [50], 4)[0].accuracy == 0
+    with pytest.warns(UserWarning, match="some of the model's logits are not finite: those answers count as wrong"):
+        assert evaluate(Broken(), [Needle()], [50], 4)[0].accuracy == 0
 
 
 def test_the_same_questions_for_every_model_by_the_seed() -> None:

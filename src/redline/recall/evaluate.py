@@ -1,6 +1,7 @@
 """How well a model remembers, as the text grows: recall at each length, what it holds for it, and loss by position."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +134,8 @@ def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> 
     """Whether each asked token was right (with `whole`, whether all of each text's were), and the bytes held of one."""
     asked_BS = sample.targets_BS != IGNORED
     found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
+    if bool((found < 0).any()):
+        warnings.warn("some of the model's logits are not finite: those answers count as wrong.", stacklevel=2)
     right = found.cpu() == sample.targets_BS[asked_BS]
     if not whole:
         return right, held
