@@ -292,7 +292,7 @@ def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path:
 
     train(Lost(), settings(), tmp_path, CPU, tell=interrupt_at(35))
     seen: list[Progress] = []
-    said = "came to its end at step 60, 0 of them skipped, but its figures are not finite; the checkpoint of step"
+    said = "came to its end after 60 steps, 0 of them skipped, but its figures are not finite; the checkpoint of step"
     with pytest.raises(RedlineError, match=said):
         train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
     assert math.isnan(seen[0].figures["error"])
@@ -355,7 +355,7 @@ def test_a_training_that_ends_while_steps_are_skipped_has_no_result(tmp_path: Pa
 
     mad = settings(steps=4, ema_decay=0.0, learning_rate=1e20, warmup_steps=0, skip_limit=5)
     what = "its figures are not finite" if judged else "its last loss or gradient is not finite"
-    with pytest.raises(RedlineError, match=rf"end at step 4, 3 of them skipped, but {what}; no checkpoint is from"):
+    with pytest.raises(RedlineError, match=rf"end after 4 steps, 3 of them skipped, but {what}; no checkpoint is from"):
         train(Ending(mad), mad, tmp_path, CPU)
     # Bad data at the end is another matter: the weights are judged, and good.
     assert train(Lines((3,)), settings(steps=4), tmp_path / "good", CPU).position.skipped == 1

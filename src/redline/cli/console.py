@@ -3,6 +3,9 @@
 import json
 import math
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -33,3 +36,15 @@ def _finite(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return data
+
+
+@contextmanager
+def warnings_as_sentences() -> Iterator[None]:
+    """A warning is for the reader, who has no use for the line of the program that it came from."""
+
+    def say(message: Warning | str, *_: Any, **__: Any) -> None:
+        progress.print(f"[yellow]{escape((str(message).splitlines() or [''])[0])}[/]", highlight=False)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = say
+        yield

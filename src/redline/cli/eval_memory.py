@@ -8,7 +8,7 @@ import torch
 import typer
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.errors import ModelError, RedlineError
 from redline.files import write_text
 from redline.generation.folder import LOADERS, ModelFolder
@@ -57,7 +57,7 @@ def evaluate_memory(
     content = None if text is None else _read_text(text, folder)
     where = torch.device(resolve_device(device))
     dtype = choose_holding(Machine.detect(str(where)), precision).dtype
-    with progress.status("reading the model …") as status:
+    with warnings_as_sentences(), progress.status("reading the model …") as status:
         loaded: Any = folder.load(dtype, where)
         sizes = _lengths(lengths, loaded.context)
         rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, status.update)

@@ -5,9 +5,7 @@
 
 import shlex
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +17,7 @@ from rich.status import Status
 from rich.table import Table
 from typer.core import TyperGroup
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.cli.train_lsd import train_lsd
 from redline.errors import RedlineError
 from redline.machine import resolve_device
@@ -57,19 +55,7 @@ train = typer.Typer(
 @train.callback()
 def _train(context: typer.Context) -> None:
     """Train a model, from a settings file to weights and a page about them."""
-    context.with_resource(_warnings_as_sentences())
-
-
-@contextmanager
-def _warnings_as_sentences() -> Iterator[None]:
-    """A warning is for the reader, who has no use for the line of the program that it came from."""
-    with warnings.catch_warnings():
-        warnings.showwarning = _warn
-        yield
-
-
-def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    progress.print(f"[yellow]{escape((str(message).splitlines() or [''])[0])}[/]", highlight=False)
+    context.with_resource(warnings_as_sentences())
 
 
 @train.command("text")

@@ -262,7 +262,7 @@ class _Loop:
         if is_lost or (is_skipping and not all(map(math.isfinite, self.figures.values() or (math.nan,)))):
             what = "its figures are not finite" if self.figures else "its last loss or gradient is not finite"
             raise RedlineError(
-                f"the training came to its end at step {self.step}, {self.skipped} of them skipped, but {what}; "
+                f"the training came to its end after {self.step} steps, {self.skipped} of them skipped, but {what}; "
                 + self._advice()
             )
 
