@@ -296,6 +296,8 @@ def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path:
     with pytest.raises(RedlineError, match=said):
         train(Lost(), settings(), tmp_path, CPU, resume=True, tell=seen.append)
     assert math.isnan(seen[0].figures["error"])
+    # Its steps were finite: nothing is let go of that somebody may want to look at.
+    assert (tmp_path / FOLDER / "step-000000060.pt").is_file()
 
 
 class Fragile(Lines):

@@ -267,8 +267,9 @@ class _Loop:
             )
 
     def _advice(self) -> str:
-        """Lets go of weights that no finite step followed, which may be what is wrong, where there are others."""
-        kept = self.checkpoints.go_back_before(self.step - round(float(self._row[:2].sum())))
+        """Lets go of weights that only skipped steps followed, which may be what is wrong, where there are others."""
+        skipped = round(float(self._row[:2].sum()))
+        kept = self.checkpoints.go_back_before(self.step - skipped if skipped else self.step + 1)
         if kept:
             where = f"the checkpoint of step {kept} is kept. Resume it"
         elif self.checkpoints.files():

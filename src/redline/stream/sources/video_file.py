@@ -142,7 +142,7 @@ class VideoFile:
 
 
 def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int] | None = None) -> Tensor:
-    """Upright, in RGB, of that size (height, width) where swscale can: here it costs a third of what it does later."""
+    """Upright, in RGB, of that size (height, width) where swscale can: in one pass over the picture, not two."""
     colours = None
     if int(frame.colorspace) == _UNSPECIFIED and not frame.format.is_rgb:
         # Players guess by the size where the film says nothing.

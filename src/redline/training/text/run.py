@@ -61,16 +61,19 @@ def prepare_training(
         # A model that cannot hold its tokens is better known before the text is turned into them.
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
 
-    def check(made: Corpus) -> None:
-        rows_of(training, made)
+    def check_is_the_text(made: Corpus) -> None:
         if resume:
             # Another vocabulary makes another text of the same letters: that is the word to say.
             vocabulary = training.model.vocabulary_for(made.tokenizer.vocabulary)
             Checkpoints(out / FOLDER).check_is_of({"vocabulary": vocabulary, **made.identity})
 
+    def check(made: Corpus) -> None:
+        rows_of(training, made)
+        check_is_the_text(made)
+
     # Shards of a text that this training cannot use are not left behind.
     corpus = prepare(found, training.tokenizer, Path(data.shards), update, check)
-    check(corpus)
+    check_is_the_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
     batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
