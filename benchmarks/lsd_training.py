@@ -1,6 +1,7 @@
 """What training a live model takes of a GPU: memory and time of a step, by stage, with and without recomputing.
 
     python benchmarks/lsd_training.py --out FILE [--size medium] [--frame-px 64] [--batch 1] [--optimizer adamw8bit]
+        [--stage distillation]
 
 Fresh weights in bf16 with their average kept, one stage after the other, photos made on the spot. Peaks are of the
 tensors of a training alone: weights, average, gradients, moments, the teacher in the last stage, and activations.
@@ -91,6 +92,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--frame-px", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--optimizer", action="append", help="repeatable; adamw and adamw8bit by default")
+    parser.add_argument("--stage", action="append", choices=STAGES, help="repeatable; all by default")
     parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
     asked = parser.parse_args(arguments)
     if not asked.tiny and not torch.cuda.is_available():
@@ -104,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         pixels = torch.rand(2 * asked.frame_px, 2 * asked.frame_px, 3, generator=torch.Generator().manual_seed(0))
         Image.fromarray((pixels * 255).byte().numpy()).save(Path(folder) / "photo.png")
-        for optimizer, stage, recompute in product(optimizers, STAGES, (True, False)):
+        for optimizer, stage, recompute in product(optimizers, asked.stage or STAGES, (True, False)):
             row = about | {"optimizer": optimizer, "stage": stage, "checkpointing": recompute}
             given = (Path(folder), asked.size, asked.frame_px, asked.batch, stage, optimizer, recompute, asked.tiny)
             try:

@@ -347,7 +347,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--length", type=int, action="append", help="tokens of a row; repeatable, all by default")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", help="arms whose name holds this")
+    parser.add_argument("--only", action="append", default=[], help="arms whose name holds this; repeatable")
     parser.add_argument("--plan", action="append", help=f"plan of Redline's arms; repeatable, {PLAN!r} by default")
     parser.add_argument("--also", action="append", default=[], choices=ALSO, help="Redline's arms so too; repeatable")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
@@ -371,7 +371,9 @@ def main(arguments: list[str] | None = None) -> int:
         race = Race(length, count, given.tiny)
         plans = given.plan or ["fused_ops" if given.tiny else PLAN]
         chosen = {
-            name: build for name, build in arms(race, plans, given.also).items() if not given.only or given.only in name
+            name: build
+            for name, build in arms(race, plans, given.also).items()
+            if not given.only or any(part in name for part in given.only)
         }
         torch.compiler.reset()
         # Many arms compile the same blocks in one process, each for itself: none is to be left to run uncompiled.

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from redline import nn
 from redline.nn.causal_attention import causal_attention
 from redline.nn.packing import Packing
+from redline.training.determinism import deterministic
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Tensor | None) -> Tensor:
@@ -77,6 +79,39 @@ def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: 
     for one, other in zip(gradients, wanted, strict=True):
         # A token that sees itself alone pulls at no query and no key: what is left is rounding, of the values' size.
         assert (one.cpu() - other).norm() < 8 * rounding * max(other.norm(), 0.01 * wanted[2].norm())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("window", "packed"), CASES)
+def test_our_kernels_see_the_same(monkeypatch: pytest.MonkeyPatch, window: int | None, packed: bool) -> None:
+    """Where they are faster: with borders, and with gradients that have to repeat."""
+    q, k, v = (t.detach().requires_grad_() for t in example(torch.bfloat16, "cuda", 64))
+    packing = Packing.of(torch.randint(2, (2, 19)).cumsum(1)).to("cuda") if packed else None
+    calls: list[bool] = []
+    kernels = nn.causal_attention.attention_to_stretches
+
+    def counted(*given: Tensor, implementation: str) -> Tensor:
+        calls.append(True)
+        return kernels(*given, implementation=implementation)
+
+    monkeypatch.setattr(nn.causal_attention, "attention_to_stretches", counted)
+    pull = torch.randn_like(q)
+
+    def gradients(implementation: str) -> tuple[Tensor, ...]:
+        found = causal_attention(q, k, v, window, packing, implementation)
+        return found, *torch.autograd.grad(found, (q, k, v), pull)
+
+    whole = window in (None, 19) and not packed
+    expected = gradients("reference")
+    assert not calls
+    found = gradients("auto")
+    assert len(calls) == (not whole)
+    with deterministic(True):
+        repeated = gradients("auto")
+    assert len(calls) == (1 if whole else 2)
+    for one, other, third in zip(expected, found, repeated, strict=True):
+        size = max(one.norm(), 0.01 * expected[3].norm())
+        assert (one - other).norm() < 8 * 2**-8 * size and (one - third).norm() < 8 * 2**-8 * size
 
 
 @pytest.mark.gpu

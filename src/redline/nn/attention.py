@@ -68,7 +68,7 @@ class GroupedQueryAttention(Dispatched):
         cos, sin = tables.rows(None if positions_BS is not None else x_BSW.shape[1])
         q_BSHD, k_BSGD = rope(q_BSHD, k_BSGD, cos, sin, positions_BS, self.implementation)
         if past is None:
-            mixed_BSHD = causal_attention(q_BSHD, k_BSGD, v_BSGD, self.window, packing)
+            mixed_BSHD = causal_attention(q_BSHD, k_BSGD, v_BSGD, self.window, packing, self.implementation)
         else:
             mixed_BSHD = past.attend(q_BSHD, k_BSGD, v_BSGD)
         return self.out(mixed_BSHD.flatten(2))

@@ -1,8 +1,9 @@
 """Attention of each token to those before it: whole rows, inside packed documents, inside a sliding window.
 
 Whole rows go to PyTorch's fused attention, also where they come packed with one document each. A window or documents
-need a mask there, all queries times all keys, so on a GPU in half precision they go to the variable-length kernel,
-which takes borders and a window instead.
+need a mask there, all queries times all keys, so on a GPU in half precision they go to a kernel that takes borders and
+a window instead: our own, or PyTorch's of variable length. Where gradients have to repeat, PyTorch's programs wait for
+each other, and our own are the faster ones for whole rows too.
 
 B: batch, S: tokens, H: heads, G: key and value heads, D: width of a head.
 """
@@ -15,23 +16,37 @@ from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
+from redline.ops.causal_attention import causal_attention as attention_to_stretches
 from redline.ops.dispatch import warn_once_traced
 
 _HALF = (torch.float16, torch.bfloat16)
+# Where our kernels were measured to be faster than PyTorch's.
+_HEAD_DIMS = (64, 128)
 # Newer versions of varlen_attn want to be told that there are fewer key heads; older ones see it.
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if TorchVersion(torch.__version__) >= "2.13" else {}
 
 
 def causal_attention(
-    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None = None, packing: Packing | None = None
+    q_BSHD: Tensor,
+    k_BSGD: Tensor,
+    v_BSGD: Tensor,
+    window: int | None = None,
+    packing: Packing | None = None,
+    implementation: str = "reference",
 ) -> Tensor:
-    """(B, S, H, D); a window counts the token itself, so that 1 sees nothing else."""
+    """(B, S, H, D); a window counts the token itself, so that 1 sees nothing else.
+
+    `reference` is PyTorch's own, `triton` our kernels, and `auto` what is faster of the two.
+    """
     length = q_BSHD.shape[1]
     if window is not None and window >= length:
         window = None
     if packing is not None and packing.is_whole:
         packing = None
-    if window is None and packing is None:
+    whole = window is None and packing is None
+    if implementation == "triton" or (implementation == "auto" and _kernels_are_faster(q_BSHD, whole)):
+        return _by_stretches(q_BSHD, k_BSGD, v_BSGD, window, packing)
+    if whole:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
         return _variable_length(q_BSHD, k_BSGD, v_BSGD, window, packing)
@@ -72,6 +87,24 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
     grouped = q.shape[1] != k.shape[1]
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
     return mixed.transpose(1, 2)
+
+
+def _kernels_are_faster(q_BSHD: Tensor, whole: bool) -> bool:
+    if not q_BSHD.is_cuda or q_BSHD.dtype not in _HALF or q_BSHD.shape[-1] not in _HEAD_DIMS:
+        return False
+    return not whole or (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
+
+
+def _by_stretches(
+    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None, packing: Packing | None
+) -> Tensor:
+    batch, length = q_BSHD.shape[:2]
+    index = torch.arange(batch * length, dtype=torch.int32, device=q_BSHD.device)
+    before_T = index % length if packing is None else packing.positions_BS.flatten().int()
+    if window is not None:
+        before_T = before_T.clamp(max=window - 1)
+    q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))
+    return attention_to_stretches(q, k, v, index - before_T, implementation="triton").view_as(q_BSHD)
 
 
 def _variable_length(

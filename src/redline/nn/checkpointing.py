@@ -30,6 +30,7 @@ DEAR = (
     "_scaled_dot_product_fused_attention_overrideable",
     "torch_attn::_varlen_attn",
     "flex_attention",
+    "redline::causal_attention",
     "redline::gated_delta_rule",
     "redline::titans_memory",
     "redline::window_attention",

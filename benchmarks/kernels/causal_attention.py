@@ -1,0 +1,166 @@
+"""Times causal attention against PyTorch's fused kernels, as they are and with gradients that repeat, in bf16.
+
+    python benchmarks/kernels/causal_attention.py --out FILE [--only forward] [--sweep]
+
+65,536 tokens a case: rows of 2K and 8K, documents of about 700 tokens packed into them, and a window. Arms that are
+called deterministic run under `torch.use_deterministic_algorithms`, where cuDNN's is not on offer; ours repeats always.
+What torch.compile makes of the plain form, and the plain form, hold all scores: they run where these fit. Liger has no
+such kernel.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from arms import Case, Run, both, forward, main, with_values
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from redline.nn.causal_attention import causal_attention as attention_of_a_layer
+from redline.nn.packing import Packing
+from redline.ops.causal_attention import causal_attention, reference
+from redline.training.determinism import deterministic
+
+TOKENS = 65_536
+DOCUMENT_TOKENS = 700
+# Of bf16 results: shares are rounded before they are mixed, and again before they pull.
+LARGEST_ERROR = 0.02
+# The plain form holds all scores of all tokens.
+PLAIN_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Size:
+    length: int
+    heads: int = 12
+    key_heads: int = 12
+    head_size: int = 64
+    documents: bool = False
+    window: int | None = None
+    tokens: int = TOKENS
+
+
+SIZES = (
+    Size(2048),
+    Size(8192),
+    Size(2048, documents=True),
+    Size(8192, documents=True),
+    Size(8192, window=1024),
+    Size(8192, 32, 8, 128),
+    Size(8192, 32, 8, 128, documents=True),
+    Size(PLAIN_TOKENS, tokens=PLAIN_TOKENS),
+)
+
+
+def packing_of(size: Size) -> Packing:
+    """Every row one document, or several whose lengths chance decides."""
+    shape = (size.tokens // size.length, size.length)
+    if not size.documents:
+        return Packing.of(torch.zeros(shape, dtype=torch.int64)).to("cuda")
+    begins = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 1 / DOCUMENT_TOKENS
+    return Packing.of(begins.cumsum(1)).to("cuda")
+
+
+def repeating(run: Run) -> Run:
+    def call() -> tuple[Tensor, ...]:
+        with deterministic(True):
+            return run()
+
+    return call
+
+
+def by_torch(backend: SDPBackend, size: Size, *given: Tensor) -> Tensor:
+    with sdpa_kernel(backend):
+        q, k, v = (tensor.unflatten(0, (-1, size.length)).transpose(1, 2) for tensor in given)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=size.heads != size.key_heads)
+    return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def by_borders(packing: Packing, size: Size, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What a layer takes of PyTorch's own."""
+    rows = (tensor.unflatten(0, (-1, size.length)) for tensor in (q, k, v))
+    return attention_of_a_layer(*rows, window=size.window, packing=packing).flatten(0, 1)
+
+
+def by_kernels(lowest_T: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return causal_attention(q, k, v, lowest_T, implementation="triton")
+
+
+def case(size: Size, backward: bool) -> Case:
+    packing = packing_of(size)
+    before_T = packing.positions_BS.flatten()
+    if size.window is not None:
+        before_T = before_T.clamp(max=size.window - 1)
+    lowest_T = (torch.arange(size.tokens, device="cuda") - before_T).int()
+
+    def drawn(heads: int) -> Tensor:
+        return torch.randn((size.tokens, heads, size.head_size), device="cuda").bfloat16()
+
+    inputs = tuple(drawn(heads).requires_grad_() for heads in (size.heads, size.key_heads, size.key_heads))
+    pull = drawn(size.heads)
+
+    def run(attend: Callable[..., Tensor]) -> Run:
+        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+
+    if size.documents or size.window is not None:
+        peer, others = "varlen", partial(by_borders, packing, size)
+    else:
+        peer, others = "flash", partial(by_torch, SDPBackend.FLASH_ATTENTION, size)
+    arms: dict[str, Callable[[], Run]] = {
+        "redline": lambda: run(partial(by_kernels, lowest_T)),
+        peer: lambda: run(others),
+        f"{peer}, deterministic": lambda: repeating(run(others)),
+    }
+    if peer == "flash":
+        arms["cudnn"] = lambda: run(partial(by_torch, SDPBackend.CUDNN_ATTENTION, size))
+    if size.tokens <= PLAIN_TOKENS:
+        plain = partial(plain_attention, lowest_T)
+        arms["eager"] = lambda: run(plain)
+        arms["torch.compile"] = lambda: run(torch.compile(plain, fullgraph=True, dynamic=False))
+    seen = int((before_T + 1).sum())
+    sizes: dict[str, object] = {name: value for name, value in vars(size).items() if value is not None}
+    return Case(
+        name=f"causal_attention {'forward+backward' if backward else 'forward'}",
+        sizes=sizes | {"dtype": "bf16"},
+        arms=arms,
+        expected=run(others),
+        largest_error=LARGEST_ERROR,
+        needed_flop=(3.5 if backward else 1) * 4 * size.heads * size.head_size * seen,
+    )
+
+
+def plain_attention(lowest_T: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return reference.causal_attention(q, k, v, lowest_T)
+
+
+def cases() -> Iterable[Case]:
+    for backward in (True, False):
+        for size in SIZES:
+            yield case(size, backward)
+
+
+def sweep() -> Iterable[Case]:
+    """Tiles of each kernel, the others as they are shipped."""
+    from redline.ops.causal_attention import triton
+
+    for size in (SIZES[0], SIZES[1], SIZES[3], SIZES[5]):
+        for what in ("forward", "queries", "keys"):
+            plain = case(size, what != "forward")
+            build = plain.arms["redline"]
+            arms: dict[str, Callable[[], Run]] = {"as shipped": build}
+            for queries in (64, 128):
+                for keys in (32, 64, 128):
+                    for warps in (4, 8):
+                        for stages in (2, 3):
+                            tiles = triton.Tiles(queries, keys, warps, stages)
+                            table = {**triton.TILES, (what, 2, size.head_size): tiles}
+                            values: dict[str, object] = {"TILES": table}
+                            arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
+            yield replace(plain, name=f"sweep of {what} of {plain.name}", arms=arms)
+
+
+if __name__ == "__main__":
+    sys.exit(main("causal_attention", cases, sweep))

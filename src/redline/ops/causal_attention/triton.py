@@ -1,0 +1,166 @@
+"""Causal attention by Triton kernels, as an operator that torch.compile sees as one node, with a gradient that repeats.
+
+The fused attentions of torch add the pulls at a query in whatever order their programs finish, or wait for each other
+where the order is to be kept. Here queries have programs of their own, which compute the scores once more: two products
+of seven more than is needed, and nobody waits.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.ops import kernel
+from redline.ops.causal_attention.triton_kernels import dots_kernel, forward_kernel, keys_kernel, queries_kernel
+
+INTERPRETED = kernel.INTERPRETED
+HEAD_DIMS = (16, 32, 64, 128)
+
+_DOTS_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Queries and keys of a tile; warps and stages of its programs."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, what: str, dim: int, size: int) -> int:
+        """What stays for all of a program, what each stage of its loop brings, and shares on their way to a product."""
+        bytes_of_row, shares = dim * size, self.queries * self.keys * size
+        if what == "forward":
+            return bytes_of_row * (self.queries + self.stages * 2 * self.keys) + shares
+        stays, comes = (self.keys, self.queries) if what == "keys" else (self.queries, self.keys)
+        return bytes_of_row * 2 * (stays + self.stages * comes) + shares
+
+
+# Measured on an H200, by what a kernel does, bytes of a number and width of a head.
+TILES = {
+    ("forward", 2, 64): Tiles(128, 64, 8, 3),
+    ("forward", 2, 128): Tiles(64, 64, 4, 3),
+    ("queries", 2, 64): Tiles(64, 64, 4, 3),
+    ("queries", 2, 128): Tiles(128, 64, 8, 3),
+    ("keys", 2, 64): Tiles(128, 64, 4, 2),
+    ("keys", 2, 128): Tiles(64, 128, 8, 3),
+}
+_SMALL = Tiles(32, 32, 4, 2)
+
+
+def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> Tensor:
+    """The same as the reference; softmax and sums are fp32."""
+    return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
+
+
+def why_not(q_THD: Tensor) -> str:
+    """Why the kernels cannot take this, or nothing."""
+    if q_THD.shape[-1] not in HEAD_DIMS:
+        return f"it takes heads of {', '.join(map(str, HEAD_DIMS))} channels, not {q_THD.shape[-1]}"
+    return kernel.why_not(q_THD)
+
+
+def tiles_for(what: str, x: Tensor) -> Tiles:
+    """Those that were measured, with fewer stages where the device has less shared memory."""
+    dim, size = x.shape[-1], x.element_size()
+    tiles, room = TILES.get((what, size, max(64, dim)), _SMALL), kernel.shared_bytes(x)
+    while tiles.stages > 1 and tiles.shared_bytes(what, dim, size) > room:
+        tiles = replace(tiles, stages=tiles.stages - 1)
+    return tiles if tiles.shared_bytes(what, dim, size) <= room else _SMALL
+
+
+@torch.library.custom_op("redline::causal_attention", mutates_args=())
+def _forward(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor]:
+    """What is mixed, and for each head and token the logarithm of its softmax's sum to base 2."""
+    out, logs = _rooms(q)
+    q, k, v = (_channels_together(t) for t in (q, k, v))
+    tokens, heads, dim = q.shape
+    tiles = tiles_for("forward", q)
+    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    kernel.launch(
+        forward_kernel,
+        (-(-tokens // tiles.queries), heads),
+        *(q, k, v, out, logs, lowest.contiguous(), tokens, dim**-0.5 / math.log(2), *strides),
+        **_constants(q, k, tiles),
+    )
+    return out, logs
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor]:
+    return _rooms(q)
+
+
+@torch.library.custom_op("redline::causal_attention_backward", mutates_args=())
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, out: Tensor, logs: Tensor, pull: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    q_pull, k_pull, v_pull = (_like(t) for t in (q, k, v))
+    q, k, v, pull = (_channels_together(t) for t in (q, k, v, pull))
+    (tokens, heads, dim), groups = q.shape, k.shape[1]
+    lowest = lowest.contiguous()
+    # Lowest only grows, so that whoever sees a token is a stretch as well.
+    index = torch.arange(tokens, dtype=lowest.dtype, device=lowest.device)
+    highest = torch.searchsorted(lowest, index, right=True, out_int32=True) - 1
+    dots = torch.empty_like(logs)
+    of_dots = (out, pull, dots, tokens, *pull.stride()[:2])
+    grid = (-(-tokens // _DOTS_ROWS), heads)
+    kernel.launch(dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
+    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *pull.stride()[:2])
+    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *strides)
+    tiles = tiles_for("keys", q)
+    kernel.launch(
+        keys_kernel,
+        (-(-tokens // tiles.keys), groups),
+        *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest, *sizes),
+        **_constants(q, k, tiles),
+    )
+    tiles = tiles_for("queries", q)
+    kernel.launch(
+        queries_kernel,
+        (-(-tokens // tiles.queries), heads),
+        *(q, k, v, pull, logs, dots, q_pull, lowest, *sizes),
+        **_constants(q, k, tiles),
+    )
+    return q_pull, k_pull, v_pull
+
+
+@_backward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, out: Tensor, logs: Tensor, pull: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _like(q), _like(k), _like(v)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _differentiate(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
+    return *_backward(*ctx.saved_tensors, pull), None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def _constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
+    heads, dim = q.shape[1:]
+    sizes: dict[str, object] = {"HEADS": heads, "SHARED": heads // k.shape[1], "D": dim}
+    sizes |= {"M": tiles.queries, "N": tiles.keys, "PRECISION": kernel.dot_precision(q.dtype)}
+    return sizes | {"num_warps": tiles.warps, "num_stages": tiles.stages}
+
+
+def _rooms(q: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+
+
+def _like(x: Tensor) -> Tensor:
+    """Room for as many numbers, token after token, however x lies."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _channels_together(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,40 @@
+"""Which implementation of causal attention runs, and what is refused."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops import dispatch
+from redline.ops.causal_attention import causal_attention, reference
+
+Q, K, LOWEST = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.zeros(5, dtype=torch.int32)
+
+
+def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(reference, "causal_attention", lambda *_: called.append("reference"))
+    causal_attention(Q, K, K, LOWEST)
+    causal_attention(Q, K, K, LOWEST, "reference")
+    assert called == ["reference", "reference"]
+
+
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
+    with pytest.raises(MachineError, match="causal attention by Triton cannot run: it is not installed"):
+        causal_attention(Q, K, K, LOWEST, "triton")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def refused(sentence: str, *arguments: torch.Tensor) -> None:
+        with pytest.raises(ModelError, match=sentence):
+            causal_attention(*arguments)
+
+    refused(r"not \(5, 4, 16\), \(4, 2, 16\) and \(5, 2, 16\)", Q, K[1:], K, LOWEST)
+    refused("tokens, heads, channels", Q[None], K[None], K[None], LOWEST)
+    refused("4 heads cannot share 3 keys and values", Q, *(torch.randn(5, 3, 16),) * 2, LOWEST)
+    refused("over 0 tokens", Q[:0], K[:0], K[:0], LOWEST[:0])
+    refused("one floating dtype, not torch.float32, torch.float16", Q, K.half(), K, LOWEST)
+    refused("one floating dtype", Q.int(), K.int(), K.int(), LOWEST)
+    refused("a whole number for each of 5 tokens", Q, K, K, LOWEST[1:])
+    refused("a whole number for each of 5 tokens", Q, K, K, LOWEST.float())
+    refused("inputs are on cpu and on meta", Q, K, K, LOWEST.to("meta"))

@@ -1,0 +1,35 @@
+"""The specification of causal attention against softmax token by token, and what rows, documents and windows are."""
+
+import torch
+from torch.nn import functional as F
+
+from redline.ops.causal_attention import causal_attention
+
+
+def test_is_softmax_over_a_stretch() -> None:
+    q, k, v = (torch.randn(17, heads, 6, dtype=torch.float64) for heads in (4, 2, 2))
+    lowest = torch.tensor([0, 0, 1, 1, 4, 4, 4, 4, 8, 9, 10, 10, 10, 11, 11, 11, 16])
+    found = causal_attention(q, k, v, lowest)
+    for token in range(17):
+        seen = slice(int(lowest[token]), token + 1)
+        for head in range(4):
+            shares = (k[seen, head // 2] @ q[token, head] / 6**0.5).softmax(0)
+            torch.testing.assert_close(found[token, head], shares @ v[seen, head // 2])
+
+
+def test_rows_are_what_torch_computes() -> None:
+    q, k, v = (torch.randn(3, 11, heads, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2))
+    wanted = F.scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True
+    ).transpose(1, 2)
+    found = causal_attention(*(t.flatten(0, 1) for t in (q, k, v)), torch.arange(33) // 11 * 11).view_as(wanted)
+    torch.testing.assert_close(found, wanted)
+    pull = torch.randn_like(wanted)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), pull) for x in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_are_those_of_the_formula() -> None:
+    inputs = [torch.randn(7, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
+    lowest = torch.tensor([0, 0, 1, 3, 3, 4, 6])
+    assert torch.autograd.gradcheck(lambda *given: causal_attention(*given, lowest), inputs)

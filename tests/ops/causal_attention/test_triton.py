@@ -1,0 +1,143 @@
+"""The Triton kernels of causal attention: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import MachineError
+from redline.nn.causal_attention import causal_attention as attention_of_a_layer
+from redline.nn.packing import Packing
+from redline.ops.causal_attention import causal_attention, reference
+
+triton = pytest.importorskip("redline.ops.causal_attention.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
+    """Documents that begin at these tokens, seen through a window."""
+    index = torch.arange(tokens, device=DEVICE, dtype=torch.int32)
+    starts = torch.zeros_like(index)
+    for begin in begins:
+        starts[begin:] = begin
+    return starts if window is None else torch.maximum(starts, index - window + 1)
+
+
+STRETCHES = [((), None), ((13, 64, 65, 90), None), ((), 40), ((50,), 33), (tuple(range(0, 130, 3)), 2), ((129,), 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("begins", "window"), STRETCHES)
+def test_agrees(agrees: Agrees, begins: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
+    low = lowest(130, begins, window)
+    agrees(
+        lambda q, k, v: triton.causal_attention(q, k, v, low),
+        lambda q, k, v: reference.causal_attention(q, k, v, low),
+        [torch.randn(130, heads, 16) for heads in (4, 2, 2)],
+        dtype,
+        DEVICE,
+        # Shares are rounded before they are mixed, and again before they pull.
+        roundings=None if dtype == torch.float32 else 4,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "heads", "shared", "dim"), [(1, 1, 1, 16), (33, 3, 3, 32), (70, 2, 1, 128)])
+def test_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: int, dim: int) -> None:
+    low = lowest(tokens, (tokens // 2,), None).long()
+    agrees(
+        lambda q, k, v: triton.causal_attention(q, k, v, low),
+        lambda q, k, v: reference.causal_attention(q, k, v, low),
+        [torch.randn(tokens, count, dim) for count in (heads, shared, shared)],
+        torch.float32,
+        DEVICE,
+    )
+
+
+@pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
+def test_tiles_of_any_shape_agree(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
+    monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2))
+    low = lowest(150, (20, 100), 70)
+    agrees(
+        lambda q, k, v: triton.causal_attention(q, k, v, low),
+        lambda q, k, v: reference.causal_attention(q, k, v, low),
+        [torch.randn(150, 2, 16) for _ in range(3)],
+        torch.float32,
+        DEVICE,
+    )
+
+
+def test_large_scores_stay_finite() -> None:
+    q, k, v = (size * torch.randn(70, 1, 16, device=DEVICE) for size in (30, 30, 1))
+    inputs, low = [t.requires_grad_() for t in (q, k, v)], lowest(70, (33,), None)
+    found = triton.causal_attention(*inputs, low)
+    expected = reference.causal_attention(*(t.double() for t in inputs), low)
+    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=0)
+    pull = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull.double())
+    for one, other in zip(*gradients, strict=True):
+        # Shares of nearly 1 and 0 pull at nobody: what is left is rounding, of the size of keys and queries.
+        torch.testing.assert_close(one, other, atol=0.02, rtol=1e-3)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_layer_that_takes_them_sees_the_same(window: int | None, packed: bool) -> None:
+    q, k, v = torch.randn(2, 40, 4, 16, device=DEVICE).split((2, 1, 1), 2)
+    packing = Packing.of(torch.randint(2, (2, 40)).cumsum(1)).to(DEVICE) if packed else None
+    found = attention_of_a_layer(q, k, v, window, packing, "triton")
+    torch.testing.assert_close(found, attention_of_a_layer(q, k, v, window, packing))
+
+
+def test_slices_and_any_strides_are_read_where_they_lie() -> None:
+    packed = torch.randn(40, 6, 16, device=DEVICE)
+    q, k, v = packed.split((2, 2, 2), 1)
+    scattered = torch.randn(40, 16, 2, device=DEVICE).transpose(1, 2)
+    low = lowest(40, (7,), None)
+    for given in ((q, k, v), (scattered, k, scattered)):
+        inputs = [t.detach().requires_grad_() for t in given]
+        both = [function(*inputs, low) for function in (triton.causal_attention, reference.causal_attention)]
+        torch.testing.assert_close(*both)
+        pull = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
+        for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_what_is_no_number_shows_where_it_is_seen() -> None:
+    q, k, v = (torch.randn(40, 1, 16, device=DEVICE) for _ in range(3))
+    v[10] = torch.nan
+    found = triton.causal_attention(q, k, v, lowest(40, (5, 30), None))
+    assert found[10:30].isnan().all()
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    q, k, v = (torch.randn(20, heads, 16, device=DEVICE, requires_grad=True) for heads in (2, 1, 1))
+    torch.library.opcheck(triton._forward, (q, k, v, lowest(20, (7,), None)))
+
+
+def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+    low = lowest(20, (7,), None)
+
+    def block(x: Tensor) -> Tensor:
+        q, k, v = (x + 1).unflatten(-1, (4, 16)).split((2, 1, 1), 1)
+        return causal_attention(q, k, v, low, "triton")
+
+    compiled_agrees(block, [torch.randn(20, 64, device=DEVICE, requires_grad=True)])
+
+
+@pytest.mark.parametrize(
+    ("q", "sentence"),
+    [
+        (torch.zeros(2, 1, 16, dtype=torch.float64), "float32, not float64"),
+        (torch.zeros(2, 1, 24), "heads of 16, 32, 64, 128 channels, not 24"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_said(q: Tensor, sentence: str) -> None:
+    q = q.to(DEVICE)
+    with pytest.raises(MachineError, match=sentence):
+        causal_attention(q, q, q, torch.zeros(2, dtype=torch.int32, device=DEVICE), "triton")
