@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from redline import nn
+from redline.errors import MachineError
 from redline.nn.causal_attention import causal_attention
 from redline.nn.packing import Packing
 from redline.training.determinism import deterministic
@@ -59,6 +60,15 @@ def test_rows_of_one_document_need_no_mask(monkeypatch: pytest.MonkeyPatch, wind
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fused)
     found = causal_attention(q, k, v, window, Packing.of(torch.ones(2, 19, dtype=torch.long)))
     assert torch.allclose(found, expected, atol=1e-12) and asked == [window is not None]
+
+
+def test_where_the_kernels_cannot_run_torchs_own_attention_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = example(torch.float64, "cpu", 64)
+    monkeypatch.setattr(nn.causal_attention, "_kernels_are_faster", lambda *_: True)
+    assert torch.equal(causal_attention(q, k, v, 4, None, "auto"), causal_attention(q, k, v, 4))
+    monkeypatch.setattr(nn.causal_attention, "fastest", lambda _: "triton")
+    with pytest.raises(MachineError, match="causal attention by Triton cannot run"):
+        causal_attention(q, k, v, 4, None, "auto")
 
 
 @pytest.mark.gpu

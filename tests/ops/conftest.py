@@ -119,8 +119,14 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., s
         capability: int = 90,
         num_warps: int = 4,
         num_stages: int = 2,
+        divisible_by_16: Sequence[str] = (),
+        most_shared: int | None = None,
     ) -> str:
-        """Gives the PTX. `types` are those of run-time arguments ("*bf16", "i32"), `constants` the constexpr ones."""
+        """Gives the PTX. `types` are those of run-time arguments ("*bf16", "i32"), `constants` the constexpr ones.
+
+        Pointers are taken to be divisible by 16, as are the numbers that `divisible_by_16` names: only then are rows
+        copied while others are computed with, in as much shared memory as that takes.
+        """
         triton = pytest.importorskip("triton")
         compiler = pytest.importorskip("triton.compiler")
         backends = pytest.importorskip("triton.backends.compiler")
@@ -130,13 +136,13 @@ def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., s
                 signature[name], values[(index,)] = "constexpr", constants[name]
             else:
                 signature[name] = types[name]
-                if types[name].startswith("*"):
+                if types[name].startswith("*") or name in divisible_by_16:
                     divisible[(index,)] = [["tt.divisibility", 16]]
         source = compiler.ASTSource(kernel, signature, values, divisible)
         target = backends.GPUTarget("cuda", capability, 32)
         options = {"num_warps": num_warps, "num_stages": num_stages}
         compiled = triton.compile(source, target=target, options=options)
-        assert compiled.metadata.shared <= SHARED_BYTES[capability], kernel.__name__
+        assert compiled.metadata.shared <= (most_shared or SHARED_BYTES[capability]), kernel.__name__
         assert compiled.asm["cubin"]
         return compiled.asm["ptx"]
 

@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import causal_attention as attention_to_stretches
+from redline.ops.causal_attention import fastest
 from redline.ops.dispatch import warn_once_traced
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -44,7 +45,10 @@ def causal_attention(
     if packing is not None and packing.is_whole:
         packing = None
     whole = window is None and packing is None
-    if implementation == "triton" or (implementation == "auto" and _kernels_are_faster(q_BSHD, whole)):
+    by_kernels = implementation == "triton"
+    if implementation == "auto" and _kernels_are_faster(q_BSHD, whole):
+        by_kernels = fastest(q_BSHD) == "triton"
+    if by_kernels:
         return _by_stretches(q_BSHD, k_BSGD, v_BSGD, window, packing)
     if whole:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)

@@ -35,7 +35,7 @@ _FUSED = {
     "aten::_scaled_dot_product_attention_math": "SDPA math",
     "aten::_flash_attention_forward": "flash",
     "aten::_efficient_attention_forward": "memory-efficient",
-    "redline::causal_attention": "Redline's",
+    "redline::causal_attention": "Redline's causal attention",
     "aten::_native_multi_head_attention": "fused multi-head attention",
     "aten::_transformer_encoder_layer_fwd": "fused encoder layer",
 }

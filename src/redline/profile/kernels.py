@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from redline.profile.subject import Subject
 
 # Parts of a kernel's name that only attention has.
-_ATTENTION_WORDS = ("scaled_dot_product", "attention", "flash_fwd", "flash_bwd", "fmha", "sdpa")
+_ATTENTION_WORDS = ("scaled_dot_product", "attention", "attend_kernel", "flash_fwd", "flash_bwd", "fmha", "sdpa")
 
 
 @dataclass(frozen=True)

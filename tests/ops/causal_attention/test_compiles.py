@@ -8,27 +8,50 @@ import torch
 host = pytest.importorskip("redline.ops.causal_attention.triton")
 kernels = pytest.importorskip("redline.ops.causal_attention.triton_kernels")
 pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled when interpreted")
-KERNELS = {"forward": kernels.forward_kernel, "queries": kernels.queries_kernel, "keys": kernels.keys_kernel}
+KERNELS = {what: getattr(kernels, f"causal_attention_{what}_kernel") for what in ("forward", "queries", "keys")}
+STRIDES = [f"{name}_{of}" for name in ("q", "k", "v", "pull") for of in ("token", "head")]
 NUMBERS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ROOM = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
 def compile_kernel(
-    compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str, dim: int, name: str, capability: int
+    compiles: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    dim: int,
+    name: str,
+    capability: int,
+    lowest: str = "*i32",
 ) -> None:
     monkeypatch.setattr(host.kernel, "shared_bytes", lambda _: ROOM[capability])
     kernel, q = KERNELS[what], torch.empty(1, 12, dim, dtype=NUMBERS[name], device="meta")
-    constants = host._constants(q, q[:, :4], host.tiles_for(what, q))
+    tiles = host.tiles_for(what, q)
+    constants = host._constants(q, q[:, :4], tiles)
     warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
     types = dict.fromkeys(kernel.arg_names, "i32") | {"scale": "fp32", "size": "fp32"}
-    types |= dict.fromkeys(("logs", "dots"), "*fp32") | dict.fromkeys(("lowest", "highest"), "*i32")
+    types |= dict.fromkeys(("logs", "dots"), "*fp32") | {"lowest": lowest, "highest": "*i32"}
     types |= dict.fromkeys(("q", "k", "v", "out", "pull", "q_pull", "k_pull", "v_pull"), f"*{name}")
-    compiles(kernel, types, constants, capability, warps, stages)
+    given = [name for name in (*STRIDES, "tokens") if name in kernel.arg_names]
+    compiles(kernel, types, constants, capability, warps, stages, given, tiles.kib * 1024)
 
 
 @pytest.mark.parametrize("what", KERNELS)
 def test_compiles_for_an_h200(compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     compile_kernel(compiles, monkeypatch, what, 64, "bf16", 90)
+
+
+def test_the_sums_of_pulls_compile(compiles: Callable[..., None]) -> None:
+    kernel = kernels.causal_attention_dots_kernel
+    types = dict.fromkeys(kernel.arg_names, "i32") | {"out": "*bf16", "pull": "*bf16", "dots": "*fp32"}
+    compiles(kernel, types, {"HEADS": 12, "D": 64, "M": host._DOTS_ROWS})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", KERNELS)
+def test_takes_long_numbers_of_tokens(
+    compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    compile_kernel(compiles, monkeypatch, what, 64, "bf16", 90, lowest="*i64")
 
 
 @pytest.mark.slow

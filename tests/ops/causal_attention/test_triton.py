@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import MachineError
+from redline.flops import counting_flops
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import causal_attention, reference
@@ -59,9 +60,20 @@ def test_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: in
     )
 
 
+def test_a_window_may_begin_before_the_first_token(agrees: Agrees) -> None:
+    low = torch.arange(100, device=DEVICE) - 39
+    agrees(
+        lambda q, k, v: triton.causal_attention(q, k, v, low),
+        lambda q, k, v: reference.causal_attention(q, k, v, low),
+        [torch.randn(100, 2, 16) for _ in range(3)],
+        torch.float32,
+        DEVICE,
+    )
+
+
 @pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
 def test_tiles_of_any_shape_agree(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
-    monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2))
+    monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2, 99))
     low = lowest(150, (20, 100), 70)
     agrees(
         lambda q, k, v: triton.causal_attention(q, k, v, low),
@@ -113,6 +125,14 @@ def test_what_is_no_number_shows_where_it_is_seen() -> None:
     v[10] = torch.nan
     found = triton.causal_attention(q, k, v, lowest(40, (5, 30), None))
     assert found[10:30].isnan().all()
+
+
+def test_its_arithmetic_is_counted_by_what_is_seen() -> None:
+    q, k, v = (torch.randn(20, heads, 16, device=DEVICE, requires_grad=True) for heads in (2, 1, 1))
+    with counting_flops() as counter:
+        triton.causal_attention(q, k, v, torch.arange(20, device=DEVICE) - 3).sum().backward()
+    seen = 1 + 2 + 3 + 4 * 17
+    assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 16 * seen
 
 
 def test_is_an_operator_as_torch_wants_it() -> None:

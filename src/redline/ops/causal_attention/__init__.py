@@ -13,7 +13,7 @@ from redline.errors import ModelError
 from redline.ops.causal_attention import reference
 from redline.ops.dispatch import choose
 
-__all__ = ["causal_attention"]
+__all__ = ["causal_attention", "fastest"]
 
 
 def causal_attention(
@@ -24,17 +24,25 @@ def causal_attention(
     It is not checked: the host would have to wait for the device.
     """
     _check(q_THD, k_TGD, v_TGD, lowest_T)
-
-    def why_not() -> str:
-        from redline.ops.causal_attention import triton
-
-        return triton.why_not(q_THD)
-
-    if choose("causal attention", implementation, q_THD.device, why_not) == "triton":
+    if _choose(implementation, q_THD) == "triton":
         from redline.ops.causal_attention import triton
 
         return triton.causal_attention(q_THD, k_TGD, v_TGD, lowest_T)
     return reference.causal_attention(q_THD, k_TGD, v_TGD, lowest_T)
+
+
+def fastest(q: Tensor) -> str:
+    """What `auto` takes for such queries."""
+    return _choose("auto", q)
+
+
+def _choose(asked: str, q: Tensor) -> str:
+    def why_not() -> str:
+        from redline.ops.causal_attention import triton
+
+        return triton.why_not(q)
+
+    return choose("causal attention", asked, q.device, why_not)
 
 
 def _check(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> None:

@@ -6,14 +6,14 @@ of seven more than is needed, and nobody waits.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.causal_attention.triton_kernels import dots_kernel, forward_kernel, keys_kernel, queries_kernel
+from redline.ops.causal_attention import triton_kernels as kernels
 
 INTERPRETED = kernel.INTERPRETED
 HEAD_DIMS = (16, 32, 64, 128)
@@ -23,32 +23,26 @@ _DOTS_ROWS = 128
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries and keys of a tile; warps and stages of its programs."""
+    """Queries and keys of a tile, warps and stages of its programs, and the shared memory that they may take."""
 
     queries: int
     keys: int
     warps: int
     stages: int
-
-    def shared_bytes(self, what: str, dim: int, size: int) -> int:
-        """What stays for all of a program, what each stage of its loop brings, and shares on their way to a product."""
-        bytes_of_row, shares = dim * size, self.queries * self.keys * size
-        if what == "forward":
-            return bytes_of_row * (self.queries + self.stages * 2 * self.keys) + shares
-        stays, comes = (self.keys, self.queries) if what == "keys" else (self.queries, self.keys)
-        return bytes_of_row * 2 * (stays + self.stages * comes) + shares
+    kib: int
 
 
-# Measured on an H200, by what a kernel does, bytes of a number and width of a head.
+# By what a kernel does, bytes of a number and width of a head; the first that fits. The first ones were the fastest on
+# an H200, the others are for cards with less shared memory.
 TILES = {
-    ("forward", 2, 64): Tiles(128, 64, 8, 3),
-    ("forward", 2, 128): Tiles(64, 64, 4, 3),
-    ("queries", 2, 64): Tiles(64, 64, 4, 3),
-    ("queries", 2, 128): Tiles(128, 64, 8, 3),
-    ("keys", 2, 64): Tiles(128, 64, 4, 2),
-    ("keys", 2, 128): Tiles(64, 128, 8, 3),
+    ("forward", 2, 64): (Tiles(128, 64, 8, 3, 80),),
+    ("forward", 2, 128): (Tiles(64, 64, 4, 3, 120), Tiles(64, 64, 4, 2, 96)),
+    ("queries", 2, 64): (Tiles(64, 64, 4, 3, 96),),
+    ("queries", 2, 128): (Tiles(128, 64, 8, 3, 176), Tiles(64, 64, 8, 2, 96)),
+    ("keys", 2, 64): (Tiles(128, 64, 4, 2, 96),),
+    ("keys", 2, 128): (Tiles(64, 128, 8, 3, 176), Tiles(64, 64, 8, 2, 96)),
 }
-_SMALL = Tiles(32, 32, 4, 2)
+_SMALL = Tiles(32, 32, 4, 2, 99)
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> Tensor:
@@ -64,12 +58,9 @@ def why_not(q_THD: Tensor) -> str:
 
 
 def tiles_for(what: str, x: Tensor) -> Tiles:
-    """Those that were measured, with fewer stages where the device has less shared memory."""
-    dim, size = x.shape[-1], x.element_size()
-    tiles, room = TILES.get((what, size, max(64, dim)), _SMALL), kernel.shared_bytes(x)
-    while tiles.stages > 1 and tiles.shared_bytes(what, dim, size) > room:
-        tiles = replace(tiles, stages=tiles.stages - 1)
-    return tiles if tiles.shared_bytes(what, dim, size) <= room else _SMALL
+    room = kernel.shared_bytes(x)
+    choices = TILES.get((what, x.element_size(), max(64, x.shape[-1])), ())
+    return next((tiles for tiles in choices if tiles.kib * 1024 <= room), _SMALL)
 
 
 @torch.library.custom_op("redline::causal_attention", mutates_args=())
@@ -81,7 +72,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor) -> tuple[Tensor, T
     tiles = tiles_for("forward", q)
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
     kernel.launch(
-        forward_kernel,
+        kernels.causal_attention_forward_kernel,
         (-(-tokens // tiles.queries), heads),
         *(q, k, v, out, logs, lowest.contiguous(), tokens, dim**-0.5 / math.log(2), *strides),
         **_constants(q, k, tiles),
@@ -108,19 +99,19 @@ def _backward(
     dots = torch.empty_like(logs)
     of_dots = (out, pull, dots, tokens, *pull.stride()[:2])
     grid = (-(-tokens // _DOTS_ROWS), heads)
-    kernel.launch(dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
+    kernel.launch(kernels.causal_attention_dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
     strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *pull.stride()[:2])
     sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *strides)
     tiles = tiles_for("keys", q)
     kernel.launch(
-        keys_kernel,
+        kernels.causal_attention_keys_kernel,
         (-(-tokens // tiles.keys), groups),
         *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest, *sizes),
         **_constants(q, k, tiles),
     )
     tiles = tiles_for("queries", q)
     kernel.launch(
-        queries_kernel,
+        kernels.causal_attention_queries_kernel,
         (-(-tokens // tiles.queries), heads),
         *(q, k, v, pull, logs, dots, q_pull, lowest, *sizes),
         **_constants(q, k, tiles),

@@ -55,7 +55,7 @@ def _mix_keys(
 
 
 @triton.jit
-def forward_kernel(
+def causal_attention_forward_kernel(
     q, k, v, out, logs, lowest, tokens, scale,
     q_token, q_head, k_token, k_head, v_token, v_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -75,7 +75,7 @@ def forward_kernel(
     greatest = tl.full((M,), float("-inf"), tl.float32)
     sums = tl.zeros((M,), tl.float32)
     # What the first of these tokens sees, and what all of them see.
-    begin = tl.load(lowest + start) // N * N
+    begin = tl.maximum(tl.load(lowest + start), 0) // N * N
     last = tl.minimum(start + M, tokens) - 1
     common = tl.minimum(tl.cdiv(tl.load(lowest + last), N) * N, start // N * N)
     common = tl.maximum(common, begin)
@@ -97,7 +97,9 @@ def forward_kernel(
 
 
 @triton.jit
-def dots_kernel(out, pull, dots, tokens, pull_token, pull_head, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr):
+def causal_attention_dots_kernel(
+    out, pull, dots, tokens, pull_token, pull_head, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr
+):
     """What each token got times what pulls at it: the share of the softmax's sum in all of its gradients."""
     start, head = tl.program_id(0) * M, tl.program_id(1)
     mixed = _tile(out + head * D, start, tokens, HEADS * D, D, M).to(tl.float32)
@@ -126,7 +128,7 @@ def _pull_queries(
 
 
 @triton.jit
-def queries_kernel(
+def causal_attention_queries_kernel(
     q, k, v, pull, logs, dots, q_pull, lowest, tokens, scale, size,
     q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -146,7 +148,7 @@ def queries_kernel(
     q_MD = _tile(q, start, tokens, q_token, D, M)
     pull_MD = _tile(pull, start, tokens, pull_token, D, M)
     total = tl.zeros((M, D), tl.float32)
-    begin = tl.load(lowest + start) // N * N
+    begin = tl.maximum(tl.load(lowest + start), 0) // N * N
     last = tl.minimum(start + M, tokens) - 1
     common = tl.minimum(tl.cdiv(tl.load(lowest + last), N) * N, start // N * N)
     common = tl.maximum(common, begin)
@@ -190,7 +192,7 @@ def _pull_keys(
 
 
 @triton.jit
-def keys_kernel(
+def causal_attention_keys_kernel(
     q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest, tokens, scale, size,
     q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
