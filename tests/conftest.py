@@ -1,6 +1,7 @@
 """What tests share."""
 
 import contextlib
+import gc
 import os
 import signal
 import warnings
@@ -25,6 +26,8 @@ def pytest_configure() -> None:
     if processes > 1:
         share = max(1, (os.cpu_count() or 1) // processes)
         torch.set_num_threads(share)
+        # For the processes that tests start, which would each take all of them too.
+        os.environ.setdefault("OMP_NUM_THREADS", str(share))
         if torch.cuda.is_available():
             os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(2 * share))
 
@@ -51,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage has to walk through it again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard() -> None:
     """A background job of a shell ignores Ctrl-C, and so would every child; some tests send it."""
@@ -60,10 +68,12 @@ def ctrl_c_is_heard() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Ceilings and compiled code go into a folder of the tests' own, never the user's or another process's."""
+    """Ceilings and compiled code go into a folder of the tests' own, never the user's; code not another process's."""
     folder = tmp_path_factory.mktemp("cache")
+    # What is known of the machine is the same for all who test side by side, and takes seconds to find out.
+    shared = tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDLINE_CACHE", str(folder))
+        patch.setenv("REDLINE_CACHE", str(shared / "machine"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
         yield folder
 

@@ -45,24 +45,33 @@ def planted() -> Iterator[None]:
     planted_rungs.uproot()
 
 
-@pytest.fixture(autouse=True)
-def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
-    """The session's, which measure no ceilings: no verdict asks for them, and the climb of the module's has its own."""
+@pytest.fixture(scope="module", autouse=True)
+def no_ceilings() -> Iterator[None]:
+    """They take seconds, and no verdict here asks for them; `cli/test_climb` climbs with them."""
 
     def ask(pool: WorkerPool, device: str, measure: bool = True) -> Machine:
         return ask_machine(pool, device, measure=False)
 
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("redline.climb", "redline.verify"):
+            patch.setattr(f"{module}.ask_machine", ask)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
     for module in ("redline.climb", "redline.verify"):
         monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent_pool))
-        monkeypatch.setattr(f"{module}.ask_machine", ask)
 
 
 @pytest.fixture(scope="module")
-def climbed(tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool) -> Iterator[tuple[Climbed, Path]]:
+def climbed(
+    tmp_path_factory: pytest.TempPathFactory, quiet_pool: WorkerPool, no_ceilings: None
+) -> Iterator[tuple[Climbed, Path]]:
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=12, sampling_s=2)
+    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
     yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
 
 
@@ -148,7 +157,12 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(tmp_path: Path) -> None:
+def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A small share of a long budget: it is soon over, and a slow machine still gets as far as the trial.
+    monkeypatch.setattr("redline.budget._SHARE", 0.05)
+    monkeypatch.setattr("redline.budget._LEAST_S", 0.5)
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=("planted_hang",), budget_s=20, sampling_s=1)
     verdict, reason = verdicts(climb(settings))["planted_hang"]
     assert verdict == "unmeasured" and "for want of budget" in reason
@@ -159,7 +173,8 @@ def test_a_search_that_did_not_end_is_not_begun_again_with_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redline.budget._WORTH_ANOTHER_SEARCH", 1.0)
-    # On a slow machine both would be given the least.
+    # A small share is soon over; on a slow machine both would be given the least.
+    monkeypatch.setattr("redline.budget._SHARE_OF_A_SEARCH", 0.03)
     monkeypatch.setattr("redline.budget._LEAST_S", 0.5)
     only = ("planted_search(mode=max-autotune)", "planted_search(mode=max-autotune, wide=true)")
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, budget_s=40, sampling_s=1)
@@ -375,7 +390,7 @@ def test_what_a_compiler_has_taken_is_known_for_what_it_compiles_next() -> None:
 @pytest.mark.usefixtures("without_compiler")
 def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
     settings = Settings(
-        f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=1, timeout_s=60
+        f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=0.2, timeout_s=60
     )
     result = climb(settings)
     baseline = result.measurements[0]
@@ -392,7 +407,7 @@ def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
         shapes,
         device="cpu",
         only=("fold_batchnorm",),
-        sampling_s=1,
+        sampling_s=0.2,
         timeout_s=60,
     )
     result = climb(settings)
@@ -409,7 +424,7 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
         device="cpu",
         objective="memory",
         only=("fold_batchnorm",),
-        sampling_s=1,
+        sampling_s=0.2,
     )
     result = climb(settings)
     trial = next(m for m in result.measurements if m.role == "trial")

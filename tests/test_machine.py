@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from redline.ceilings import measure_ceilings, with_ceilings
+from redline.ceilings import with_ceilings
 from redline.errors import MachineError
 from redline.job import Job
 from redline.machine import Ceilings, Machine, resolve_device
@@ -58,21 +58,27 @@ def test_the_precision_to_start_from() -> None:
     assert replace(CPU, ceilings=half).recommended_precision()[0] == "fp16"
 
 
-def test_measured_ceilings_are_sane_and_cached() -> None:
-    machine = with_ceilings(CPU, again=True)
-    assert machine.ceilings is not None
-    assert 1e8 < machine.ceilings.bytes_per_s < 1e13
-    assert 1e8 < machine.ceilings.matmul_flops_per_s["fp32"] < 1e15
-    assert Machine.detect("cpu").ceilings == machine.ceilings
+@pytest.fixture(scope="module")
+def measured() -> Machine:
+    """Which takes seconds, and is done once."""
+    return with_ceilings(CPU, again=True)
+
+
+def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
+    assert measured.ceilings is not None
+    assert 1e8 < measured.ceilings.bytes_per_s < 1e13
+    assert 1e8 < measured.ceilings.matmul_flops_per_s["fp32"] < 1e15
+    assert Machine.detect("cpu").ceilings == measured.ceilings
     assert torch._C._get_mkldnn_enabled()  # what a bf16 product does to it on a CPU without bf16 is undone
 
 
-def test_a_ceiling_that_the_machine_outruns_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = with_ceilings(CPU)
+def test_a_ceiling_that_the_machine_outruns_is_measured_again(
+    measured: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert measured.ceilings is not None
     low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
     calls = []
-    monkeypatch.setattr("redline.ceilings.measure_ceilings", lambda m: calls.append(m) or measure_ceilings(m))
+    monkeypatch.setattr("redline.ceilings.measure_ceilings", lambda m: calls.append(m) or measured.ceilings)
     assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls
 
 

@@ -20,7 +20,7 @@ from redline.plan import Plan
 
 from .conftest import TINY, Seen, strict_json
 
-ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "1s"]
+ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "300ms"]
 ARGUMENTS += ["--target", "1us"]  # out of reach, so that it stops nothing
 WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
 
@@ -122,7 +122,7 @@ def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
 @pytest.mark.usefixtures("without_compiler")
 def test_the_default_folder_is_named_after_the_workload(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TINY.read_text())
-    arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "1s"]
+    arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "300ms"]
     seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments, "--resume")
     assert seen.code == 0, seen.err
     assert "there is nothing to resume: starting afresh" in seen.err and "resume  there is nothing" in seen.out

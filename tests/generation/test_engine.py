@@ -51,9 +51,9 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
 def test_a_memory_model_generates_what_it_says_of_the_whole_text(recorded: bool, memory_model: TitanModel) -> None:
     batch = prompts(3, 31, 1)
     engine = InferenceEngine(memory_model, chunk=10, recorder=FakeRecorder() if recorded else None)
+    expected = [one_by_one(memory_model, prompt, 20) for prompt in batch]
     for _ in range(2):
-        for prompt, completion in zip(batch, engine.generate(batch, max_tokens=20), strict=True):
-            assert completion.tokens == one_by_one(memory_model, prompt, 20)
+        assert [completion.tokens for completion in engine.generate(batch, max_tokens=20)] == expected
 
 
 @pytest.mark.parametrize("slots", [0, 5])

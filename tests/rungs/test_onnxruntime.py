@@ -2,6 +2,7 @@ import logging
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline import onnx_engine
 from redline.errors import RungError
 from redline.job import Job
 from redline.machine import Machine
@@ -56,6 +58,28 @@ def pictures(seed: int, shape: tuple[int, ...] = (2, 3, 11, 13)) -> Tensor:
 def applied() -> Any:
     """One export shared by the tests that only look at it."""
     return Plan((Onnxruntime(),)).apply(cnn(), pictures(0))
+
+
+@pytest.fixture(scope="module")
+def exports() -> dict[object, bytes]:
+    """What was exported for the tests that share it."""
+    return {}
+
+
+@pytest.fixture
+def exported_once(exports: dict[object, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what follows: an export takes a second, and the same weights and shapes give the same one again."""
+    export = onnx_engine._export
+
+    def remember(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
+        weights = tuple(weight.numpy().tobytes() for weight in model.state_dict().values())
+        same = (str(model), weights, tuple(tensor.shape for tensor in tensors))
+        if same not in exports:
+            export(model, tensors, path)
+            exports[same] = path.read_bytes()
+        path.write_bytes(exports[same])
+
+    monkeypatch.setattr(onnx_engine, "_export", remember)
 
 
 def test_output_is_that_of_the_model(applied: Any) -> None:
@@ -105,6 +129,7 @@ def test_the_users_model_flags_and_logging_are_left_alone(
     assert tuple(capfd.readouterr()) == ("", "")
 
 
+@pytest.mark.usefixtures("exported_once")
 def test_static_int8_reaches_convolutions() -> None:
     model = cnn()
     rung = Onnxruntime(int8="static")
@@ -118,6 +143,7 @@ def test_static_int8_reaches_convolutions() -> None:
     assert fast.model.weight_bytes < sum(p.nbytes for p in model.parameters()) / 2
 
 
+@pytest.mark.usefixtures("exported_once")
 def test_percentile_clips_what_minmax_keeps() -> None:
     model = nn.Sequential(nn.Linear(32, 32)).eval()
     with torch.no_grad():
@@ -132,6 +158,7 @@ def test_percentile_clips_what_minmax_keeps() -> None:
     assert errors["calibration=percentile"] < 0.1 * errors["calibration=minmax"]
 
 
+@pytest.mark.usefixtures("exported_once")
 def test_dynamic_int8_reaches_linear_layers_only() -> None:
     model = cnn()
     rung = Onnxruntime(int8="dynamic")
@@ -144,6 +171,7 @@ def test_dynamic_int8_reaches_linear_layers_only() -> None:
     assert rung.proof(nothing.job) == ""
 
 
+@pytest.mark.usefixtures("exported_once")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_never_passes_calibration(bad: float) -> None:
     x = pictures(0)
@@ -205,6 +233,7 @@ def test_a_new_shape_is_exported_once() -> None:
     assert "2 sessions" in rung.proof(fast.job)
 
 
+@pytest.mark.usefixtures("exported_once")
 def test_a_new_shape_in_int8_says_what_it_is_calibrated_on() -> None:
     model = cnn()
     fast = Plan((Onnxruntime(int8="static"),)).apply(model, pictures(0))

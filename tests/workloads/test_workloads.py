@@ -153,9 +153,9 @@ def test_resnet_gates() -> None:
     assert all(verdicts(nothing))
     assert all(verdicts(bf16_weights))
     assert all(verdicts(rounded(8)))
-    assert not any(verdicts(rounded(6)))
-    assert not any(verdicts(lost_shift))
-    assert not any(verdicts(lost_mean))
+    assert not any(verdicts(rounded(6), batches=1))
+    assert not any(verdicts(lost_shift, batches=1))
+    assert not any(verdicts(lost_mean, batches=1))
     assert not any(verdicts(Constant))
 
 
@@ -209,9 +209,9 @@ def test_unet_gates() -> None:
         return change
 
     assert all(verdicts(InBf16))
-    assert not any(verdicts(without("draft.encoder_attention.out")))
-    assert not any(verdicts(without("refine.bottom.conv2")))
-    assert not any(verdicts(without("refine.film")))
+    assert not any(verdicts(without("draft.encoder_attention.out"), batches=1))
+    assert not any(verdicts(without("refine.bottom.conv2"), batches=1))
+    assert not any(verdicts(without("refine.film"), batches=1))
     assert not any(verdicts(Constant))
 
 
@@ -230,8 +230,8 @@ def test_drct_gates() -> None:
                 module.shift = 0
 
     assert all(verdicts(bf16_weights))
-    assert not any(verdicts(without_biases))
-    assert not any(verdicts(never_shifted))
+    assert not any(verdicts(without_biases, batches=1))
+    assert not any(verdicts(never_shifted, batches=1))
     assert not any(verdicts(Constant))
 
 

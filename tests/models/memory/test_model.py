@@ -213,8 +213,8 @@ def test_the_memory_stays_in_bounds_over_8k_tokens(update: str, text: str) -> No
         "one token": torch.ones(1, 8192).long(),
         "two tokens": torch.arange(8192)[None] % 2,
     }
-    for most in (False, True):
-        if most and update == "titans":
+    for most in (False, True) if update == "titans" else (False,):
+        if most:
             gates = next(module.gates for module in model.modules() if isinstance(module, Titans))
             with torch.no_grad():  # no momentum and the largest step, which overshoots most
                 gates.weight.zero_()
@@ -334,7 +334,7 @@ class Training:
 
 @pytest.mark.parametrize("kind", ["bank", "window", "neural", "titans"])
 def test_recomputed_activations_give_the_same_gradients(kind: str) -> None:
-    model, text = built(KINDS[kind]).train(), tokens(2, 30)
+    model, text = built(KINDS[kind]).train(), tokens(2, 20)
     model.score_weight = 0.1
     plain, found = Training.of(model, text), {}
     for granularity in ("block", "layer", "selective"):
