@@ -237,7 +237,7 @@ def film_section(rows: Sequence[Row]) -> str:
     """What `redline stream FILM null --json` says, with the GPU, the version of torch, the command and how the film was
     made."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
-    figures = ("frames/s", "p50", "p99", "peak memory", f"p50 of {', '.join(stages)}")
+    figures = ("frames/s", "p50", "p99", "memory", f"p50 of {', '.join(stages)}")
     head = ("film", "model", "size", "settings", "plan", *figures)
     lines = []
     for row in rows:
@@ -291,7 +291,10 @@ def transformer_page(root: Path) -> str:
 def stream_page(root: Path) -> str:
     about = (
         "The live model as a stream runs it, from frames in main memory to finished pictures there; "
-        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means."
+        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means. Its weights are fresh: "
+        "PSNR says how far arithmetic moves a picture, not how good it is. A stream on a GPU takes "
+        "`bf16 + channels_last` and a graph unless it is told otherwise; the last arm is "
+        '`--plan "fp16 + channels_last + compile"`, which takes half a minute to set up.'
     )
     return _page(root, "Live video, measured", about, ("stream",))
 

@@ -146,7 +146,7 @@ def sweep() -> Iterable[Case]:
     """Tiles of each kernel, the others as they are shipped."""
     from redline.ops.causal_attention import triton
 
-    for size in (SIZES[0], SIZES[1], SIZES[3], SIZES[5]):
+    for size in (SIZES[0], SIZES[1], SIZES[3], SIZES[5], Size(2048, key_heads=4)):
         for what in ("forward", "queries", "keys"):
             plain = case(size, what != "forward")
             build = plain.arms["redline"]
@@ -155,8 +155,8 @@ def sweep() -> Iterable[Case]:
                 for keys in (32, 64, 128):
                     for warps in (4, 8):
                         for stages in (2, 3):
-                            tiles = triton.Tiles(queries, keys, warps, stages)
-                            table = {**triton.TILES, (what, 2, size.head_size): tiles}
+                            tiles = triton.Tiles(queries, keys, warps, stages, kib=0)
+                            table = {**triton.TILES, (what, 2, size.head_size): (tiles,)}
                             values: dict[str, object] = {"TILES": table}
                             arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
             yield replace(plain, name=f"sweep of {what} of {plain.name}", arms=arms)

@@ -2,14 +2,18 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from patience import PATIENCE_S
+from redline import cli
 from redline.cli import COMMANDS, load_command
 from redline.rungs import RUNGS
 from redline.workloads import BUNDLED
@@ -117,3 +121,32 @@ def test_doctor_says_what_the_machine_can_do(command: Callable[..., Seen]) -> No
     assert not machine["rungs"]["cuda_graph"]["available"] and machine["rungs"]["fold_batchnorm"]["available"]
     text = command("doctor", "--device", "cpu").out
     assert machine["name"] in text and "copy" in text and machine["rungs"]["cuda_graph"]["why_not"] in text
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_output_that_cannot_be_written_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        for arguments in (["--version"], ["rungs"]):
+            seen = subprocess.run(
+                [sys.executable, "-m", "redline", *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+            said = "redline: the output cannot be written: No space left on device."
+            assert (seen.returncode, seen.stderr.strip()) == (2, said), arguments
+
+
+def test_ctrl_c_while_packages_are_imported_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages take it for one of theirs that is missing, and go on without it."""
+
+    def imports(name: str) -> object:
+        with suppress(BaseException):
+            signal.raise_signal(signal.SIGINT)
+        return SimpleNamespace(doctor=lambda: None)
+
+    monkeypatch.setattr(cli, "import_module", imports)
+    with pytest.raises(KeyboardInterrupt):
+        cli.load_command("doctor")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

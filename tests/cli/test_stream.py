@@ -84,7 +84,7 @@ def test_the_line_in_the_terminal_says_stages_and_jitter() -> None:
     stages = dict(zip(STAGES, (0.001, 0.002, 0.0003, 0.0125, 0.0004, 0.003), strict=True))
     said: list[str] = []
     status = SimpleNamespace(update=said.append)
-    _show(status, Sample(1.0, 25, 25.0, 0.02, 0.03, 0.04, 0.0015, stages, stages, stages, {}, 0.5, 2**28), "CPU")
+    _show(status, Sample(1.0, 25, 25.0, 0.02, 0.03, 0.04, 0.0015, stages, stages, stages, {}, 0.5, 2**28, 2**29), "CPU")
     assert said == [
         "25.0 frames/s, p50/p95/p99 20/30/40 ms, jitter 1.5 ms, dropped 0, CPU 50%, 256 MiB\n"
         "  capture 1, wait 2, copy in 0.3, compute 12, copy out 0.4, display 3 ms"
@@ -141,7 +141,7 @@ def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
         Image.new("RGB", (side, side)).save(tmp_path / "in" / f"{number}.png")
     seen = stream("in", "out.mp4")
     said = "the picture changes to 24×24, and 'out.mp4' cannot change with it: give --size 16x16."
-    assert seen.code == 2 and said in " ".join(seen.err.split())
+    assert seen.code == 2 and said in " ".join(seen.err.split()) and seen.err.count("changes") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert stream("in", "out/").code == 0
     assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
@@ -171,6 +171,8 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
         (["--size", "0x5"], "a size is a width and a height, as in 512x512, not '0x5'."),
         (["--control", "a,b"], "a control vector is numbers with commas between them, not 'a,b'."),
         (["--control", ",".join("1" * 9)], "LSD of width 16 takes 8 numbers of control at the most, not 9."),
+        (["--control", "0,5"], "control of “Keep colour cast” goes from 0 to 1, not to 5."),
+        (["--control", "-1"], "control of “Keep darkness” goes from 0 to 1, not to -1."),
         (["--steps", "9"], "the distilled sampler takes 1 to 4 steps, not 9."),
         (["--steps", "0"], "steps is a whole number from 1 to 1000, not 0."),
         (["--strength", "2"], "strength is a number from 0 to 1, not 2.0."),
@@ -318,7 +320,7 @@ def test_of_nothing_there_is_no_report(
 
     def stopped(self: Session, show: object = None) -> Result:
         self.places.close()
-        return Result(Outcome(False, 0, Latency().report()), self._about(), (), interrupted=True)
+        return Result(Outcome(False, 0, Latency().report()), self._about(), (), None, interrupted=True)
 
     monkeypatch.setattr(Session, "run", stopped)
     seen = stream("synthetic:16x16,0.2", "null", "--report", "r.html")

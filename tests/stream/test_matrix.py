@@ -121,6 +121,7 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
         ({"steps": 0}, "steps is a whole number"),
         ({"side": "abc"}, r"^side is a whole number, not 'abc'\.$"),
         ({"frames": 61.5}, r"^frames is a whole number, not 61\.5\.$"),
+        ({"steps": 5}, r"^the distilled sampler takes 1 to 4 steps, not 5\.$"),
         ({"steps": True}, r"^steps is a whole number, not True\.$"),
     ],
 )

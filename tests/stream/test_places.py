@@ -302,6 +302,11 @@ def test_a_certificate_is_for_a_page(pages: list[FakePage]) -> None:
         open_places("synthetic:16x16", "null", wishes, LiveSettings(), Latency())
 
 
+def test_a_key_is_for_viewers() -> None:
+    with pytest.raises(RedlineError, match=r"^a key is for viewers on other machines, and this stream serves none\.$"):
+        open_places("synthetic:16x16", "null", Wishes(key="secret"), LiveSettings(), Latency())
+
+
 def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr("redline.stream.places.open_network", lambda url, drop, size: asked.append(url))

@@ -5,6 +5,7 @@ import json
 import resource
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
+from redline.quantities import format_seconds
 from redline.stream.figure_file import FigureFile
 from redline.stream.latency import STAGES, FrameTimes, Latency
 from redline.stream.report_page import About, render_page
@@ -217,7 +219,7 @@ def sample(second: int) -> Sample:
     stages = {stage: 0.001 * (number + 1) for number, stage in enumerate(STAGES)}
     drops = {"compute <busy>": second}
     times = (0.02, 0.03, 0.04, 0.001, stages, stages, stages)
-    return Sample(float(second), 25 * second, 25.0, *times, drops, 0.5, 2**28 + second)
+    return Sample(float(second), 25 * second, 25.0, *times, drops, 0.5, 2**28 + second, 2**29)
 
 
 def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
@@ -226,17 +228,20 @@ def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
         latency.record(FrameTimes(0.001, 0.002, 0.003, 0.004, 0.005, 0.006, number / 25))
     latency.drop("compute <busy>", 7)
     about = About("<b>film</b>", "null", "LSD tiny", "cpu", "cpu", "channels_last", "64×48", "strength 1", 1.5)
-    page = render_page(about, latency.report(), [sample(second) for second in range(2000)])
+    whole = replace(sample(3000), busy_share=0.31, peak_bytes=3 * 2**30, is_whole=True)
+    page = render_page(about, latency.report(), [sample(second) for second in range(2000)], whole)
+    # What is said of all frames is not what the samples that were kept say.
+    assert "31%" in page and "3 GiB" in page and f"50 frames in {format_seconds(3000)}" in page
     assert "<b>film" not in page and "&lt;b&gt;film" in page and "compute <busy>" not in page
     for name in ("latency", "stages", "rate", "drops", "memory", "share"):
         assert f'id="{name}-640-title"' in page, name
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org", "")
     assert len(page) < 600_000, "long streams make no long pages"
-    assert render_page(about, Latency().report(), [])
+    assert render_page(about, Latency().report(), [], whole)
 
 
 def test_the_page_names_the_kind_of_device() -> None:
     for name, kind, said in (("NVIDIA H200", "cuda", "the GPU computed"), ("cpu", "cpu", "the processor computed")):
         about = About("film", "null", "LSD tiny", name, kind, "channels_last", "64×48", "strength 1", 1.5)
-        page = render_page(about, Latency().report(), [sample(second) for second in range(3)])
+        page = render_page(about, Latency().report(), [sample(second) for second in range(3)], sample(3))
         assert said in page and name in page

@@ -3,10 +3,14 @@
 A command's file is read when the command is called: `redline --help` must not wait for torch.
 """
 
+import io
 import os
 import select
+import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -64,12 +68,40 @@ class _Commands(TyperGroup):
 def load_command(name: str) -> Any:
     """The command of a name, made from the function of that name in the file of that name."""
     word = name.replace("-", "_")
-    function = getattr(import_module(f"redline.cli.{word}"), word)
+    with _kept_for_later():
+        function = getattr(import_module(f"redline.cli.{word}"), word)
     if isinstance(function, typer.Typer):
         return typer.main.get_command(function)
     single = typer.Typer(**_LOOK)
     single.command(name)(function)
     return typer.main.get_command(single)
+
+
+@contextmanager
+def _kept_for_later() -> Iterator[None]:
+    """Ctrl-C while packages are imported comes into effect after that: some take it for a package that is missing, and
+    go on without it. A second one does at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[bool] = []
+
+    def note(number: int, frame: object) -> None:
+        if came:
+            raise KeyboardInterrupt
+        came.append(True)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # whoever ignores it, or has another, has a reason
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 _LOOK: dict[str, Any] = {
@@ -112,6 +144,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(out := sys.stdout, io.TextIOWrapper) and out is sys.__stdout__:
+        sys.stdout = _Stdout(out.buffer, out.encoding, "replace", line_buffering=out.line_buffering)
     if sys.argv[1:2] == ["stream"]:
         # Before torch is there: its threads are not to spin while they wait, or two programs that compute on the same
         # cores take turns of a second.
@@ -120,7 +154,10 @@ def main() -> None:
         # Likewise: memory in large pages, of which pictures take few, and which fit each other better when kept.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            sys.stdout.flush()
     except RedlineError as error:
         fail(str(error))
         sys.exit(2)
@@ -130,6 +167,29 @@ def main() -> None:
         if end.code == 1 and output is not None and not _has_reader(output):
             sys.exit(141)  # as a shell says of what SIGPIPE ended
         raise
+
+
+class _Stdout(io.TextIOWrapper):
+    """Where a disk that is full is a sentence; a reader who has left is what it was."""
+
+    def write(self, text: str, /) -> int:
+        with self._said():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._said():
+            super().flush()
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # What cannot be printed is not tried again at the end of the process, where nobody could say so.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            raise RedlineError(f"the output cannot be written: {error.strerror}.") from error
 
 
 def _has_reader(pipe: int) -> bool:

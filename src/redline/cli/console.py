@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+# Whoever closes them wants to hear nothing.
+sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
 # Piped output is read by programs and pagers: wide enough that no table is squeezed to 80 columns.
 # A file may be called :smile:, and is to be printed as it is called.
 results = Console(width=None if sys.stdout.isatty() else 200, emoji=False)

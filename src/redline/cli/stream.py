@@ -139,16 +139,15 @@ def _print(result: Result) -> None:
 
 
 def _print_json(result: Result) -> None:
-    outcome = result.outcome
-    last = result.samples[-1] if result.samples else None
+    outcome, whole = result.outcome, result.whole
     print_json(
         {
             **asdict(result.about),
             "whole": outcome.whole,
             "interrupted": result.interrupted,
             "faults": outcome.faults,
-            "seconds": last.time_s if last else 0.0,
-            "peak_memory_bytes": max((sample.memory_bytes for sample in result.samples), default=0),
+            "seconds": whole.time_s if whole else 0.0,
+            "peak_memory_bytes": whole.peak_bytes if whole else 0,
             "report": asdict(outcome.report),
         }
     )

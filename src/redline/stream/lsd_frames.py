@@ -50,6 +50,9 @@ class LsdFrames:
             raise RedlineError(
                 f"{self.name} takes {self.config.control} numbers of control at the most, not {len(settings.control)}."
             )
+        for name, value in zip(self.control_names, settings.control, strict=False):
+            if not self.control_least <= value <= 1:
+                raise RedlineError(f"control of “{name}” goes from {self.control_least:g} to 1, not to {value:g}.")
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:

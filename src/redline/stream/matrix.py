@@ -21,6 +21,7 @@ from redline.machine import Machine
 from redline.memory import is_out_of_memory
 from redline.models.lsd import SIZES, Lsd
 from redline.plan import Plan
+from redline.samplers.distilled import MOST_STEPS
 from redline.stream.device_peaks import DevicePeaks, is_lost
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
@@ -89,6 +90,8 @@ class Shape:
                 f"a side is 1 pixel or more and frames are {least} or more, not {self.side}, {self.frames}."
             )
         Settings(1.0, self.steps)
+        if self.steps > MOST_STEPS:
+            raise RedlineError(f"the distilled sampler takes 1 to {MOST_STEPS} steps, not {self.steps}.")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "Shape":

@@ -159,7 +159,8 @@ class Pipeline:
             if (frame.height, frame.width) != size:
                 while under_way:
                     self._pass_on(under_way.popleft())
-                self._tell(f"the picture changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
+                if self._sink.takes_new_size:  # else it is said where it ends the stream
+                    self._tell(f"the picture changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 self._transform.prepare(*size)
             # Behind the preparation, which is no frame's own work.

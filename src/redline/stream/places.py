@@ -36,9 +36,9 @@ SINKS = f"a film ({', '.join(CONTAINERS)}), a folder/, browser, window, mjpeg[:P
 _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
 _WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")
 _FOLDER = re.compile(r"(.+)@(\d+(?:\.\d+)?)")
-_BROWSER = "browser"
+_BROWSER, _MJPEG = "browser", "mjpeg"
 # Where somebody looks while it runs: a film goes there at its own pace.
-_SHOWN = (_BROWSER, "mjpeg", "window", "virtual-camera")
+_SHOWN = (_BROWSER, _MJPEG, "window", "virtual-camera")
 _BROWSER_PORT, _BROWSER_SIZE = 8181, (512, 512)
 _LOCAL = "127.0.0.1"
 _WAITS = "it begins when the page is opened; Ctrl-C ends the wait."
@@ -82,6 +82,8 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
     if _BROWSER not in words:
         if wishes.certificate is not None:
             raise RedlineError("a certificate is for the page of a browser, and this stream has none.")
+        if wishes.key is not None and words[1] != _MJPEG:
+            raise RedlineError("a key is for viewers on other machines, and this stream serves none.")
         came = open_source(source, wishes, latency.drop)
         try:
             goes = open_sink(sink, came, wishes)
@@ -110,7 +112,7 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
         return NullSink()
     if text == "window":
         return WindowSink()
-    if word == "mjpeg":
+    if word == _MJPEG:
         return MjpegSink(*_host_and_port(text, PORT), wishes.key)
     if word == "virtual-camera":
         return VirtualCameraSink(source.rate, rest or None)

@@ -44,20 +44,20 @@ class _Chart:
     legend: tuple[tuple[str, str], ...]
 
 
-def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample]) -> None:
-    write_text(path, render_page(about, report, samples))
+def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> None:
+    write_text(path, render_page(about, report, samples, whole))
 
 
-def render_page(about: About, report: Report, samples: Sequence[Sample]) -> str:
+def render_page(about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
+    """`samples` make the curves, `whole` is of all frames."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("redline.stream").joinpath("report_page.html.jinja").read_text("utf-8"))
-    lasted_s = samples[-1].time_s if samples else 0.0
     return template.render(
         css=Markup(files("redline.report").joinpath("report.css").read_text("utf-8")),
         version=VERSION,
         about=about,
-        headline=_headline(report, lasted_s),
-        tiles=_tiles(report, samples),
+        headline=_headline(report, whole.time_s),
+        tiles=_tiles(report, whole),
         charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
         rows=_rows(report),
         facts=_facts(about),
@@ -73,18 +73,16 @@ def _headline(report: Report, lasted_s: float) -> str:
     )
 
 
-def _tiles(report: Report, samples: Sequence[Sample]) -> list[tuple[str, str, str]]:
+def _tiles(report: Report, whole: Sample) -> list[tuple[str, str, str]]:
     latency = report.latency
-    peak = max((sample.memory_bytes for sample in samples), default=0)
-    shares = [sample.busy_share for sample in samples]
     return [
         ("Frames per second", f"{report.frames_per_s:.1f}", f"over {report.window:,} frames"),
         ("Latency p50", format_seconds(latency.p50_s), f"p95 {format_seconds(latency.p95_s)}"),
         ("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
         ("Jitter", format_seconds(report.jitter_s), "from frame to frame"),
         ("Dropped", f"{sum(report.drops.values()):,}", ", ".join(report.drops) or "nothing lost"),
-        ("Memory", format_bytes(peak), "at the most"),
-        ("Device at work", f"{sum(shares) / len(shares):.0%}" if shares else "n/a", "of the time"),
+        ("Memory", format_bytes(whole.peak_bytes), "at the most"),
+        ("Device at work", f"{whole.busy_share:.0%}", "of the time"),
     ]
 
 

@@ -57,6 +57,8 @@ class Result:
     outcome: Outcome
     about: About
     samples: tuple[Sample, ...]
+    # Of all frames; none where no frame came.
+    whole: Sample | None
     interrupted: bool
 
 
@@ -136,12 +138,12 @@ class Session:
             self._say(
                 f"{broken:,} frames had values that are not finite, and show the input there: try --precision fp32."
             )
-        return Result(outcome, self._about(), tuple(watch.samples), watch.stop_wanted.is_set())
+        return Result(outcome, self._about(), tuple(watch.samples), watch.whole, watch.stop_wanted.is_set())
 
     def write_report(self, result: Result) -> None:
         """The page that was asked for, if one was; apart from `run`, so that what is seen does not depend on it."""
-        if self.request.report is not None:
-            write_page(self.request.report, result.about, result.outcome.report, result.samples)
+        if self.request.report is not None and result.whole is not None:
+            write_page(self.request.report, result.about, result.outcome.report, result.samples, result.whole)
 
     def _about(self) -> About:
         source, settings = self.places.source, self._first_settings

@@ -30,7 +30,7 @@ class Busy(Protocol):
 @dataclass(frozen=True)
 class Sample:
     """`frames_per_s` and `busy_share` (of the device's time) are since the sample before and latency is of the window;
-    of one that `is_whole`, all of them are of all frames."""
+    of one that `is_whole`, all of them are of all frames. `peak_bytes` is since the first frame in any."""
 
     time_s: float
     frames: int
@@ -45,6 +45,7 @@ class Sample:
     drops: Mapping[str, int]
     busy_share: float
     memory_bytes: int
+    peak_bytes: int
     is_whole: bool = False
 
     def as_json(self) -> str:
@@ -70,6 +71,8 @@ class Watch:
         clock: Clock | None = None,
     ) -> None:
         self.samples: list[Sample] = []
+        # Of all frames, once it is over; none where no frame came.
+        self.whole: Sample | None = None
         self.error: Exception | None = None
         # Set from anywhere, a signal's handler too, to have the stream stopped at the next tick.
         self.stop_wanted = threading.Event()
@@ -101,7 +104,8 @@ class Watch:
             try:
                 if is_due:
                     self._look(now_s)
-                self._write(self._whole(now_s).as_json() + "\n")
+                self.whole = self._whole(now_s)
+                self._write(self.whole.as_json() + "\n")
             except Exception as error:
                 self.error = error
 
@@ -120,6 +124,7 @@ class Watch:
                     self._began_s, next_s = now_s, now_s + self._every_s
                     self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
                     self._began_busy_s = self._busy.busy_s
+                    self._memory.reset()
                 if now_s >= next_s:
                     # What was slept through is not made up for: rates over single ticks say nothing.
                     next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
@@ -149,6 +154,7 @@ class Watch:
 
     def _sample(self, now_s: float, report: Report, frames_per_s: float, busy_share: float) -> Sample:
         assert self._began_s is not None
+        memory = self._memory.read()
         return Sample(
             time_s=now_s - self._began_s,
             frames=report.frames,
@@ -162,7 +168,8 @@ class Watch:
             stages_p99_s={stage: report.stages[stage].p99_s for stage in STAGES},
             drops=report.drops,
             busy_share=min(1.0, busy_share),
-            memory_bytes=self._memory.read().current_bytes,
+            memory_bytes=memory.current_bytes,
+            peak_bytes=memory.peak_bytes,
         )
 
     def _keep(self, sample: Sample) -> None:
