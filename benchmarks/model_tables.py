@@ -210,7 +210,9 @@ def live_section(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         shape, arm = row["shape"], row["arm"]
-        start = [shape["size"], f"{shape['side']}×{shape['side']}", str(shape["steps"]), escape(arm["name"])]
+        size = f"{shape['size']}, shipped" if shape.get("weights") == "shipped" else shape["size"]
+        pictures = f"{shape['side']}×{shape['side']}" + (" of a film" if shape.get("film") else "")
+        start = [size, pictures, str(shape["steps"]), escape(arm["name"])]
         if row["failure"]:
             lines.append([*start, escape(row["failure"])[:160], *[NONE] * 7])
             continue
@@ -291,7 +293,8 @@ def transformer_page(root: Path) -> str:
 def stream_page(root: Path) -> str:
     about = (
         "The live model as a stream runs it, from frames in main memory to finished pictures there; "
-        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means. Its weights are fresh: "
+        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means. Weights are fresh where "
+        "none are named: "
         "PSNR says how far arithmetic moves a picture, not how good it is. A stream on a GPU takes "
         "`bf16 + channels_last` and a graph unless it is told otherwise; the last arm is "
         '`--plan "fp16 + channels_last + compile"`, which takes half a minute to set up.'

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from redline import plans
 from redline.errors import RedlineError
-from redline.models.lsd import Lsd, LsdConfig
+from redline.models.lsd import Lsd, LsdConfig, load_lsd
 from redline.plan import Plan
 from redline.stream import matrix
+from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdProgram
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
+from upscale.video.clips import make_clip
 
 CPU = torch.device("cpu")
 SHAPE = Shape("tiny", side=17, frames=61)
@@ -112,6 +114,26 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
     assert list(found) == ["channels_last"] and found["channels_last"].least_psnr_db is not None
 
 
+def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
+    make_clip(tmp_path / "film.mkv", frames=64, size=(48, 32))
+    shape = Shape("tiny", side=16, frames=61, film=str(tmp_path / "film.mkv"))
+    found = {row.arm.name: row for row in measure(shape, (PLAIN, LAST), CPU, model)}
+    assert not found["fp32"].failure and (found["channels_last"].least_psnr_db or 0) > 50
+    assert found["fp32"].grown_bytes is None, "a CPU's allocators tell nothing of the kind"
+    (short,) = measure(Shape(side=16, frames=65, film=shape.film), (PLAIN, LAST), CPU, model)
+    assert short.failure == f"{shape.film!r} has 64 frames, and 65 are asked for"
+
+
+def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Lsd] = []
+    monkeypatch.setattr(matrix, "_run", lambda row, plan, model, *_: seen.append(model) or (row, []))
+    for kind in ("fresh", "shipped"):
+        list(measure(Shape(weights=kind), (PLAIN,), CPU))
+    shipped = load_lsd(SHIPPED).state_dict()
+    same = [all(torch.equal(value, shipped[name]) for name, value in one.state_dict().items()) for one in seen]
+    assert same == [False, True]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -122,6 +144,9 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
         ({"side": "abc"}, r"^side is a whole number, not 'abc'\.$"),
         ({"frames": 61.5}, r"^frames is a whole number, not 61\.5\.$"),
         ({"steps": 5}, r"^the distilled sampler takes 1 to 4 steps, not 5\.$"),
+        ({"film": "none.mp4"}, r"^there is no film 'none\.mp4'\.$"),
+        ({"weights": "mine"}, "weights are fresh, or shipped for tiny, not 'mine' for tiny"),
+        ({"weights": "shipped", "size": "light"}, "not 'shipped' for light"),
         ({"steps": True}, r"^steps is a whole number, not True\.$"),
     ],
 )

@@ -104,6 +104,8 @@ def _kept_for_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+# As a shell says of what SIGPIPE ended.
+_UNREAD = 141
 _LOOK: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
@@ -145,7 +147,9 @@ def main() -> None:
         with suppress(AttributeError):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(out := sys.stdout, io.TextIOWrapper) and out is sys.__stdout__:
-        sys.stdout = _Stdout(out.buffer, out.encoding, "replace", line_buffering=out.line_buffering)
+        sys.stdout = _Stdout(
+            out.buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through
+        )
     if sys.argv[1:2] == ["stream"]:
         # Before torch is there: its threads are not to spin while they wait, or two programs that compute on the same
         # cores take turns of a second.
@@ -161,11 +165,14 @@ def main() -> None:
     except RedlineError as error:
         fail(str(error))
         sys.exit(2)
+    except BrokenPipeError:  # met by what was still to be printed at the end
+        _print_nothing_more()
+        sys.exit(_UNREAD)
     except SystemExit as end:
         if end.code == 130:  # what Typer makes of Ctrl-C
             fail("interrupted.")
         if end.code == 1 and output is not None and not _has_reader(output):
-            sys.exit(141)  # as a shell says of what SIGPIPE ended
+            sys.exit(_UNREAD)
         raise
 
 
@@ -187,9 +194,13 @@ class _Stdout(io.TextIOWrapper):
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What cannot be printed is not tried again at the end of the process, where nobody could say so.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            _print_nothing_more()
             raise RedlineError(f"the output cannot be written: {error.strerror}.") from error
+
+
+def _print_nothing_more() -> None:
+    """What could not be printed is not tried again at the end of the process, where nobody could say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _has_reader(pipe: int) -> bool:

@@ -28,6 +28,8 @@ def print_json(data: Any) -> None:
     """One JSON document on stdout, for scripts; never wrapped, never coloured."""
     json.dump(_finite(data), sys.stdout, ensure_ascii=False, indent=2, default=str, allow_nan=False)
     sys.stdout.write("\n")
+    # Whoever has left, or has no room, is met here: before anything else is said.
+    sys.stdout.flush()
 
 
 def _finite(data: Any) -> Any:

@@ -9,7 +9,8 @@ behind is let go of before the next, and where the device itself is lost the row
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,17 +20,20 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.memory import is_out_of_memory
-from redline.models.lsd import SIZES, Lsd
+from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.plan import Plan
 from redline.samplers.distilled import MOST_STEPS
 from redline.stream.device_peaks import DevicePeaks, is_lost
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
+from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
+from redline.stream.places import Wishes, open_source
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.null import NullSink
+from redline.stream.sources import Source
 from redline.stream.sources.synthetic import SyntheticClip
 
 # Left out of the times: caches are cold, and clocks are low.
@@ -71,12 +75,15 @@ CPU_ARMS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What is run: a size of model, the side of its pictures, steps a frame, and how many frames."""
+    """What is run: a size of model, the side of its pictures, steps a frame, and how many frames; of a film, or of a
+    clip that is made on the spot. `weights` are fresh, or for tiny the shipped ones."""
 
     size: str = "tiny"
     side: int = 64
     steps: int = 1
     frames: int = 500
+    film: str = ""
+    weights: str = "fresh"
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
@@ -89,17 +96,23 @@ class Shape:
             raise RedlineError(
                 f"a side is 1 pixel or more and frames are {least} or more, not {self.side}, {self.frames}."
             )
+        if self.film and not Path(self.film).is_file():
+            raise RedlineError(f"there is no film {self.film!r}.")
+        if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
+            raise RedlineError(f"weights are fresh, or shipped for tiny, not {self.weights!r} for {self.size}.")
         Settings(1.0, self.steps)
         if self.steps > MOST_STEPS:
             raise RedlineError(f"the distilled sampler takes 1 to {MOST_STEPS} steps, not {self.steps}.")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "Shape":
-        unknown = [name for name in options if name not in ("size", "side", "steps", "frames")]
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in options if name not in known]
         if unknown:
-            raise RedlineError(
-                f"{unknown[0]!r} is no option of the live model: there are size, side, steps and frames."
-            )
+            names = f"{', '.join(known[:-1])} and {known[-1]}"
+            raise RedlineError(f"{unknown[0]!r} is no option of the live model: there are {names}.")
+        if "film" in options:  # which may be called 1
+            options = {**options, "film": str(options["film"])}
         return cls(**options)
 
 
@@ -108,8 +121,9 @@ class Row:
     """Times in milliseconds: `model_ms` is the device's (on a CPU the host's) for one frame without its copies,
     `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
     `plan` is the arm's as it came out. `peak_bytes` is what a running stream takes of the device, weights included;
-    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `psnr_db` is against the plain
-    arm; the least of all frames, and the mean. After a row with `device_lost` nothing more can run."""
+    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `grown_bytes` is what a GPU holds
+    after the timed frames beyond what it held before them. `psnr_db` is against the plain arm; the least of all frames,
+    and the mean. After a row with `device_lost` nothing more can run."""
 
     shape: Shape
     arm: Arm
@@ -124,6 +138,7 @@ class Row:
     p99_ms: float = 0.0
     peak_bytes: int = 0
     setup_peak_bytes: int = 0
+    grown_bytes: int | None = None
     least_psnr_db: float | None = None
     mean_psnr_db: float | None = None
     setup_s: float = 0.0
@@ -163,7 +178,9 @@ def measure(
 ) -> Iterator[Row]:
     """A row for each arm, the plain one first; one that cannot run says why. Without the plain arm there is nothing to
     hold the others against, so its failure is the last row."""
-    model = weights if weights is not None else fresh_model(shape.size)
+    if weights is None:
+        weights = load_lsd(SHIPPED) if shape.weights == "shipped" else fresh_model(shape.size)
+    model = weights
     machine, expected = Machine.detect(str(device)), []
     for arm in (PLAIN, *(arm for arm in arms if arm != PLAIN)):
         say(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
@@ -218,12 +235,17 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     engine = _Timing(frames, settings, **recorder)
 
     def stream(sink: NullSink, latency: Latency) -> None:
-        source = SyntheticClip(shape.side, shape.side, shape.frames)
-        Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
+        source = _source(shape)
+        try:
+            Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
+        finally:
+            source.close()
 
     pictures = _Pictures(expected)
     stream(pictures, Latency())
-    setup_s, setup_peak_bytes = engine.setup_s, memory.take()
+    if pictures.frames < shape.frames:
+        raise RedlineError(f"{shape.film!r} has {pictures.frames} frames, and {shape.frames} are asked for.")
+    setup_s, setup_peak_bytes, held_bytes = engine.setup_s, memory.take(), _held_bytes(device)
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
     stream(NullSink(), timed)
     report = timed.report()
@@ -238,11 +260,26 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         p99_ms=1e3 * report.latency.p99_s,
         peak_bytes=memory.take(),
         setup_peak_bytes=setup_peak_bytes,
+        grown_bytes=None if held_bytes is None else (_held_bytes(device) or 0) - held_bytes,
         setup_s=setup_s,
     )
     if pictures.errors:
         row = replace(row, least_psnr_db=_psnr_db(max(pictures.errors)), mean_psnr_db=_psnr_db(fmean(pictures.errors)))
     return row, pictures.kept
+
+
+def _source(shape: Shape) -> Source:
+    if not shape.film:
+        return SyntheticClip(shape.side, shape.side, shape.frames)
+    return open_source(shape.film, Wishes(size=(shape.side, shape.side)))
+
+
+def _held_bytes(device: torch.device) -> int | None:
+    """Of tensors and of the allocator's pools, while nothing runs; a CPU's allocators tell nothing of the kind."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device) + torch.cuda.memory_reserved(device)
 
 
 def _failed(row: Row, error: Exception) -> Row:
