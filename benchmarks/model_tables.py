@@ -294,10 +294,9 @@ def stream_page(root: Path) -> str:
     about = (
         "The live model as a stream runs it, from frames in main memory to finished pictures there; "
         "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means. Weights are fresh where "
-        "none are named: "
-        "PSNR says how far arithmetic moves a picture, not how good it is. A stream on a GPU takes "
-        "`bf16 + channels_last` and a graph unless it is told otherwise; the last arm is "
-        '`--plan "fp16 + channels_last + compile"`, which takes half a minute to set up.'
+        "none are named: PSNR says how far arithmetic moves a picture, not how good it is. A stream on a GPU takes "
+        "`bf16 + channels_last` and a graph unless it is told otherwise; the fastest arm there is "
+        '`--plan "fp16 + channels_last + compile"`.'
     )
     return _page(root, "Live video, measured", about, ("stream",))
 

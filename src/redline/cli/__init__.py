@@ -81,7 +81,9 @@ def load_command(name: str) -> Any:
 def _kept_for_later() -> Iterator[None]:
     """Ctrl-C while packages are imported comes into effect after that: some take it for a package that is missing, and
     go on without it. A second one does at once."""
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    # Whoever ignores it, or has another handler, has a reason.
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[bool] = []
@@ -91,10 +93,6 @@ def _kept_for_later() -> Iterator[None]:
             raise KeyboardInterrupt
         came.append(True)
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # whoever ignores it, or has another, has a reason
-        yield
-        return
     signal.signal(signal.SIGINT, note)
     try:
         yield

@@ -30,7 +30,8 @@ class Busy(Protocol):
 @dataclass(frozen=True)
 class Sample:
     """`frames_per_s` and `busy_share` (of the device's time) are since the sample before and latency is of the window;
-    of one that `is_whole`, all of them are of all frames. `peak_bytes` is since the first frame in any."""
+    of one that `is_whole`, all of them are of all frames. `peak_bytes` is since the first frame in any, or
+    since setting up where all were over at once."""
 
     time_s: float
     frames: int

@@ -32,6 +32,7 @@ def test_agrees(
         [torch.randn(tokens, count, dim, device="cuda") for count in (heads, groups, groups)],
         dtype,
         "cuda",
+        # Shares are rounded before they are mixed, and again before they pull.
         roundings=None if dtype == torch.float32 else 4,
     )
 

@@ -30,6 +30,18 @@ def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
     return starts if window is None else torch.maximum(starts, index - window + 1)
 
 
+def compare(agrees: Agrees, low: Tensor, sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> None:
+    """The kernels with the reference; `sizes` are heads of queries, of keys, and channels."""
+    heads, shared, dim = sizes
+    agrees(
+        lambda q, k, v: triton.causal_attention(q, k, v, low),
+        lambda q, k, v: reference.causal_attention(q, k, v, low),
+        [torch.randn(len(low), count, dim) for count in (heads, shared, shared)],
+        dtype,
+        DEVICE,
+    )
+
+
 STRETCHES = [((), None), ((13, 64, 65, 90), None), ((), 40), ((50,), 33), (tuple(range(0, 130, 3)), 2), ((129,), 1)]
 
 
@@ -37,51 +49,25 @@ STRETCHES = [((), None), ((13, 64, 65, 90), None), ((), 40), ((50,), 33), (tuple
 @pytest.mark.parametrize(("begins", "window"), STRETCHES)
 def test_agrees(agrees: Agrees, begins: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
     low = lowest(130, begins, window)
-    agrees(
-        lambda q, k, v: triton.causal_attention(q, k, v, low),
-        lambda q, k, v: reference.causal_attention(q, k, v, low),
-        [torch.randn(130, heads, 16) for heads in (4, 2, 2)],
-        dtype,
-        DEVICE,
-        # Shares are rounded before they are mixed, and again before they pull.
-        roundings=None if dtype == torch.float32 else 4,
-    )
+    compare(agrees, low, (4, 2, 16), dtype)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "shared", "dim"), [(1, 1, 1, 16), (33, 3, 3, 32), (70, 2, 1, 128)])
 def test_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: int, dim: int) -> None:
     low = lowest(tokens, (tokens // 2,), None).long()
-    agrees(
-        lambda q, k, v: triton.causal_attention(q, k, v, low),
-        lambda q, k, v: reference.causal_attention(q, k, v, low),
-        [torch.randn(tokens, count, dim) for count in (heads, shared, shared)],
-        torch.float32,
-        DEVICE,
-    )
+    compare(agrees, low, (heads, shared, dim))
 
 
 def test_a_window_may_begin_before_the_first_token(agrees: Agrees) -> None:
     low = torch.arange(100, device=DEVICE) - 39
-    agrees(
-        lambda q, k, v: triton.causal_attention(q, k, v, low),
-        lambda q, k, v: reference.causal_attention(q, k, v, low),
-        [torch.randn(100, 2, 16) for _ in range(3)],
-        torch.float32,
-        DEVICE,
-    )
+    compare(agrees, low, (2, 2, 16))
 
 
 @pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
 def test_tiles_of_any_shape_agree(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
     monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2, 99))
     low = lowest(150, (20, 100), 70)
-    agrees(
-        lambda q, k, v: triton.causal_attention(q, k, v, low),
-        lambda q, k, v: reference.causal_attention(q, k, v, low),
-        [torch.randn(150, 2, 16) for _ in range(3)],
-        torch.float32,
-        DEVICE,
-    )
+    compare(agrees, low, (2, 2, 16))
 
 
 def test_large_scores_stay_finite() -> None:
@@ -89,12 +75,12 @@ def test_large_scores_stay_finite() -> None:
     inputs, low = [t.requires_grad_() for t in (q, k, v)], lowest(70, (33,), None)
     found = triton.causal_attention(*inputs, low)
     expected = reference.causal_attention(*(t.double() for t in inputs), low)
-    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=0)
+    # Exponents are in the thousands, where the last digit of fp32 is 1e-4.
+    torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
     pull = torch.randn_like(found)
     gradients = torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull.double())
     for one, other in zip(*gradients, strict=True):
-        # Shares of nearly 1 and 0 pull at nobody: what is left is rounding, of the size of keys and queries.
-        torch.testing.assert_close(one, other, atol=0.02, rtol=1e-3)
+        torch.testing.assert_close(one, other, atol=5e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("window", [None, 9])

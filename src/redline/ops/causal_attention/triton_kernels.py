@@ -30,6 +30,18 @@ def _put(x, values, first, tokens, token_stride, D: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit
+def _keys_seen(lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
+    """Where the keys begin that the first of these queries sees, those that all of them see, those that are not before
+    all of them, and where they end."""
+    end = tl.minimum(start + M, tokens)
+    begin = tl.maximum(tl.load(lowest + start), 0) // N * N
+    common = tl.minimum(tl.cdiv(tl.load(lowest + end - 1), N) * N, start // N * N)
+    common = tl.maximum(common, begin)
+    inner = tl.maximum(start // N * N, common)
+    return begin, common, inner, end
+
+
+@triton.jit
 def _mix_keys(
     total, greatest, sums, q_MD, low_M, k, v, begin, end, row, tokens, k_stride, v_stride, scale,
     D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
@@ -74,12 +86,7 @@ def causal_attention_forward_kernel(
     total = tl.zeros((M, D), tl.float32)
     greatest = tl.full((M,), float("-inf"), tl.float32)
     sums = tl.zeros((M,), tl.float32)
-    # What the first of these tokens sees, and what all of them see.
-    begin = tl.maximum(tl.load(lowest + start), 0) // N * N
-    last = tl.minimum(start + M, tokens) - 1
-    common = tl.minimum(tl.cdiv(tl.load(lowest + last), N) * N, start // N * N)
-    common = tl.maximum(common, begin)
-    inner = tl.maximum(start // N * N, common)
+    begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
     total, greatest, sums = _mix_keys(
         total, greatest, sums, q_MD, low_M, k, v, begin, common, row, tokens, k_token, v_token, scale,
         D, M, N, True, PRECISION,
@@ -89,7 +96,7 @@ def causal_attention_forward_kernel(
         D, M, N, False, PRECISION,
     )  # fmt: skip
     total, greatest, sums = _mix_keys(
-        total, greatest, sums, q_MD, low_M, k, v, inner, last + 1, row, tokens, k_token, v_token, scale,
+        total, greatest, sums, q_MD, low_M, k, v, inner, end, row, tokens, k_token, v_token, scale,
         D, M, N, True, PRECISION,
     )  # fmt: skip
     _put(out + head * D, total / sums[:, None], start, tokens, HEADS * D, D, M)
@@ -148,11 +155,7 @@ def causal_attention_queries_kernel(
     q_MD = _tile(q, start, tokens, q_token, D, M)
     pull_MD = _tile(pull, start, tokens, pull_token, D, M)
     total = tl.zeros((M, D), tl.float32)
-    begin = tl.maximum(tl.load(lowest + start), 0) // N * N
-    last = tl.minimum(start + M, tokens) - 1
-    common = tl.minimum(tl.cdiv(tl.load(lowest + last), N) * N, start // N * N)
-    common = tl.maximum(common, begin)
-    inner = tl.maximum(start // N * N, common)
+    begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
     total = _pull_queries(
         total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, begin, common, row, tokens, k_token, v_token, scale,
         D, N, True, PRECISION,
@@ -162,7 +165,7 @@ def causal_attention_queries_kernel(
         D, N, False, PRECISION,
     )  # fmt: skip
     total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, inner, last + 1, row, tokens, k_token, v_token, scale,
+        total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, inner, end, row, tokens, k_token, v_token, scale,
         D, N, True, PRECISION,
     )  # fmt: skip
     _put(q_pull + head * D, total * size, start, tokens, HEADS * D, D, M)
