@@ -50,6 +50,14 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
     json.dumps(found["fp32"].as_dict(), allow_nan=False)
 
 
+def test_a_plain_loop_makes_the_same_pictures_one_after_the_other(model: Lsd) -> None:
+    found = rows(model, PLAIN, Arm("loop", "eager", overlapped=False))["loop"]
+    assert found.least_psnr_db == 200 and not found.failure
+    assert found.frames_per_s > 0 and found.p99_ms >= found.p50_ms > found.model_ms / 2
+    # Nothing lies beside a frame: it is as old as it took.
+    assert found.p50_ms < 1.5 * found.frame_ms
+
+
 def test_an_arm_that_is_off_is_seen(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that slides away by a level every few frames, after it was right."""
     right, calls = LsdProgram.run, 0

@@ -45,11 +45,16 @@ def causal_attention(
     if packing is not None and packing.is_whole:
         packing = None
     whole = window is None and packing is None
-    by_kernels = implementation == "triton"
-    if implementation == "auto" and _kernels_are_faster(q_BSHD, whole):
-        by_kernels = fastest(q_BSHD) == "triton"
-    if by_kernels:
-        return _by_stretches(q_BSHD, k_BSGD, v_BSGD, window, packing)
+    # Of whole rows PyTorch's kernels are the faster ones, but for gradients that repeat.
+    ours = not whole or (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
+    if implementation == "triton" or (
+        implementation == "auto" and ours and stretches_are_faster(q_BSHD, q_BSHD.shape[-1])
+    ):
+        row = torch.arange(length, device=q_BSHD.device).expand(len(q_BSHD), -1)
+        before_BS = row if packing is None else packing.positions_BS
+        if window is not None:
+            before_BS = before_BS.clamp(max=window - 1)
+        return attention_to_the_last(q_BSHD, k_BSGD, v_BSGD, before_BS)
     if whole:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
@@ -93,22 +98,21 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
     return mixed.transpose(1, 2)
 
 
-def _kernels_are_faster(q_BSHD: Tensor, whole: bool) -> bool:
-    if not q_BSHD.is_cuda or q_BSHD.dtype not in _HALF or q_BSHD.shape[-1] not in _HEAD_DIMS:
-        return False
-    return not whole or (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
+def stretches_are_faster(like: Tensor, head_dim: int) -> bool:
+    """Whether our kernels are the faster ones, for such tensors, where not all of a row is seen."""
+    return _kernels_are_faster(like, head_dim) and fastest(like) == "triton"
 
 
-def _by_stretches(
-    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None, packing: Packing | None
-) -> Tensor:
-    batch, length = q_BSHD.shape[:2]
-    index = torch.arange(batch * length, dtype=torch.int32, device=q_BSHD.device)
-    before_T = index % length if packing is None else packing.positions_BS.flatten().int()
-    if window is not None:
-        before_T = before_T.clamp(max=window - 1)
+def _kernels_are_faster(like: Tensor, head_dim: int) -> bool:
+    return like.is_cuda and like.dtype in _HALF and head_dim in _HEAD_DIMS
+
+
+def attention_to_the_last(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, before_BS: Tensor) -> Tensor:
+    """(B, S, H, D) by our kernels, where each token sees itself and so many before it: none that the token before it
+    does not see as well."""
+    index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))
-    return attention_to_stretches(q, k, v, index - before_T, implementation="triton").view_as(q_BSHD)
+    return attention_to_stretches(q, k, v, index - before_BS.flatten().int(), implementation="triton").view_as(q_BSHD)
 
 
 def _variable_length(

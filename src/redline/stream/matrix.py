@@ -23,10 +23,11 @@ from redline.memory import is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.plan import Plan
 from redline.samplers.distilled import MOST_STEPS
+from redline.stream.clock import SystemClock
 from redline.stream.device_peaks import DevicePeaks, is_lost
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
-from redline.stream.latency import Latency
+from redline.stream.latency import FrameTimes, Latency
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
@@ -44,16 +45,19 @@ _CHANGE = 0.1
 
 @dataclass(frozen=True)
 class Arm:
-    """A plan for the U-Net, and whether a frame is recorded as one CUDA graph."""
+    """A plan for the U-Net, whether a frame is recorded as one CUDA graph, and whether frames are read, computed and
+    written side by side, as a stream does it, or one after the other, as a plain loop would."""
 
     name: str
     plan: str
     graph: bool = False
+    overlapped: bool = True
 
 
 PLAIN = Arm("fp32", "eager")
 ARMS = (
     PLAIN,
+    Arm("fp32, plain loop", "eager", overlapped=False),
     Arm("TF32", "tf32"),
     Arm("fp16", "fp16"),
     Arm("bf16", "bf16"),
@@ -237,7 +241,10 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     def stream(sink: NullSink, latency: Latency) -> None:
         source = _source(shape)
         try:
-            Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
+            if row.arm.overlapped:
+                Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
+            else:
+                _plain_loop(source, engine, sink, settings, latency)
         finally:
             source.close()
 
@@ -266,6 +273,21 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     if pictures.errors:
         row = replace(row, least_psnr_db=_psnr_db(max(pictures.errors)), mean_psnr_db=_psnr_db(fmean(pictures.errors)))
     return row, pictures.kept
+
+
+def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
+    """What anybody would write first: read a frame, compute it, write it, in one thread."""
+    now_s = SystemClock().now_s
+    engine.prepare(source.height, source.width)
+    for frame in source.frames():
+        offered_s = now_s()
+        pixels = engine(replace(frame, settings=settings))
+        copy_in_s, copy_out_s = engine.copies_s
+        made_s = now_s()
+        sink.write(replace(frame, pixels=pixels))
+        shown_s, compute_s = now_s(), made_s - offered_s - copy_in_s - copy_out_s
+        spent = offered_s - frame.captured_s, 0.0, copy_in_s, compute_s, copy_out_s, shown_s - made_s
+        latency.record(FrameTimes(*spent, shown_s))
 
 
 def _source(shape: Shape) -> Source:

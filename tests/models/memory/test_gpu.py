@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from redline.job import Job
-from redline.models.memory import TitanConfig, TitanModel
+from redline.models.memory import TitanConfig, TitanModel, windowed
+from redline.models.memory.passage import Passage
 from redline.plan import Plan
+from redline.training.determinism import deterministic
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,16 +40,17 @@ def gradients(model: TitanModel, loss: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "plan"),
+    ("kind", "plan", "in_order"),
     [
-        ("bank", ""),
-        ("window", ""),
-        ("titans", ""),
-        ("bank", "compile(regional=true)"),
-        ("window", "checkpoint + compile(regional=true, fullgraph=true)"),
+        ("bank", "", False),
+        ("bank", "", True),
+        ("window", "", True),
+        ("titans", "", True),
+        ("bank", "compile(regional=true)", True),
+        ("window", "checkpoint + compile(regional=true, fullgraph=true)", True),
     ],
 )
-def test_losses_and_gradients_follow_the_cpu(kind: str, plan: str) -> None:
+def test_losses_and_gradients_follow_the_cpu(kind: str, plan: str, in_order: bool) -> None:
     exact = TitanModel(replace(KINDS[kind], layers=3))
     job = Job.of(copy.deepcopy(exact).cuda())
     for rung in Plan.parse(plan).rungs:
@@ -56,13 +59,55 @@ def test_losses_and_gradients_follow_the_cpu(kind: str, plan: str) -> None:
     assert isinstance(model, TitanModel)
     tokens, targets, documents = batch()
     expected = exact.loss(tokens, targets, documents)
-    loss = model.loss(tokens.cuda(), targets.cuda(), documents.cuda())
+    with deterministic(in_order):
+        loss = model.loss(tokens.cuda(), targets.cuda(), documents.cuda())
+        found, wanted = gradients(model, loss), gradients(exact, expected)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
-    found, wanted = gradients(model, loss), gradients(exact, expected)
     assert found.keys() == wanted.keys()
     largest = max(one.norm() for one in wanted.values())
     for name, one in wanted.items():
         assert (found[name] - one).norm() <= 1e-3 * one.norm() + 1e-6 * largest, name
+
+
+@pytest.mark.parametrize("plan", ["", "fused_ops + compile(regional=true)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["bank", "window", "titans"])
+def test_gradients_repeat_to_the_bit(kind: str, dtype: torch.dtype, plan: str) -> None:
+    """A bank has a bias, the gradient of which many queries have a part in."""
+    torch.manual_seed(0)
+    job = Job.of(TitanModel(replace(KINDS[kind], width=256)).cuda().to(dtype))
+    for rung in Plan.parse(plan).rungs:
+        job = rung.apply(job)
+    model = job.model
+    assert isinstance(model, TitanModel)
+    given = [one.repeat(4, 1).cuda() for one in batch()]
+    with deterministic(True):
+        first = gradients(model, model.loss(*given))
+        for _ in range(20):
+            again = gradients(model, model.loss(*given))
+            assert [name for name, one in first.items() if not torch.equal(one, again[name])] == []
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
+    dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TitanConfig(vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32)
+    tokens, _, documents = batch()
+    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
+    monkeypatch.setattr(windowed, "flex_attention", None)
+    query, key, value = (
+        torch.randn(2, 300, heads, head_dim, device="cuda", dtype=dtype).requires_grad_() for heads in (4, 2, 2)
+    )
+    found = windowed.windowed_attention(query, key, value, passage, 32, 1, implementation="auto")
+    exact = [one.detach().double().requires_grad_() for one in (query, key, value)]
+    expected = windowed.plain(*exact, passage.positions_BS, passage.documents_BS, 32, 1)
+    rounding, pull = torch.finfo(dtype).eps, torch.randn_like(found)
+    assert (found - expected).norm() < 2 * rounding * expected.norm()
+    wanted = torch.autograd.grad(expected, exact, pull.double())
+    for one, other in zip(torch.autograd.grad(found, (query, key, value), pull), wanted, strict=True):
+        assert (one - other).norm() < 4 * rounding * other.norm()
 
 
 def test_heads_too_small_for_flex_attention_are_said() -> None:

@@ -1,5 +1,6 @@
 """The blocks that flex attention computes hold all pairs that see each other, and full blocks hold no other."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,21 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from redline.models.memory import TitanConfig, TitanModel
+from redline.models.memory import TitanConfig, TitanModel, windowed
 from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import SeenBlocks
+from redline.nn import causal_attention
 from redline.nn.packing import Packing
+from redline.ops.causal_attention import reference
+from redline.training.determinism import deterministic
 
 BLOCK = 128
 SMALL = TitanConfig(vocabulary=211, width=64, layers=2, heads=4, attention_every=1, segment=32)
+
+
+def reference_of_stretches(*given: Tensor, implementation: str) -> Tensor:
+    assert implementation == "triton"
+    return reference.causal_attention(*given)
 
 
 def pairs(packing: Packing, segment: int, window: int, beyond: bool) -> Tensor:
@@ -126,3 +135,47 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(backend: str, monke
                 torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     # One for each block, and none anew for the batches that follow.
     assert graphs.frame_count == SMALL.layers
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where gradients are to repeat there is no bias, which all queries would add to; some tokens are worth nothing."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
+    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    torch.manual_seed(0)
+    packing = Packing.of((torch.rand(2, 150) < 0.02).cumsum(1))
+    seen = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
+    sizes = (4, 32), (2, 32), (2, 32), (4, 32), (2, 32)
+    query, key, value, far_query, far_key = (torch.randn(2, 150, *size).requires_grad_() for size in sizes)
+    score = (torch.randn(2, 150) * 4).index_fill_(1, torch.arange(0, 150, 7), -200.0).requires_grad_()
+    given, pull = (query, key, value, far_query, far_key, score), torch.randn(2, 150, 4, 32)
+
+    def with_gradients(attend: Callable[[tuple[Tensor, Tensor, Tensor]], Tensor]) -> tuple[Tensor, ...]:
+        mixed = attend((far_query, far_key, torch.nn.functional.logsigmoid(score)))
+        return mixed, *torch.autograd.grad(mixed, given, pull)
+
+    places = packing.positions_BS, packing.documents_BS, 8, 1
+    expected = with_gradients(lambda far: windowed.plain(query, key, value, *places, far))
+    with deterministic(in_order):
+        found = with_gradients(lambda far: windowed._by_flex_attention(query, key, value, seen, far))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_kernels_of_stretches_see_the_window_as_the_plain_form_does(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windowed, "stretches_are_faster", lambda *_: True)
+    monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
+    torch.manual_seed(0)
+    packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
+    query, key, value = (torch.randn(2, 90, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
+    passage = replace(Passage.whole(torch.zeros(2, 90, dtype=torch.int64), packing, SMALL), seen=None)
+    expected = windowed.windowed_attention(query, key, value, passage, 8, window)
+    found = windowed.windowed_attention(query, key, value, passage, 8, window, implementation="auto")
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1))

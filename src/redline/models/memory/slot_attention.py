@@ -27,6 +27,8 @@ from redline.models.memory.rotation import Rotation
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
 from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
+from redline.nn.causal_attention import stretches_are_faster
+from redline.nn.choosing import Choosing
 from redline.nn.linear import Linear
 
 # Before anything is learned, nearly everything is kept.
@@ -47,7 +49,7 @@ class WindowState:
     bank: SlotBank | None
 
 
-class SlotAttention(nn.Module):
+class SlotAttention(Choosing):
     def __init__(self, config: TitanConfig) -> None:
         super().__init__()
         self.config = config
@@ -60,6 +62,11 @@ class SlotAttention(nn.Module):
         if self.score is not None:
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = Linear(config.width, config.width, bias=False)
+
+    def chosen(self) -> str:
+        """How whole texts are read without a bank; with one it is flex attention, on a GPU."""
+        takes = not self.config.memory_slots and stretches_are_faster(self.out.weight, self.config.head_dim)
+        return "triton" if self.implementation != "reference" and takes else "reference"
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         config = self.config
@@ -101,6 +108,7 @@ class SlotAttention(nn.Module):
             self.config.segment,
             self.config.window_segments,
             far=None if score is None else (query, key, F.logsigmoid(score)),
+            implementation=self.implementation,
         )
         return self.out(out.flatten(2)), score
 

@@ -1,6 +1,7 @@
 """Attention of whole sequences inside a window of segments, and beyond it through a bias, in one softmax.
 
-The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees.
+The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees. Where nothing
+beyond the window is read, our own kernels are faster.
 
 Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
 """
@@ -15,6 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import SeenBlocks
+from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
 from redline.ops.dispatch import warn_once_traced
 
 Far = tuple[Tensor, Tensor, Tensor]
@@ -22,6 +24,7 @@ Far = tuple[Tensor, Tensor, Tensor]
 _BLOCK = 512
 # Since torch 2.9 it rounds fp32 to TF32 unless told otherwise (pytorch#161022): gradients were off by a hundredth.
 _EXACT = {"FLOAT32_PRECISION": "'ieee'"}
+_CHANNELS_BESIDE = 16
 
 
 def windowed_attention(
@@ -32,8 +35,12 @@ def windowed_attention(
     segment: int,
     window_segments: int,
     far: Far | None = None,
+    implementation: str = "reference",
 ) -> Tensor:
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
+    if implementation != "reference" and far is None and stretches_are_faster(query_BSQD, query_BSQD.shape[-1]):
+        first_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
+        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, passage.positions_BS - first_BS)
     if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)
@@ -116,14 +123,37 @@ def _by_flex_attention(
     near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen.near, None)
     if far is None:
         return near.transpose(1, 2)
-    far_query, far_key, bias = far
-
-    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return score + bias[b, k]
-
-    beyond, far_weight = _flex(far_query, far_key, value_BSHD, seen.beyond, biased)
+    beyond, far_weight = (_beyond_in_order if torch.are_deterministic_algorithms_enabled() else _beyond)(
+        *far, value_BSHD, seen.beyond
+    )
     share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
     return torch.lerp(near, beyond, share).transpose(1, 2)
+
+
+def _beyond(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
+    def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + bias_BS[b, k]
+
+    return _flex(query, key, value, seen, biased)
+
+
+def _beyond_in_order(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
+    """The same without a bias, whose gradient all queries would add to in whatever order they finish.
+
+    Values are weighted by e to the bias instead, and so is a channel of ones beside them: it comes out as what all
+    shares would have had to be divided by.
+    """
+    weight_BS11 = bias_BS.exp()[..., None, None]
+    ones = torch.ones_like(value[..., :1])
+    # Whole blocks of 16 channels are read at once.
+    beside = F.pad((weight_BS11 * ones).to(value.dtype), (0, _CHANNELS_BESIDE - 1))
+    weighted = torch.cat(((weight_BS11 * value).to(value.dtype), beside), -1)
+    mixed, lse = _flex(query, key, weighted, seen, None)
+    mixed, total = mixed[..., : value.shape[-1]], mixed[..., value.shape[-1]].to(lse.dtype)
+    # Nothing is seen by those whose document has not left the window.
+    sees = total > 0
+    total = torch.where(sees, total, 1)
+    return (mixed / total.unsqueeze(-1)).to(mixed.dtype), torch.where(sees, lse + total.log(), -torch.inf)
 
 
 # Where a bias is made in the same compiled graph as flex attention, gradients come out wrong (attention-gym#20): ours
