@@ -119,11 +119,14 @@ def test_a_gpu_multiplies_by_our_kernel(
     assert layer.chosen() == f"int8_matmul up to {most} rows"
     calls: list[int] = []
 
-    def counted(*args: Tensor, **kwargs: str) -> Tensor:
-        calls.append(len(args[0]))
-        return weight_only_matmul(*args, **kwargs)
+    def counted(*given: Tensor) -> Tensor:
+        calls.append(len(given[0]))
+        return by_kernel(*given)
 
-    monkeypatch.setattr("redline.nn.linear.weight_only_matmul", counted)
+    from redline.ops.int8_matmul import triton
+
+    by_kernel = triton.weight_only_matmul
+    monkeypatch.setattr(triton, "weight_only_matmul", counted)
     x = torch.randn(1, rows, inputs, device="cuda", dtype=dtype)
     found = layer(x)
     exact = nn.functional.linear(x.double(), layer.weight.dequantize().double(), layer.bias.double())
