@@ -61,3 +61,15 @@ def test_an_arm_that_became_another_says_so(command: Callable[..., Seen], monkey
     made_up(monkeypatch, {LIGHT: [], TINY: rows})
     seen = command("bench", "lsd", *GIVEN)
     assert seen.code == 0 and seen.out.count("(as ") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "arm"),
+    [
+        ("eager", PLAIN),
+        ("eager + loop", Arm("eager + loop", "eager", overlapped=False)),
+        ("fp16 + compile + graph", Arm("fp16 + compile + graph", "fp16 + compile", graph=True)),
+    ],
+)
+def test_a_plan_may_end_with_how_frames_are_run(text: str, arm: Arm) -> None:
+    assert bench_lsd._arm(text) == arm

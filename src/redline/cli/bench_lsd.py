@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from redline.stream.lsd_frames import without_own_graphs
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
 from redline.version import VERSION
 
-_GRAPH = "graph"
+_GRAPH, _LOOP = "graph", "loop"
 
 
 def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path | None, as_json: bool) -> None:
@@ -55,11 +56,13 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
 
 
 def _arm(text: str) -> Arm:
-    """`fp16 + compile + graph`: the plan, and the graph which is the engine's own."""
+    """`fp16 + compile + graph`: the plan, and the graph which is the engine's own; `loop` does one thing after the
+    other."""
     parts = [part.strip() for part in text.split("+")]
-    plan = " + ".join(part for part in parts if part != _GRAPH) or "eager"
+    plan = " + ".join(part for part in parts if part not in (_GRAPH, _LOOP)) or "eager"
     Plan.parse(plan)
-    return Arm(text, plan, _GRAPH in parts)
+    arm = Arm(text, plan, _GRAPH in parts, _LOOP not in parts)
+    return PLAIN if replace(arm, name=PLAIN.name) == PLAIN else arm
 
 
 def _name(row: Row) -> str:
