@@ -19,6 +19,11 @@ from redline.errors import RedlineError
 _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
 _PIXELS_PER_THREAD, _MOST_THREADS = 2**17, 16
+# Decoders of pictures that are mostly one slice. The one of VP8 has threads for the rows of one, and only with these an
+# error for some damage.
+_ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
+# Each picture in the decoder is one more that is under way, and grows old there: many only where one takes long.
+_PICTURES_AT_ONCE, _LARGE_PICTURES_AT_ONCE, _LARGE_PIXELS = 3, 8, 1920 * 1080
 
 
 @contextmanager
@@ -45,7 +50,7 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     if stream.codec_context is None:
         raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
     # A decoder that works on several pictures at once ends at a damaged one among the last, without a word, and what
-    # follows is lost. Models take longer than one thread does.
+    # follows is lost: whoever lets it (`decode_several`) has to look for that, and to read the film again.
     stream.thread_type = "SLICE"
     stream.codec_context.thread_count = threads_for(stream.height, stream.width)
     return stream
@@ -54,6 +59,25 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
 def threads_for(height: int, width: int) -> int:
     """Threads that are worth waking for such a picture: many for a small one only make its time uneven."""
     return max(1, min(os.cpu_count() or 1, _MOST_THREADS, height * width // _PIXELS_PER_THREAD))
+
+
+def decode_several(stream: VideoStream) -> int:
+    """Lets the decoder work on several pictures at a time, and says on how many: 1 where it does not."""
+    context = stream.codec_context
+    count = pictures_at_once(stream.height, stream.width)
+    if count < 2 or context.name not in _ONE_SLICE:
+        return 1
+    stream.thread_type = "FRAME"
+    context.thread_count = count
+    # A picture that comes out reordered may have been handed on before its thread met the damage, and is then not
+    # marked. An error comes in the order of packets, before any picture that it spoils.
+    context.options = {**context.options, "err_detect": "explode"}
+    return count
+
+
+def pictures_at_once(height: int, width: int) -> int:
+    most = _LARGE_PICTURES_AT_ONCE if height * width >= _LARGE_PIXELS else _PICTURES_AT_ONCE
+    return min(os.cpu_count() or 1, most)
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:

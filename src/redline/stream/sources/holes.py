@@ -51,6 +51,8 @@ class Holes:
         entries = stream.index_entries if self._kind == _AVI else ()
         self._listed = {entry.pos: entry.timestamp for entry in entries if entry.size}
         self._unread = len(self._listed)
+        self._in_order = iter(sorted(self._listed))
+        self._is_next = True
 
     def read(self, packet: Packet) -> None:
         is_picture = packet.stream.index == self._stream.index
@@ -62,9 +64,15 @@ class Holes:
                 for pos in (packet.pos, packet.pos - _AVI_HEADER_BYTES):
                     self._listed.pop(pos, None)
                 self._unread -= 1
+                self._is_next &= packet.pos - next(self._in_order, packet.pos) in (0, _AVI_HEADER_BYTES)
         if is_picture and packet.pts is not None:
             time_s = packet.pts * Fraction(packet.time_base)
             self._last_s = time_s if self._last_s is None else max(self._last_s, time_s)
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether anything that was read so far may lie behind one: then it is not known how it will be decoded."""
+        return bool(self._holes_s) or not self._is_next
 
     def between(self, last_s: Fraction, next_s: Fraction) -> Missing | None:
         """What is missing between two pictures that follow each other."""

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import av
 import numpy as np
 import torch
 from av.container import InputContainer
+from av.packet import Packet
 from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
@@ -22,6 +25,8 @@ from redline.films import first_frame, frame_rate, main_stream, opened, packets,
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
+from redline.stream.sources.ahead import Trouble, decoded_ahead
+from redline.stream.sources.handed import Handed
 from redline.stream.sources.holes import Holes, Missing
 
 # Why pictures of a film are left out: it holds what cannot be shown, or a hole.
@@ -31,6 +36,14 @@ _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+
+
+@dataclass
+class _Given:
+    """How many frames were given, and the time of the last."""
+
+    count: int = 0
+    last: int | None = None
 
 
 class VideoFile:
@@ -67,17 +80,32 @@ class VideoFile:
         self.notes = (*((cut,) if missing else ()), *why_pale(first, repr(self.name)))
 
     def frames(self) -> Generator[Frame, None, None]:
+        given = _Given()
+        if not self._is_cut_off:
+            with suppress(Trouble):
+                yield from self._frames(given, is_ahead=True)
+                return
+        yield from self._frames(given, is_ahead=False)
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _frames(self, given: _Given, is_ahead: bool) -> Generator[Frame, None, None]:
+        """Those behind what was given. Whatever is wrong is told and left out by the careful way alone, which meets all
+        of it: what fell to a decoder's threads would hang on them."""
         last: int | None = None
-        index, damaged = 0, list[str]()
-        to_rgb = VideoReformatter()
+        damaged, to_rgb = list[str](), VideoReformatter()
         with opened(self.path) as container:
             stream = main_stream(container, self.path)
             time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
             usual = max(1, round(1 / self.rate / time_base))
-            captured_s, holes = self._clock.now_s(), Holes(container, stream, self.rate)
-            for found in self._decoded(container, stream, holes):
+            holes, handed = Holes(container, stream, self.rate), Handed(self._clock)
+            read = self._packets(container, stream, holes)
+            decoded = decoded_ahead(read, stream, holes, handed) if is_ahead else self._decoded(read, handed)
+            for found in decoded:
                 if self._closed.is_set():
                     return
+                captured_s = handed.at_s(found.pts)
                 if found.is_corrupt and last is not None:
                     damaged.append(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
                 if not (found.is_corrupt and self._is_cut_off):
@@ -94,23 +122,30 @@ class VideoFile:
                     # Films that were cut badly repeat times: the next free place keeps order and number.
                     pts = 0 if last is None else last + (usual if pts is None else 1)
                 last = pts
+                if given.last is not None and pts <= given.last:
+                    continue
                 pixels, lasts = to_pixels(found, to_rgb, self._size), found.duration or 0
+                index, given.count, given.last = given.count, given.count + 1, pts
                 yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
-                index += 1
-                captured_s = self._clock.now_s()
             if last is not None and not self._is_cut_off:
-                self._tell_missing(holes.at_end(last * time_base), last * time_base)
+                missing = holes.at_end(last * time_base)
+                if missing is not None and is_ahead:
+                    raise Trouble
+                self._tell_missing(missing, last * time_base)
 
-    def close(self) -> None:
-        self._closed.set()
-
-    def _decoded(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[VideoFrame]:
-        met, joined = False, Joined(container.format.name)
+    def _packets(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[Packet]:
+        """Those of pictures, where they belong."""
+        joined = Joined(container.format.name)
         for packet in packets(container, None, self.name):
             joined.move(packet)
             holes.read(packet)
-            if packet.stream.index != stream.index:
-                continue
+            if packet.stream.index == stream.index:
+                yield packet
+
+    def _decoded(self, read: Iterator[Packet], handed: Handed) -> Iterator[VideoFrame]:
+        met = False
+        for packet in read:
+            handed.over(packet)
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:

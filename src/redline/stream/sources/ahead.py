@@ -1,0 +1,67 @@
+"""Decodes several pictures of a film at a time, as long as nothing is wrong with it.
+
+Where a picture is one slice, as in most films, only such a decoder has work for several cores. What it makes of damage
+hangs on its threads, and near the end it may lose what follows. So at the first sign of any it ends here, before
+anything is said or left out, and whoever reads goes over to a decoder that takes one picture after the other.
+
+The signs are an error, a picture or packet that is marked, a hole, and pictures that do not come at the end. A picture
+that leans on one that is marked, and is shown before it, is given by then: spoiled, as the other decoder gives it, if
+not in the same manner.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import av
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+from redline.films import decode_several
+from redline.stream.sources.handed import Handed
+from redline.stream.sources.holes import Holes
+
+
+class Trouble(Exception):
+    """The film may be damaged, or cannot be decoded so."""
+
+
+def decoded_ahead(read: Iterator[Packet], stream: VideoStream, holes: Holes, handed: Handed) -> Iterator[VideoFrame]:
+    """The pictures of the packets that are read, or `Trouble`."""
+    at_once = decode_several(stream)
+    if at_once < 2:
+        raise Trouble
+    with_content, shown, are_timed, newest = 0, 0, True, deque[int | None](maxlen=at_once)
+    while (packet := _next(read)) is not None:
+        if packet.is_corrupt or holes.are_possible:
+            raise Trouble
+        if packet.size:
+            with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
+            newest.append(packet.pts)
+        handed.over(packet)
+        try:
+            decoded = packet.decode()
+        except (av.FFmpegError, OSError) as error:
+            raise Trouble from error
+        for frame in decoded:
+            if not isinstance(frame, VideoFrame):
+                continue
+            if frame.is_corrupt:
+                raise Trouble
+            shown += 1
+            if frame.pts in newest:
+                newest.remove(frame.pts)
+            yield frame
+    # At the end an error among the last pictures is not told, and takes those behind it along. Elsewhere a packet may
+    # rightly have no picture to show.
+    if newest if are_timed else shown < with_content:
+        raise Trouble
+
+
+def _next(read: Iterator[Packet]) -> Packet | None:
+    try:
+        return next(read, None)
+    except RedlineError as error:
+        # The careful way tells of it, behind the pictures that are still in the decoder.
+        raise Trouble from error
