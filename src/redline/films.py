@@ -22,8 +22,7 @@ _PIXELS_PER_THREAD, _MOST_THREADS = 2**17, 16
 # Decoders of pictures that are mostly one slice. The one of VP8 has threads for the rows of one, and only with these an
 # error for some damage.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
-# Each picture in the decoder is one more that is under way, and grows old there: many only where one takes long.
-_PICTURES_AT_ONCE, _LARGE_PICTURES_AT_ONCE, _LARGE_PIXELS = 3, 8, 1920 * 1080
+_MOST_AT_ONCE = 6
 
 
 @contextmanager
@@ -64,7 +63,7 @@ def threads_for(height: int, width: int) -> int:
 def decode_several(stream: VideoStream) -> int:
     """Lets the decoder work on several pictures at a time, and says on how many: 1 where it does not."""
     context = stream.codec_context
-    count = pictures_at_once(stream.height, stream.width)
+    count = pictures_at_once()
     if count < 2 or context.name not in _ONE_SLICE:
         return 1
     stream.thread_type = "FRAME"
@@ -75,9 +74,9 @@ def decode_several(stream: VideoStream) -> int:
     return count
 
 
-def pictures_at_once(height: int, width: int) -> int:
-    most = _LARGE_PICTURES_AT_ONCE if height * width >= _LARGE_PIXELS else _PICTURES_AT_ONCE
-    return min(os.cpu_count() or 1, most)
+def pictures_at_once() -> int:
+    """Half of the cores: whoever takes the pictures has work for the others."""
+    return min((os.cpu_count() or 1) // 2, _MOST_AT_ONCE)
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:

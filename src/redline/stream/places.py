@@ -99,7 +99,7 @@ def open_source(text: str, wishes: Wishes | None = None, drop: Callable[[str], N
     wishes = wishes or Wishes()
     if wishes.size is not None:
         check_size(*wishes.size)
-    source = _named_source(text, drop, wishes.keep_going or wishes.live, wishes.size)
+    source = _named_source(text, wishes, drop)
     if wishes.live and not source.is_live:
         source = Paced(source, drop=drop)
     return source if wishes.size is None else Resized(source, *wishes.size)
@@ -124,8 +124,8 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
 
 
-def _named_source(text: str, drop: Callable[[str], None], keep_going: bool, size: tuple[int, int] | None) -> Source:
-    word, _, rest = text.partition(":")
+def _named_source(text: str, wishes: Wishes, drop: Callable[[str], None]) -> Source:
+    (word, _, rest), size = text.partition(":"), wishes.size
     if word == "webcam":
         return _webcam(text, rest, drop, size)
     if text.startswith("/dev/video"):
@@ -140,7 +140,8 @@ def _named_source(text: str, drop: Callable[[str], None], keep_going: bool, size
     if (found := _FOLDER.fullmatch(text)) is not None and Path(found[1]).is_dir():
         return ImageFolder(Path(found[1]), Fraction(found[2]))
     if text and (path.exists() or path.suffix):
-        return VideoFile(path, drop=drop if keep_going else None, size=size)
+        keep_going = wishes.keep_going or wishes.live
+        return VideoFile(path, drop=drop if keep_going else None, size=size, ahead=not wishes.live)
     raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
 
 

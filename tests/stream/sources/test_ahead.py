@@ -1,10 +1,9 @@
 """Films that are decoded several pictures at a time give exactly what one picture after the other gives."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -15,8 +14,8 @@ from av.codec.context import ThreadType
 from redline import films
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
+from redline.stream.places import Wishes, open_source
 from redline.stream.sources import ahead
-from redline.stream.sources.handed import Handed
 from redline.stream.sources.video_file import VideoFile, _Given
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
@@ -57,7 +56,7 @@ def outcome(path: Path, at_once: int, drop: bool = True) -> tuple[list[tuple], l
     """What is given, left out and said."""
     given, left_out, said = list[tuple](), list[str](), ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(films, "pictures_at_once", lambda height, width: at_once)
+        patch.setattr(films, "pictures_at_once", lambda: at_once)
         try:
             source = VideoFile(path, ManualClock(), left_out.append if drop else None)
             for frame in source.frames():
@@ -121,17 +120,14 @@ def test_the_decoder_of_a_whole_film_works_on_several_pictures(tmp_path: Path, m
     )
     for frame in VideoFile(make(tmp_path / "reordered.mp4")).frames():
         context = streams[0].codec_context
-        assert (context.thread_type, context.thread_count) == (ThreadType.FRAME, 3), frame.index
+        assert (context.thread_type, context.thread_count) == (ThreadType.FRAME, 6), frame.index
     assert len(streams) == 1
 
 
-@pytest.mark.parametrize(
-    ("cores", "size", "at_once"),
-    [(16, (512, 512), 3), (2, (512, 512), 2), (1, (512, 512), 1), (16, (1080, 1920), 8), (4, (2160, 3840), 4)],
-)
-def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, size: tuple[int, int], at_once: int) -> None:
+@pytest.mark.parametrize(("cores", "at_once"), [(16, 6), (8, 4), (2, 1), (1, 0), (None, 0)])
+def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int | None, at_once: int) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert films.pictures_at_once(*size) == at_once
+    assert films.pictures_at_once() == at_once
 
 
 @pytest.mark.parametrize(("name", "codec"), [("a.ts", "mpeg2video"), ("a.mkv", "ffv1"), ("a.webm", "libvpx")])
@@ -248,7 +244,7 @@ def test_a_picture_that_was_given_and_turns_out_to_be_damaged_is_told_and_no_oth
 def test_closing_ends_the_frames_in_either_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, picture: int
 ) -> None:
-    monkeypatch.setattr(films, "pictures_at_once", lambda height, width: at_once)
+    monkeypatch.setattr(films, "pictures_at_once", lambda: at_once)
     path = make(tmp_path / "reordered.mp4")
     damaged(path, 30)
     source = VideoFile(path, drop=lambda cause: None)
@@ -260,42 +256,21 @@ def test_closing_ends_the_frames_in_either_way(
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-@pytest.mark.parametrize("options", [{"bf": "0"}, REORDERED])
-def test_a_picture_is_as_old_as_its_packet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, options: dict[str, str]
+def test_a_picture_is_as_old_as_the_wish_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """However long its packet may have been with the decoder, which reorders and works ahead."""
+    monkeypatch.setattr(films, "pictures_at_once", lambda: at_once)
+    clock, path = ManualClock(), make(tmp_path / "reordered.mp4")
+    for frame in VideoFile(path, clock).frames():
+        assert frame.captured_s == clock.now_s() == 100 + frame.index
+        clock.pass_s(1)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_film_that_is_looked_at_never_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: list[int], live: bool
 ) -> None:
-    monkeypatch.setattr(films, "pictures_at_once", lambda height, width: at_once)
-    make_clip(tmp_path / "a.mp4", frames=30, options=options)
-    clock, decode = ManualClock(), Handed.over
-    handed_s = dict[int | None, float]()
-
-    def over(handed: Handed, packet: Any) -> None:
-        handed_s.setdefault(packet.pts, clock.now_s())
-        decode(handed, packet)
-
-    monkeypatch.setattr(Handed, "over", over)
-    waits = list[float]()
-    for frame in VideoFile(tmp_path / "a.mp4", clock).frames():
-        assert frame.captured_s == handed_s[frame.pts]
-        waits.append(clock.now_s() - frame.captured_s)
-        clock.pass_s(1)
-    if options == {"bf": "0"}:
-        # As many as are decoded beside it were taken meanwhile.
-        assert waits == [min(index, at_once - 1) for index in range(30)]
-    else:
-        assert max(waits) > at_once - 1
-
-
-def test_pictures_whose_packets_are_not_known_are_as_old_as_the_oldest_under_way() -> None:
-    clock = ManualClock()
-    handed = Handed(clock)
-    packet: Callable[..., Any] = lambda pts, size=1: SimpleNamespace(pts=pts, size=size)  # noqa: E731
-    for pts in (0, 30, 10, 20, None):
-        handed.over(packet(pts))
-        clock.pass_s(1)
-    handed.over(packet(None, size=0))
-    assert [handed.at_s(pts) for pts in (0, 10, 15)] == [100, 102, 101]
-    assert [handed.at_s(pts) for pts in (20, None, None)] == [103, 104, 105]
-    for pts in range(500):
-        handed.over(packet(pts))
-    assert len(handed._under_way) <= 64
+    """Whoever looks would wait for all of it to be decoded twice."""
+    monkeypatch.setattr(films, "pictures_at_once", lambda: 4)
+    path = make(tmp_path / "reordered.mp4")
+    list(open_source(str(path), Wishes(live=live)).frames())
+    assert careful == ([0] if live else [])

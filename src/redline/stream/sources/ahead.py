@@ -19,7 +19,6 @@ from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.films import decode_several
-from redline.stream.sources.handed import Handed
 from redline.stream.sources.holes import Holes
 
 
@@ -27,7 +26,7 @@ class Trouble(Exception):
     """The film may be damaged, or cannot be decoded so."""
 
 
-def decoded_ahead(read: Iterator[Packet], stream: VideoStream, holes: Holes, handed: Handed) -> Iterator[VideoFrame]:
+def decoded_ahead(read: Iterator[Packet], stream: VideoStream, holes: Holes) -> Iterator[VideoFrame]:
     """The pictures of the packets that are read, or `Trouble`."""
     at_once = decode_several(stream)
     if at_once < 2:
@@ -39,7 +38,6 @@ def decoded_ahead(read: Iterator[Packet], stream: VideoStream, holes: Holes, han
         if packet.size:
             with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
             newest.append(packet.pts)
-        handed.over(packet)
         try:
             decoded = packet.decode()
         except (av.FFmpegError, OSError) as error:

@@ -26,7 +26,6 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
 from redline.stream.sources.ahead import Trouble, decoded_ahead
-from redline.stream.sources.handed import Handed
 from redline.stream.sources.holes import Holes, Missing
 
 # Why pictures of a film are left out: it holds what cannot be shown, or a hole.
@@ -49,7 +48,9 @@ class _Given:
 class VideoFile:
     """`origin_s` is the time at which the film begins on its own clock, and `pixel_aspect` how much wider than high its
     pixels are shown. Damage is an error, unless there is a `drop`: that is told of each picture that is left out.
-    Frames are brought to `size` (height, width) on their way to RGB where that can be done; `Resized` does the rest."""
+    Frames are brought to `size` (height, width) on their way to RGB where that can be done; `Resized` does the rest.
+    `ahead` decodes several pictures at a time, and begins again at the film's start where it is damaged: nobody should
+    be looking then."""
 
     is_live = False
 
@@ -59,9 +60,10 @@ class VideoFile:
         clock: Clock | None = None,
         drop: Callable[[str], None] | None = None,
         size: tuple[int, int] | None = None,
+        ahead: bool = True,
     ) -> None:
         self.path, self.name, self._size = path, path.name, size
-        self._clock, self._drop = clock or SystemClock(), drop
+        self._clock, self._drop, self._ahead = clock or SystemClock(), drop, ahead
         self._closed = threading.Event()
         with opened(path) as container:
             stream = main_stream(container, path)
@@ -81,7 +83,7 @@ class VideoFile:
 
     def frames(self) -> Generator[Frame, None, None]:
         given = _Given()
-        if not self._is_cut_off:
+        if self._ahead and not self._is_cut_off:
             with suppress(Trouble):
                 yield from self._frames(given, is_ahead=True)
                 return
@@ -99,13 +101,11 @@ class VideoFile:
             stream = main_stream(container, self.path)
             time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
             usual = max(1, round(1 / self.rate / time_base))
-            holes, handed = Holes(container, stream, self.rate), Handed(self._clock)
+            captured_s, holes = self._clock.now_s(), Holes(container, stream, self.rate)
             read = self._packets(container, stream, holes)
-            decoded = decoded_ahead(read, stream, holes, handed) if is_ahead else self._decoded(read, handed)
-            for found in decoded:
+            for found in decoded_ahead(read, stream, holes) if is_ahead else self._decoded(read):
                 if self._closed.is_set():
                     return
-                captured_s = handed.at_s(found.pts)
                 if found.is_corrupt and last is not None:
                     damaged.append(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
                 if not (found.is_corrupt and self._is_cut_off):
@@ -127,6 +127,7 @@ class VideoFile:
                 pixels, lasts = to_pixels(found, to_rgb, self._size), found.duration or 0
                 index, given.count, given.last = given.count, given.count + 1, pts
                 yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
+                captured_s = self._clock.now_s()
             if last is not None and not self._is_cut_off:
                 missing = holes.at_end(last * time_base)
                 if missing is not None and is_ahead:
@@ -142,10 +143,9 @@ class VideoFile:
             if packet.stream.index == stream.index:
                 yield packet
 
-    def _decoded(self, read: Iterator[Packet], handed: Handed) -> Iterator[VideoFrame]:
+    def _decoded(self, read: Iterator[Packet]) -> Iterator[VideoFrame]:
         met = False
         for packet in read:
-            handed.over(packet)
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
