@@ -171,6 +171,7 @@ def test_every_arm_runs_on_a_gpu_and_stays_close(steps: int) -> None:
     assert [row.failure for row in found] == [""] * len(ARMS)
     assert all((row.least_psnr_db or 0) > 35 for row in found[1:])
     assert all(row.peak_bytes > 0 and row.setup_peak_bytes > 0 for row in found)
+    assert [row.grown_bytes for row in found if row.arm.graph] == [0, 0, 0]
 
 
 @pytest.mark.gpu

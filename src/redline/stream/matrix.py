@@ -125,9 +125,9 @@ class Row:
     """Times in milliseconds: `model_ms` is the device's (on a CPU the host's) for one frame without its copies,
     `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
     `plan` is the arm's as it came out. `peak_bytes` is what a running stream takes of the device, weights included;
-    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `grown_bytes` is what a GPU holds
-    after the timed frames beyond what it held before them. `psnr_db` is against the plain arm; the least of all frames,
-    and the mean. After a row with `device_lost` nothing more can run."""
+    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `grown_bytes` is the most that a
+    GPU held at any of the timed frames beyond what it held at the first. `psnr_db` is against the plain arm; the least
+    of all frames, and the mean. After a row with `device_lost` nothing more can run."""
 
     shape: Shape
     arm: Arm
@@ -217,16 +217,18 @@ def fresh_model(size: str) -> Lsd:
 
 
 class _Timing(Engine):
-    """Keeps how long the device was busy with each frame."""
+    """Keeps how long the device was busy with each frame, and what it held of memory then."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.each_s: list[float] = []
+        self.held_bytes: list[int] = []
 
     def finish(self) -> Tensor:
         before_s = self.busy_s
         pixels = super().finish()
         self.each_s.append(self.busy_s - before_s)
+        self.held_bytes.append(_held_bytes(self.model.device))
         return pixels
 
 
@@ -252,10 +254,10 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     stream(pictures, Latency())
     if pictures.frames < shape.frames:
         raise RedlineError(f"{shape.film!r} has {pictures.frames} frames, and {shape.frames} are asked for.")
-    setup_s, setup_peak_bytes, held_bytes = engine.setup_s, memory.take(), _held_bytes(device)
+    setup_s, setup_peak_bytes = engine.setup_s, memory.take()
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
     stream(NullSink(), timed)
-    report = timed.report()
+    report, held_bytes = timed.report(), engine.held_bytes[WARM_UP_FRAMES - shape.frames :]
     row = replace(
         row,
         plan=str(frames.plan),
@@ -267,7 +269,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         p99_ms=1e3 * report.latency.p99_s,
         peak_bytes=memory.take(),
         setup_peak_bytes=setup_peak_bytes,
-        grown_bytes=None if held_bytes is None else (_held_bytes(device) or 0) - held_bytes,
+        grown_bytes=max(held_bytes) - held_bytes[0] if device.type == "cuda" else None,
         setup_s=setup_s,
     )
     if pictures.errors:
@@ -296,11 +298,10 @@ def _source(shape: Shape) -> Source:
     return open_source(shape.film, Wishes(size=(shape.side, shape.side)))
 
 
-def _held_bytes(device: torch.device) -> int | None:
-    """Of tensors and of the allocator's pools, while nothing runs; a CPU's allocators tell nothing of the kind."""
+def _held_bytes(device: torch.device) -> int:
+    """Of tensors and of the allocator's pools; a CPU's allocators tell nothing of the kind."""
     if device.type != "cuda":
-        return None
-    torch.cuda.synchronize(device)
+        return 0
     return torch.cuda.memory_allocated(device) + torch.cuda.memory_reserved(device)
 
 
