@@ -12,7 +12,16 @@ from redline.nn.checkpointing import DEAR, recomputed
 
 OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
 # Cheap next to a product: computed again.
-CHEAP = {"rms_norm", "add_rms_norm", "layer_norm_dropout_relu", "swiglu", "packed_swiglu", "rope", "cross_entropy"}
+CHEAP = {
+    "rms_norm",
+    "add_rms_norm",
+    "layer_norm_dropout_relu",
+    "swiglu",
+    "packed_swiglu",
+    "rope",
+    "cross_entropy",
+    "convolved_heads",
+}
 # Never inside what is computed again: some have no gradient, and the others are parts of a backward pass.
 ELSEWHERE = {
     "decode_attention",

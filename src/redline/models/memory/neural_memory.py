@@ -10,15 +10,15 @@ Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
-from redline.models.memory.short_convolution import new_taps, short_convolution
+from redline.models.memory.short_convolution import inputs_held, new_taps
 from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
 from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
+from redline.ops.convolved_heads import convolved_heads
 from redline.ops.memory_step import Learned, Projected, memory_step
 
 
@@ -61,10 +61,12 @@ class NeuralMemory(Dispatched):
             state = self.new_state(len(x_BSD), x_BSD.device, x_BSD.dtype)
         if x_BSD.shape[1] == 1 and isinstance(self.update, GatedDelta) and not torch.is_grad_enabled():
             return self._token(x_BSD, state, self.update)
-        mixed, recent = short_convolution(self.query_key_value(x_BSD), self.convolution, state.recent_BTC, documents_BS)
-        sizes = [self.heads * size for size in (self.key_dim, self.key_dim, self.value_dim)]
-        query, key, value = (one.unflatten(-1, (self.heads, -1)) for one in F.silu(mixed).split(sizes, -1))
-        query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+        given = self.query_key_value(x_BSD)
+        before = state.recent_BTC.to(given.dtype)
+        query, key, value = convolved_heads(
+            given, self.convolution, before, self.heads, self.key_dim, documents_BS, self.implementation
+        )
+        recent = inputs_held(given, before, documents_BS)
         read, memory = self.update(x_BSD, query, key, value, state.memory, documents_BS, self.implementation)
         gated = self.norm(read) * self.gate(x_BSD).unflatten(-1, (self.heads, -1)).sigmoid()
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None

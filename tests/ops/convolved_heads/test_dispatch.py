@@ -1,0 +1,39 @@
+"""Which implementation of convolved heads runs, and what is refused."""
+
+import pytest
+import torch
+
+from redline.errors import MachineError, ModelError
+from redline.ops import dispatch
+from redline.ops.convolved_heads import convolved_heads, reference
+
+X, TAPS, RECENT = torch.randn(2, 5, 24), torch.randn(4, 24), torch.randn(2, 3, 24)
+
+
+def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(reference, "convolved_heads", lambda *_: called.append("reference"))
+    convolved_heads(X, TAPS, RECENT, 2, 4)
+    convolved_heads(X, TAPS, RECENT, 2, 4, implementation="reference")
+    assert called == ["reference", "reference"]
+
+
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
+    with pytest.raises(MachineError, match="convolved heads by Triton cannot run: it is not installed"):
+        convolved_heads(X, TAPS, RECENT, 2, 4, implementation="triton")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    def refused(sentence: str, *arguments: object) -> None:
+        with pytest.raises(ModelError, match=sentence):
+            convolved_heads(*arguments)  # pyright: ignore[reportArgumentType]
+
+    refused(r"the tokens before them \(2, 2, 24\)", X, TAPS, RECENT[:, 1:], 2, 4)
+    refused(r"taps \(4, 23\)", X, TAPS[:, 1:], RECENT, 2, 4)
+    refused("24 channels cannot be 2 heads with keys of 6", X, TAPS, RECENT, 2, 6)
+    refused("24 channels cannot be 5 heads with keys of 2", X, TAPS, RECENT, 5, 2)
+    refused("floating-point", X.int(), TAPS, RECENT, 2, 4)
+    refused("a whole number for each of 2 × 5 tokens", X, TAPS, RECENT, 2, 4, torch.zeros(2, 4, dtype=torch.int64))
+    refused("a whole number for each of 2 × 5 tokens", X, TAPS, RECENT, 2, 4, torch.zeros(2, 5))
+    refused("inputs are on cpu and on meta", X, TAPS.to("meta"), RECENT, 2, 4)

@@ -1,0 +1,114 @@
+"""The Triton kernels of convolved heads: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import MachineError
+from redline.ops.convolved_heads import convolved_heads, reference
+
+triton = pytest.importorskip("redline.ops.convolved_heads.triton")
+DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+Agrees = Callable[..., None]
+
+pytestmark = pytest.mark.skipif(
+    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+)
+
+
+def inputs(batch: int, tokens: int, taps: int, heads: int, key_dim: int, value_dim: int) -> list[Tensor]:
+    channels = heads * (2 * key_dim + value_dim)
+    x = torch.randn(batch, tokens, channels)
+    return [x, torch.randn(taps, channels), torch.randn(batch, taps - 1, channels)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 70, 4, 2, 8, 12), (1, 129, 3, 1, 16, 16), (2, 2, 4, 3, 5, 7)])
+def test_agrees(agrees: Agrees, sizes: tuple[int, ...], packed: bool, dtype: torch.dtype) -> None:
+    (batch, tokens, _, heads, key_dim, _), documents = sizes, None
+    if packed:
+        documents = torch.randint(2, (batch, tokens), device=DEVICE).cumsum(1)
+    agrees(
+        lambda *given: triton.convolved_heads(*given, heads, key_dim, documents),
+        lambda *given: reference.convolved_heads(*given, heads, key_dim, documents),
+        inputs(*sizes),
+        dtype,
+        DEVICE,
+    )
+
+
+def test_one_tap_sees_the_token_alone(agrees: Agrees) -> None:
+    x, taps, recent = inputs(2, 5, 1, 2, 4, 4)
+    agrees(
+        lambda x, taps: triton.convolved_heads(x, taps, recent.to(x), 2, 4),
+        lambda x, taps: reference.convolved_heads(x, taps, recent.to(x), 2, 4),
+        [x, taps],
+        torch.float32,
+        DEVICE,
+    )
+
+
+def test_what_is_all_zero_stays_so_and_pulls_at_nothing_far() -> None:
+    x, taps, recent = (t.to(DEVICE) for t in inputs(1, 6, 4, 1, 4, 4))
+    x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are no vectors
+    given = [t.requires_grad_() for t in (x, taps, recent)]
+    found, expected = (f(*given, 1, 4) for f in (triton.convolved_heads, reference.convolved_heads))
+    pulls = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]
+    for one, other in zip(
+        (*found, *torch.autograd.grad(found, given, pulls)),
+        (*expected, *torch.autograd.grad(expected, given, pulls)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_slices_are_read_where_they_lie() -> None:
+    x, taps, recent = (t.to(DEVICE) for t in inputs(2, 40, 4, 2, 4, 4))
+    wide = torch.cat((x, torch.randn(2, 40, 7, device=DEVICE)), -1)
+    for given in (wide[..., :24], x.transpose(1, 2).contiguous().transpose(1, 2)):
+        for one, other in zip(
+            triton.convolved_heads(given, taps, recent, 2, 4), reference.convolved_heads(x, taps, recent, 2, 4),
+            strict=True,
+        ):  # fmt: skip
+            torch.testing.assert_close(one, other)
+
+
+def test_numbers_of_two_kinds_make_the_finer_one() -> None:
+    x, taps, recent = (t.to(DEVICE) for t in inputs(1, 9, 4, 1, 4, 4))
+    found = triton.convolved_heads(x.half(), taps, recent.half(), 1, 4)
+    expected = reference.convolved_heads(x.half().float(), taps, recent.half().float(), 1, 4)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other)
+
+
+def test_is_an_operator_as_torch_wants_it() -> None:
+    x, taps, recent = (t.to(DEVICE).requires_grad_() for t in inputs(2, 5, 4, 2, 4, 6))
+    documents = torch.randint(2, (2, 5), device=DEVICE).cumsum(1)
+    torch.library.opcheck(triton._forward, (x, taps, recent, 2, 4, documents))
+
+
+def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+    x, taps, recent = (t.to(DEVICE).requires_grad_() for t in inputs(2, 5, 4, 2, 4, 4))
+
+    def block(x: Tensor, taps: Tensor, recent: Tensor) -> tuple[Tensor, ...]:
+        return convolved_heads(x + 1, taps, recent, 2, 4, implementation="triton")
+
+    compiled_agrees(block, [x, taps, recent])
+
+
+@pytest.mark.parametrize(
+    ("taps", "key_dim", "dtype", "sentence"),
+    [
+        (4, 4, torch.float64, "float32, not float64"),
+        (17, 4, torch.float32, "up to 16 taps, not 17"),
+        (4, 300, torch.float32, "up to 256 channels, not 300"),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_said(taps: int, key_dim: int, dtype: torch.dtype, sentence: str) -> None:
+    given = (t.to(DEVICE, dtype) for t in inputs(1, 3, taps, 1, key_dim, 4))
+    with pytest.raises(MachineError, match=sentence):
+        convolved_heads(*given, 1, key_dim, implementation="triton")
