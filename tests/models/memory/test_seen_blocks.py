@@ -150,7 +150,8 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
     seen = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
     sizes = (4, 32), (2, 32), (2, 32), (4, 32), (2, 32)
     query, key, value, far_query, far_key = (torch.randn(2, 150, *size).requires_grad_() for size in sizes)
-    score = (torch.randn(2, 150) * 4).index_fill_(1, torch.arange(0, 150, 7), -200.0).requires_grad_()
+    score = (torch.randn(2, 150) * 4 - 60 * torch.tensor([[0], [1]])).index_fill_(1, torch.arange(0, 150, 7), -200.0)
+    score.requires_grad_()
     given, pull = (query, key, value, far_query, far_key, score), torch.randn(2, 150, 4, 32)
 
     def with_gradients(attend: Callable[[tuple[Tensor, Tensor, Tensor]], Tensor]) -> tuple[Tensor, ...]:
@@ -179,3 +180,20 @@ def test_kernels_of_stretches_see_the_window_as_the_plain_form_does(
     found = windowed.windowed_attention(query, key, value, passage, 8, window, implementation="auto")
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1))
+
+
+def test_scores_that_are_all_low_are_not_lost_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
+    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    torch.manual_seed(0)
+    packing = Packing.of(torch.zeros(2, 90, dtype=torch.int64))
+    beyond = SeenBlocks.of(packing.positions_BS, None, 8, 1, with_beyond=True).beyond
+    query, key, value = (torch.randn(2, 90, heads, 32).half() for heads in (4, 2, 2))
+    bias = torch.randn(2, 90) - 25
+    expected, weight = windowed._beyond(query, key, bias, value, beyond)
+    found, weight_in_order = windowed._beyond_in_order(query, key, bias, value, beyond)
+    # The first tokens see nothing beyond the window.
+    assert torch.isfinite(weight[..., 16:]).all() and (weight[..., :16] == -torch.inf).all()
+    torch.testing.assert_close(weight_in_order, weight, rtol=0, atol=5e-3)
+    torch.testing.assert_close(found, expected, rtol=5e-3, atol=5e-3)

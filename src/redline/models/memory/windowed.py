@@ -143,7 +143,9 @@ def _beyond_in_order(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor,
     Values are weighted by e to the bias instead, and so is a channel of ones beside them: it comes out as what all
     shares would have had to be divided by.
     """
-    weight_BS11 = bias_BS.exp()[..., None, None]
+    # The largest weight is 1: where all are small, fp16 would have none.
+    most_B1 = bias_BS.detach().amax(1, keepdim=True)
+    weight_BS11 = (bias_BS - most_B1).exp()[..., None, None]
     ones = torch.ones_like(value[..., :1])
     # Whole blocks of 16 channels are read at once.
     beside = F.pad((weight_BS11 * ones).to(value.dtype), (0, _CHANNELS_BESIDE - 1))
@@ -153,7 +155,8 @@ def _beyond_in_order(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor,
     # Nothing is seen by those whose document has not left the window.
     sees = total > 0
     total = torch.where(sees, total, 1)
-    return (mixed / total.unsqueeze(-1)).to(mixed.dtype), torch.where(sees, lse + total.log(), -torch.inf)
+    lse = torch.where(sees, lse + total.log() + most_B1[:, None], -torch.inf)
+    return (mixed / total.unsqueeze(-1)).to(mixed.dtype), lse
 
 
 # Where a bias is made in the same compiled graph as flex attention, gradients come out wrong (attention-gym#20): ours
