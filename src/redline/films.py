@@ -1,6 +1,5 @@
 """Opens films: the one place that asks PyAV what a file holds, and says in a sentence why it cannot be read."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -14,6 +13,7 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from redline.cores import cores
 from redline.errors import RedlineError
 
 _DAMAGED_START = 1000
@@ -57,7 +57,7 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
 
 def threads_for(height: int, width: int) -> int:
     """Threads that are worth waking for such a picture: many for a small one only make its time uneven."""
-    return max(1, min(os.cpu_count() or 1, _MOST_THREADS, height * width // _PIXELS_PER_THREAD))
+    return max(1, min(cores(), _MOST_THREADS, height * width // _PIXELS_PER_THREAD))
 
 
 def decode_several(stream: VideoStream) -> int:
@@ -76,7 +76,7 @@ def decode_several(stream: VideoStream) -> int:
 
 def pictures_at_once() -> int:
     """Half of the cores: whoever takes the pictures has work for the others."""
-    return min((os.cpu_count() or 1) // 2, _MOST_AT_ONCE)
+    return min(cores() // 2, _MOST_AT_ONCE)
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from redline.cores import cores
 from redline.errors import MachineError
 from redline.resident import host_bytes
 
@@ -163,7 +164,7 @@ def resolve_device(device: str) -> str:
 def _detect(device: str) -> Machine:
     common: dict[str, Any] = {
         "device": device,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "cores": cores(),
         "host_bytes": host_bytes(),
         "versions": _versions(),
     }

@@ -147,6 +147,18 @@ def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
     assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
 
 
+def test_damage_is_told_with_what_would_leave_it_out(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
+    data = bytearray((tmp_path / "a.mkv").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 900] = bytes(900)
+    (tmp_path / "a.mkv").write_bytes(data)
+    said = sentence(stream(tmp_path / "a.mkv", tmp_path / "out.mp4"))
+    assert "'a.mkv'" in said and said.endswith("With --keep-going what is damaged is left out.")
+    assert not (tmp_path / "out.mp4").exists()
+    assert stream(tmp_path / "a.mkv", tmp_path / "out.mp4", "--keep-going").code == 0
+
+
 def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> None:
     assert sentence(stream("/dev/video99", "null")).startswith("there is no camera '/dev/video99'")
     with socket.socket() as taken:

@@ -1,11 +1,11 @@
 """On two cores the shipped model is live: at least ten frames a second at 256×256, through the whole pipeline."""
 
-import os
 from fractions import Fraction
 
 import pytest
 import torch
 
+from redline.cores import cores
 from redline.machine import Machine
 from redline.models.lsd import load_lsd
 from redline.stream.engine import Engine
@@ -18,7 +18,7 @@ from redline.stream.sinks.null import NullSink
 from redline.stream.sources.synthetic import SyntheticClip
 
 pytestmark = pytest.mark.alone
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES = cores()
 
 
 @pytest.mark.skipif(CORES < 2, reason="needs two cores")

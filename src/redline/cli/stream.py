@@ -20,6 +20,7 @@ from redline.stream.latency import STAGES
 from redline.stream.places import SINKS, SOURCES, Wishes
 from redline.stream.plans import PRECISIONS
 from redline.stream.session import Request, Result, Session
+from redline.stream.sources.video_file import DamagedFilm
 from redline.stream.watch import Sample
 
 
@@ -95,7 +96,10 @@ def stream(
             progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
         status.update("setting up …")
         kind = "GPU" if session.device.type == "cuda" else "CPU"
-        result = session.run(lambda sample: _show(status, sample, kind))
+        try:
+            result = session.run(lambda sample: _show(status, sample, kind))
+        except DamagedFilm as error:
+            raise RedlineError(f"{error} With --keep-going what is damaged is left out.") from error
     _print_json(result) if as_json else _print(result)
     if report is not None and not result.outcome.report.frames:
         _say("no frame came, so there is nothing to report")

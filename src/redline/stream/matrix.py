@@ -126,7 +126,7 @@ class Row:
     `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
     `plan` is the arm's as it came out. `peak_bytes` is what a running stream takes of the device, weights included;
     loading, converting and compiling may have taken more before, `setup_peak_bytes`. `grown_bytes` is the most that a
-    GPU held at any of the timed frames beyond what it held at the first. `psnr_db` is against the plain arm; the least
+    GPU held at any of the timed frames beyond the least. `psnr_db` is against the plain arm; the least
     of all frames, and the mean. After a row with `device_lost` nothing more can run."""
 
     shape: Shape
@@ -269,7 +269,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         p99_ms=1e3 * report.latency.p99_s,
         peak_bytes=memory.take(),
         setup_peak_bytes=setup_peak_bytes,
-        grown_bytes=max(held_bytes) - held_bytes[0] if device.type == "cuda" else None,
+        grown_bytes=max(held_bytes) - min(held_bytes) if device.type == "cuda" else None,
         setup_s=setup_s,
     )
     if pictures.errors:

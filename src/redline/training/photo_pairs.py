@@ -5,7 +5,6 @@ A photo that cannot be read or is too small is skipped and said; a folder with n
 
 import hashlib
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from redline.cores import cores
 from redline.errors import RedlineError
 from redline.super_resolution.bicubic import resize
 from redline.super_resolution.photos import find_photos, read_photo
@@ -80,7 +80,7 @@ class PhotoPairs:
     def _read(self) -> Iterator[tuple[Path, Tensor]]:
         paths = find_photos(self.settings.photos)
         # A few at a time: decoded photos are large, and the next ones are wanted while one is reduced.
-        threads = min(8, os.cpu_count() or 1)
+        threads = min(8, cores())
         with ThreadPoolExecutor(threads) as pool:
             for first in range(0, len(paths), 2 * threads):
                 several = paths[first : first + 2 * threads]

@@ -1,9 +1,9 @@
 """What an upscaling is asked to do, and the presets: names for settings that belong together."""
 
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from redline.cores import cores
 from redline.errors import RedlineError
 from redline.upscale.pictures import PIXEL_LIMIT, Encoding
 from redline.upscale.video import VideoSettings
@@ -31,7 +31,7 @@ class PictureSettings:
     encoding: Encoding = field(default_factory=Encoding)
     pixel_limit: int = PIXEL_LIMIT
     # How many pictures may be encoded at once: one of 16 megapixels keeps a core busy for most of a second.
-    encoders: int = field(default_factory=lambda: max(4, min(12, (os.cpu_count() or 1) // 2)))
+    encoders: int = field(default_factory=lambda: max(4, min(12, cores() // 2)))
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,11 @@ def test_losses_and_gradients_follow_the_cpu(kind: str, plan: str, in_order: boo
 
 @pytest.mark.parametrize("plan", ["", "fused_ops + compile(regional=true)"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["bank", "window", "titans"])
-def test_gradients_repeat_to_the_bit(kind: str, dtype: torch.dtype, plan: str) -> None:
+@pytest.mark.parametrize(("kind", "width"), [("bank", 256), ("bank", 512), ("window", 256), ("titans", 256)])
+def test_gradients_repeat_to_the_bit(kind: str, width: int, dtype: torch.dtype, plan: str) -> None:
     """A bank has a bias, the gradient of which many queries have a part in."""
     torch.manual_seed(0)
-    job = Job.of(TitanModel(replace(KINDS[kind], width=256)).cuda().to(dtype))
+    job = Job.of(TitanModel(replace(KINDS[kind], width=width)).cuda().to(dtype))
     for rung in Plan.parse(plan).rungs:
         job = rung.apply(job)
     model = job.model
@@ -108,6 +108,41 @@ def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
     wanted = torch.autograd.grad(expected, exact, pull.double())
     for one, other in zip(torch.autograd.grad(found, (query, key, value), pull), wanted, strict=True):
         assert (one - other).norm() < 4 * rounding * other.norm()
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_bank_is_read_as_by_the_plain_form(in_order: bool, dtype: torch.dtype, head_dim: int) -> None:
+    """Heads of every size: what is read beside the values has to fit in."""
+    config = TitanConfig(
+        vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32, memory_slots=8
+    )
+    tokens, _, documents = batch()
+    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
+    assert passage.seen is not None
+    sizes = (4, head_dim), (2, head_dim), (2, head_dim), (4, head_dim), (2, head_dim)
+    given = [torch.randn(2, 300, *size, device="cuda", dtype=dtype).requires_grad_() for size in sizes]
+    score = torch.randn(2, 300, device="cuda").mul(2).requires_grad_()
+
+    def attend(
+        query: Tensor, key: Tensor, value: Tensor, far_query: Tensor, far_key: Tensor, score: Tensor, plain: bool
+    ) -> Tensor:
+        far = far_query, far_key, torch.nn.functional.logsigmoid(score)
+        if plain:
+            return windowed.plain(query, key, value, passage.positions_BS, passage.documents_BS, 32, 1, far)
+        return windowed.windowed_attention(query, key, value, passage, 32, 1, far)
+
+    exact = [one.detach().double().requires_grad_() for one in (*given, score)]
+    expected = attend(*exact, plain=True)
+    with deterministic(in_order):
+        found = attend(*given, score, plain=False)
+        pull = torch.randn_like(found)
+        gradients = torch.autograd.grad(found, (*given, score), pull)
+    rounding = max(torch.finfo(dtype).eps, 1e-5)
+    assert (found - expected).norm() < 4 * rounding * expected.norm()
+    for one, other in zip(gradients, torch.autograd.grad(expected, exact, pull.double()), strict=True):
+        assert (one - other).norm() < 8 * rounding * other.norm()
 
 
 def test_heads_too_small_for_flex_attention_are_said() -> None:

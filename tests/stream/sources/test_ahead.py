@@ -36,7 +36,10 @@ FILMS: dict[str, dict[str, Any]] = {
     "uneven.mp4": {"options": REORDERED, "pts": [number * 512 + number % 7 * 50 for number in range(60)]},
     "one.mp4": {"frames": 1},
     "two.mkv": {"frames": 2},
-    "hevc.mkv": {"codec": "libx265", "options": {"preset": "ultrafast", "x265-params": "log-level=none:bframes=2"}},
+    "hevc.mkv": {
+        "codec": "libx265",
+        "options": {"preset": "ultrafast", "crf": "8", "x265-params": "log-level=none:bframes=2"},
+    },
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"deadline": "realtime", "cpu-used": "8"}},
 }
 
@@ -67,12 +70,16 @@ def outcome(path: Path, at_once: int, drop: bool = True) -> tuple[list[tuple], l
     return given, left_out, said
 
 
-def assert_same_both_ways(path: Path) -> tuple[list[str], str]:
+def assert_same_both_ways(path: Path, pixels: bool = True) -> tuple[list[str], str]:
     """Gives what is left out, or said where nothing may be."""
-    careful = outcome(path, at_once=1)
-    assert outcome(path, at_once=4) == careful
-    strict = outcome(path, at_once=1, drop=False)
-    assert outcome(path, at_once=4, drop=False) == strict
+
+    def seen(at_once: int, drop: bool) -> tuple[list[tuple], list[str], str]:
+        given, left_out, said = outcome(path, at_once, drop)
+        return given if pixels else [about[:-1] for about in given], left_out, said
+
+    careful, strict = seen(1, drop=True), seen(1, drop=False)
+    assert seen(4, drop=True) == careful
+    assert seen(4, drop=False) == strict
     return careful[1], strict[2]
 
 
@@ -112,9 +119,21 @@ def test_whole_films_are_the_same_and_never_need_care(tmp_path: Path, name: str,
     assert len(given) == {"one.mp4": 1, "two.mkv": 2, "pauses.avi": 51}.get(name, 60)
 
 
+def test_a_film_that_was_trimmed_needs_no_care(tmp_path: Path, careful: list[int]) -> None:
+    """What lies behind its end is in the file, and is decoded for nobody."""
+    path = make(tmp_path / "reordered.mp4")
+    data = bytearray(path.read_bytes())
+    lasts = data.index(b"elst") + 12
+    data[lasts : lasts + 4] = (int.from_bytes(data[lasts : lasts + 4], "big") // 2).to_bytes(4, "big")
+    path.write_bytes(data)
+    given, left_out, said = outcome(path, at_once=4)
+    assert not careful and not left_out and not said and 25 < len(given) < 35
+    assert (given, left_out, said) == outcome(path, at_once=1)
+
+
 def test_the_decoder_of_a_whole_film_works_on_several_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = list[Any]()
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr(films, "cores", lambda: 16)
     monkeypatch.setattr(
         ahead, "decode_several", lambda stream: (streams.append(stream), films.decode_several(stream))[1]
     )
@@ -124,9 +143,9 @@ def test_the_decoder_of_a_whole_film_works_on_several_pictures(tmp_path: Path, m
     assert len(streams) == 1
 
 
-@pytest.mark.parametrize(("cores", "at_once"), [(16, 6), (8, 4), (2, 1), (1, 0), (None, 0)])
-def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int | None, at_once: int) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+@pytest.mark.parametrize(("cores", "at_once"), [(16, 6), (8, 4), (2, 1), (1, 0)])
+def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int) -> None:
+    monkeypatch.setattr(films, "cores", lambda: cores)
     assert films.pictures_at_once() == at_once
 
 
@@ -134,7 +153,7 @@ def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int | None, at
 def test_decoders_that_are_better_with_slices_keep_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: list[int], name: str, codec: str
 ) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr(films, "cores", lambda: 16)
     make_clip(tmp_path / name, frames=5, codec=codec, **AVI_CLOCK)
     assert len(list(VideoFile(tmp_path / name).frames())) == 5
     assert careful == [0]
@@ -149,6 +168,15 @@ def test_damage_is_told_as_with_care_alone(tmp_path: Path, name: str, picture: i
     # Small pictures that were made of others get over zeros at times; and before the first one nothing is told.
     assert left_out or name != "intra.mp4" or picture == 0
     assert bool(said) == bool(left_out)
+
+
+@pytest.mark.parametrize("name", ["hevc.mkv", "reordered.flv"])
+@pytest.mark.parametrize("picture", [0, 9, 30, -3, -1])
+def test_damage_that_is_not_marked_spoils_pixels_alone(tmp_path: Path, name: str, picture: int) -> None:
+    """What FFmpeg says nothing of, or too late, comes out as its threads have it."""
+    path = make(tmp_path / name)
+    damaged(path, picture)
+    assert_same_both_ways(path, pixels=False)
 
 
 @pytest.mark.parametrize("name", ["intra.mp4", "reordered.mkv"])

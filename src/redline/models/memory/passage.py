@@ -8,11 +8,8 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.rotation import Rotation
-from redline.models.memory.seen_blocks import SeenBlocks
+from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
 from redline.nn.packing import Packing
-
-# What flex attention takes.
-_LEAST_HEAD_DIM = 16
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Passage:
                     f"{tuple(tokens_BS.shape)}."
                 )
         rotation, seen = Rotation.at(places, config.head_dim, config.rope_base), None
-        if tokens_BS.is_cuda and config.attention_every and config.head_dim >= _LEAST_HEAD_DIM:
+        if tokens_BS.is_cuda and config.attention_every and config.head_dim >= LEAST_CHANNELS:
             window = config.segment, config.window_segments
             seen = SeenBlocks.of(places, documents_BS, *window, with_beyond=config.memory_slots > 0)
         return cls(places, documents_BS, rotation, seen=seen)

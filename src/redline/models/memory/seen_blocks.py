@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+# Flex attention takes no fewer.
+LEAST_CHANNELS = 16
 _BLOCK = 128
 # Whether one token sees another: of batch, head, query and key.
 Sees = Callable[[Any, Any, Any, Any], Any]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
 from redline.models.memory.rotation import Rotation
+from redline.models.memory.seen_blocks import LEAST_CHANNELS
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
 from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
@@ -64,9 +65,12 @@ class SlotAttention(Choosing):
         self.out = Linear(config.width, config.width, bias=False)
 
     def chosen(self) -> str:
-        """How whole texts are read without a bank; with one it is flex attention, on a GPU."""
-        takes = not self.config.memory_slots and stretches_are_faster(self.out.weight, self.config.head_dim)
-        return "triton" if self.implementation != "reference" and takes else "reference"
+        """What reads whole texts; with a state PyTorch's own attention reads on."""
+        weight, head_dim = self.out.weight, self.config.head_dim
+        by_kernels = self.implementation != "reference" and not self.config.memory_slots
+        if by_kernels and stretches_are_faster(weight, head_dim):
+            return "triton"
+        return "flex attention" if weight.is_cuda and head_dim >= LEAST_CHANNELS else "reference"
 
     def new_state(self, batch: int, device: torch.device, dtype: torch.dtype) -> WindowState:
         config = self.config

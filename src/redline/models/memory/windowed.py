@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.passage import Passage
-from redline.models.memory.seen_blocks import SeenBlocks
+from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
 from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
 from redline.ops.dispatch import warn_once_traced
 
@@ -24,7 +24,6 @@ Far = tuple[Tensor, Tensor, Tensor]
 _BLOCK = 512
 # Since torch 2.9 it rounds fp32 to TF32 unless told otherwise (pytorch#161022): gradients were off by a hundredth.
 _EXACT = {"FLOAT32_PRECISION": "'ieee'"}
-_CHANNELS_BESIDE = 16
 
 
 def windowed_attention(
@@ -38,13 +37,14 @@ def windowed_attention(
     implementation: str = "reference",
 ) -> Tensor:
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
-    if implementation != "reference" and far is None and stretches_are_faster(query_BSQD, query_BSQD.shape[-1]):
+    head_dim = query_BSQD.shape[-1]
+    by_stretches = implementation == "auto" and stretches_are_faster(query_BSQD, head_dim)
+    if far is None and (by_stretches or implementation == "triton"):
         first_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
         return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, passage.positions_BS - first_BS)
     if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)
-    head_dim = query_BSQD.shape[-1]
     if query_BSQD.is_cuda:
         warn_once_traced(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.")
     places = passage.positions_BS, passage.documents_BS, segment, window_segments
@@ -123,9 +123,8 @@ def _by_flex_attention(
     near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen.near, None)
     if far is None:
         return near.transpose(1, 2)
-    beyond, far_weight = (_beyond_in_order if torch.are_deterministic_algorithms_enabled() else _beyond)(
-        *far, value_BSHD, seen.beyond
-    )
+    read_beyond = _beyond_in_order if torch.are_deterministic_algorithms_enabled() else _beyond
+    beyond, far_weight = read_beyond(*far, value_BSHD, seen.beyond)
     share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
     return torch.lerp(near, beyond, share).transpose(1, 2)
 
@@ -140,18 +139,15 @@ def _beyond(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: An
 def _beyond_in_order(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
     """The same without a bias, whose gradient all queries would add to in whatever order they finish.
 
-    Values are weighted by e to the bias instead, and so is a channel of ones beside them: it comes out as what all
-    shares would have had to be divided by.
+    Values are weighted by e to the bias instead. What the shares would have to be divided by is read in a second pass,
+    of the weights alone: beside the values they would be more channels than the kernels have room for.
     """
     # The largest weight is 1: where all are small, fp16 would have none.
     most_B1 = bias_BS.detach().amax(1, keepdim=True)
     weight_BS11 = (bias_BS - most_B1).exp()[..., None, None]
-    ones = torch.ones_like(value[..., :1])
-    # Whole blocks of 16 channels are read at once.
-    beside = F.pad((weight_BS11 * ones).to(value.dtype), (0, _CHANNELS_BESIDE - 1))
-    weighted = torch.cat(((weight_BS11 * value).to(value.dtype), beside), -1)
-    mixed, lse = _flex(query, key, weighted, seen, None)
-    mixed, total = mixed[..., : value.shape[-1]], mixed[..., value.shape[-1]].to(lse.dtype)
+    mixed, lse = _flex(query, key, (weight_BS11 * value).to(value.dtype), seen, None)
+    weights = (weight_BS11 * torch.ones_like(value[..., :LEAST_CHANNELS])).to(value.dtype)
+    total = _flex(query, key, weights, seen, None)[0][..., 0].to(lse.dtype)
     # Nothing is seen by those whose document has not left the window.
     sees = total > 0
     total = torch.where(sees, total, 1)

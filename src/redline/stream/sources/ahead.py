@@ -4,9 +4,9 @@ Where a picture is one slice, as in most films, only such a decoder has work for
 hangs on its threads, and near the end it may lose what follows. So at the first sign of any it ends here, before
 anything is said or left out, and whoever reads goes over to a decoder that takes one picture after the other.
 
-The signs are an error, a picture or packet that is marked, a hole, and pictures that do not come at the end. A picture
-that leans on one that is marked, and is shown before it, is given by then: spoiled, as the other decoder gives it, if
-not in the same manner.
+The signs are an error, a picture or packet that is marked, a hole, and pictures that do not come at the end. What
+FFmpeg marks only later, as a picture that leans on a damaged one and is shown before it, or never, as much damage of
+HEVC, is given by then: spoiled, as the other decoder gives it, if not with the same pixels.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ def decoded_ahead(read: Iterator[Packet], stream: VideoStream, holes: Holes) -> 
     while (packet := _next(read)) is not None:
         if packet.is_corrupt or holes.are_possible:
             raise Trouble
-        if packet.size:
+        if packet.size and not packet.is_discard:  # which a film that was trimmed has, and nobody is to see
             with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
             newest.append(packet.pts)
         try:

@@ -37,6 +37,10 @@ _HDR = {16: "PQ", 18: "HLG"}
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
+class DamagedFilm(RedlineError):
+    """What cannot be shown might be left out."""
+
+
 @dataclass
 class _Given:
     """How many frames were given, and the time of the last."""
@@ -162,7 +166,7 @@ class VideoFile:
 
     def _leave_out(self, sentence: str, cause: str = DAMAGED, pictures: int = 1) -> None:
         if self._drop is None:
-            raise RedlineError(sentence)
+            raise DamagedFilm(sentence)
         for _ in range(pictures):
             self._drop(cause)
 

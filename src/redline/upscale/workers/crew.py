@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from redline.cores import cores
 from redline.machine import resolve_device
 from redline.partial import is_partial
 from redline.upscale.tasks import Task
@@ -142,8 +143,7 @@ def start_crew(devices: Sequence[str]) -> Crew:
 def start_member(name: str, device: str, sharing: int, workers: int) -> Member:
     """Starts one of `workers` processes here, of which `sharing` use the memory of this device."""
     ours, theirs = socket.socketpair()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(cores // workers, 1)), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(max(cores() // workers, 1)), **os.environ}
     command = [sys.executable, "-m", "redline.upscale.workers.worker", str(theirs.fileno()), device, str(sharing)]
     with theirs:
         process = subprocess.Popen(
