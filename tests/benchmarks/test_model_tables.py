@@ -110,9 +110,10 @@ def test_live_rows_are_held_against_plain_ones(tmp_path: Path, tables: ModuleTyp
         return {**row, **times, **rest, **values}
 
     fast = live("fp16", 400.0, least_psnr_db=41.0, mean_psnr_db=44.26)
-    write(tmp_path, "stream/lsd.jsonl", [live("fp32", 100.0), fast, live("fp8", 0.0, failure="no room")])
+    loop = live("loop", 80.0, arm={"name": "loop", "overlapped": False})
+    write(tmp_path, "stream/lsd.jsonl", [live("fp32", 100.0), loop, fast, live("fp8", 0.0, failure="no room")])
     text = tables.stream_page(tmp_path)
-    figures = "1.5 ms | **400** | 4.00 | 1.5 ms | 1.5 ms | 1.00 GiB | 3.00 GiB | 44.3 dB, least 41.0"
+    figures = "1.5 ms | **400** | 4.00 | 5.00 | 1.5 ms | 1.5 ms | 1.00 GiB | 3.00 GiB | 44.3 dB, least 41.0"
     assert f"| tiny | 64×64 | 2 | fp16 | {figures} |" in text
     assert "| fp8 | no room |" in text and "tiny" not in tables.transformer_page(tmp_path)
 
