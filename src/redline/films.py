@@ -18,7 +18,7 @@ from redline.errors import RedlineError
 
 _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
-_PIXELS_PER_THREAD, _MOST_THREADS = 2**17, 16
+_DECODED_PER_THREAD, _CONVERTED_PER_THREAD, _MOST_THREADS = 2**17, 2**16, 16
 # Decoders of pictures that are mostly one slice. The one of VP8 has threads for the rows of one, and only with these an
 # error for some damage.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
@@ -51,13 +51,18 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     # A decoder that works on several pictures at once ends at a damaged one among the last, without a word, and what
     # follows is lost: whoever lets it (`decode_several`) has to look for that, and to read the film again.
     stream.thread_type = "SLICE"
-    stream.codec_context.thread_count = threads_for(stream.height, stream.width)
+    stream.codec_context.thread_count = _threads(stream.height * stream.width, _DECODED_PER_THREAD)
     return stream
 
 
-def threads_for(height: int, width: int) -> int:
-    """Threads that are worth waking for such a picture: many for a small one only make its time uneven."""
-    return max(1, min(cores(), _MOST_THREADS, height * width // _PIXELS_PER_THREAD))
+def threads_to_convert(pixels: int) -> int:
+    """Threads that are worth waking to bring so many pixels to RGB: each has rows of its own."""
+    return _threads(pixels, _CONVERTED_PER_THREAD)
+
+
+def _threads(pixels: int, each: int) -> int:
+    """Many for a small picture only make its time uneven."""
+    return max(1, min(cores(), _MOST_THREADS, pixels // each))
 
 
 def decode_several(stream: VideoStream) -> int:

@@ -1,6 +1,7 @@
 """On a GPU: a graph a frame gives what the CPU gives, settings change without another, memory stays to the byte."""
 
 import threading
+import time
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -199,6 +200,8 @@ def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> Non
         deep.begin(replace(frame, settings=FULL))
         if frame.index:
             made.append(deep.finish())
+    while not deep.is_done():
+        time.sleep(1e-4)
     made.append(deep.finish())
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
     assert all(0 < seconds < 1 for seconds in deep.copies_s) and deep.busy_s > 0

@@ -33,6 +33,9 @@ class Deep:
         self.begun.append(frame)
         self.deepest = max(self.deepest, len(self.begun))
 
+    def is_done(self) -> bool:
+        return True
+
     def finish(self) -> Tensor:
         return 255 - self.begun.popleft().pixels
 
@@ -64,3 +67,32 @@ def test_a_frame_does_not_wait_for_the_next_one() -> None:
     source.wait_for = lambda: in_time.append(shown.acquire(timeout=PATIENCE_S))
     Pipeline(source, Deep(), sink).run()
     assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3]
+
+
+def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> None:
+    """A file that gives each frame when the one before has begun, to a device that is done with none before the next
+    has begun too."""
+    has_begun = threading.Semaphore(0)
+
+    class Slow(Deep):
+        def begin(self, frame: Frame) -> None:
+            super().begin(frame)
+            has_begun.release()
+
+        def is_done(self) -> bool:
+            return False
+
+        def finish(self) -> Tensor:
+            assert len(self.begun) == 2 or self.begun[0].index == 5
+            return super().finish()
+
+    transform, sink, source = Slow(), Kept(), ScriptedSource([(4, 6)] * 6, live=False)
+
+    def wait() -> None:
+        # The pipeline is given the time to lose its patience.
+        assert has_begun.acquire(timeout=PATIENCE_S)
+        time.sleep(5e-3)
+
+    source.wait_for = wait
+    Pipeline(source, transform, sink).run()
+    assert sink.indices == list(range(6)) and transform.deepest == 2

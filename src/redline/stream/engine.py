@@ -116,6 +116,10 @@ class Engine:
             playing = self._ready(frame.settings)
         transfers.begin(frame.pixels, playing.play)
 
+    def is_done(self) -> bool:
+        assert self._transfers is not None
+        return self._transfers.is_done()
+
     def finish(self) -> Tensor:
         """The pixels of the oldest frame that was begun."""
         assert self._transfers is not None

@@ -280,7 +280,8 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
 
 
 def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
-    """What anybody would write first: read a frame, compute it, write it, in one thread."""
+    """What anybody would write first: read a frame, compute it, write it, one after the other. Films are decoded as for
+    any other arm."""
     now_s = SystemClock().now_s
     engine.prepare(source.height, source.width)
     for frame in source.frames():

@@ -29,9 +29,11 @@ class Fetched:
 
 class Transfers(Protocol):
     """`begin` sends pixels to `arriving`, does the work and starts to fetch `leaving`; `finish` waits for the oldest
-    that was begun. No more than `PLACES` may be under way."""
+    that was begun, if it is not done. No more than `PLACES` may be under way."""
 
     def begin(self, pixels: Tensor, work: Callable[[], None]) -> None: ...
+
+    def is_done(self) -> bool: ...
 
     def finish(self) -> Fetched: ...
 
@@ -53,6 +55,9 @@ class HostTransfers:
         with torch.inference_mode(False):
             made = self._leaving.clone()
         self._done.append(Fetched(made, sent_s - began_s, worked_s - sent_s, time.perf_counter() - worked_s))
+
+    def is_done(self) -> bool:
+        return True
 
     def finish(self) -> Fetched:
         return self._done.pop(0)
@@ -105,6 +110,9 @@ class CudaTransfers:
             place.out_began.record()
             place.host_out.copy_(place.made, non_blocking=True)
             place.out_ended.record()
+
+    def is_done(self) -> bool:
+        return self._places[self._finished % PLACES].out_ended.query()
 
     def finish(self) -> Fetched:
         place = self._places[self._finished % PLACES]

@@ -42,6 +42,10 @@ class Overlapping(Protocol):
 
     def begin(self, frame: Frame) -> None: ...
 
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        ...
+
     def finish(self) -> Tensor:
         """New pixels of the oldest frame that was begun, as a call would give them."""
         ...

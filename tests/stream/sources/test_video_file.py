@@ -78,7 +78,7 @@ def test_a_size_is_what_scaling_the_whole_picture_gives(
     make_clip(tmp_path / "s.mp4", frames=2, size=(160, 120), rotation=rotation, pixel_format=pixel_format)
     scaled = list[np.ndarray]()
     for threads in (1, 3):
-        monkeypatch.setattr("redline.stream.sources.video_file.threads_for", lambda height, width, given=threads: given)
+        monkeypatch.setattr("redline.stream.sources.video_file.threads_to_convert", lambda _, given=threads: given)
         scaled.append(next(VideoFile(tmp_path / "s.mp4", size=size).frames()).pixels.numpy())
     assert np.array_equal(*scaled)
     whole = Image.fromarray(next(VideoFile(tmp_path / "s.mp4").frames()).pixels.numpy())
@@ -204,7 +204,7 @@ def test_what_is_left_of_a_film_does_not_hang_on_threads(
     (tmp_path / name).write_bytes(data[: len(data) * 3 // 4])
     found = []
     for threads in (1, 3, 16):
-        monkeypatch.setattr("redline.films.threads_for", lambda height, width, threads=threads: threads)
+        monkeypatch.setattr("redline.films._threads", lambda pixels, each, threads=threads: threads)
         found.append([frame.time_s for frame in VideoFile(tmp_path / name).frames()])
     assert found[0] == found[1] == found[2] and 30 < len(found[0]) < 60
 
@@ -224,7 +224,7 @@ def test_what_follows_a_damaged_picture_near_the_end_is_shown(
     data[begin:end] = bytes(end - begin)
     (tmp_path / name).write_bytes(data)
     for threads in (1, 3, 16):
-        monkeypatch.setattr("redline.films.threads_for", lambda height, width, threads=threads: threads)
+        monkeypatch.setattr("redline.films._threads", lambda pixels, each, threads=threads: threads)
         with pytest.raises(RedlineError, match=r"cannot be decoded|is damaged"):
             list(VideoFile(tmp_path / name).frames())
         dropped: list[str] = []

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
-from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason, threads_for
+from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason, threads_to_convert
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
@@ -197,7 +197,7 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
             format="rgb24",
             src_colorspace=colours,
             interpolation=_SMOOTH_COLOUR | (Interpolation.BILINEAR if same else Interpolation.BICUBIC),
-            threads=max(threads_for(frame.height, frame.width), threads_for(height, width)),
+            threads=threads_to_convert(max(frame.height * frame.width, height * width)),
         )
     except av.FFmpegError as error:
         if same:
