@@ -63,6 +63,13 @@ def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     assert seen.stdout.endswith("False\n") and "climb" in seen.stdout, seen.stderr
 
 
+def test_no_command_waits_for_the_compiler_before_it_needs_it(tmp_path: Path) -> None:
+    code = "import sys\nfrom redline.cli import COMMANDS, load_command\n"
+    code += "print(*(name for name in COMMANDS if load_command(name) and 'torch._dynamo' in sys.modules))"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert (seen.returncode, seen.stdout) == (0, "\n"), seen.stdout + seen.stderr
+
+
 def test_every_command_has_an_example_that_begins_with_its_name(command: Callable[..., Seen]) -> None:
     for name in COMMANDS:
         # A group (redline train drct) has its examples where its options are.

@@ -9,15 +9,23 @@ import torch
 from torch import nn
 
 from redline.errors import ModelError
+from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import FAMILIES
-from redline.models.memory.checkpoint import MODEL_TYPE, load_memory_model
 
 Loader = Callable[[Path, torch.dtype, torch.device], nn.Module]
 
+
+def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    # Two seconds that a plain decoder, or a question for help, need not wait.
+    from redline.models.memory import load_memory_model
+
+    return load_memory_model(path, dtype, device)
+
+
 # By `model_type` in config.json.
-LOADERS: dict[str, Loader] = {**dict.fromkeys(FAMILIES, load_decoder), MODEL_TYPE: load_memory_model}
+LOADERS: dict[str, Loader] = {**dict.fromkeys(FAMILIES, load_decoder), MEMORY_MODEL: _load_memory_model}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class ModelFolder:
     @property
     def remembers(self) -> bool:
         """Whether its model has a long-term memory, which can be carried on."""
-        return self.model_type == MODEL_TYPE
+        return self.model_type == MEMORY_MODEL
 
     def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         return LOADERS[self.model_type](self.path, dtype, device)

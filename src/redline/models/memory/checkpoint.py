@@ -7,18 +7,17 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from redline.errors import ModelError
+from redline.models import MEMORY_MODEL
 from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
-
-MODEL_TYPE = "redline_memory"
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:
     """`about` goes into config.json beside the model's own settings: the token that ends a text, for one."""
     # Tied weights are one parameter under two names: kept once.
     tensors = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
-    config = {"model_type": MODEL_TYPE, **(about or {}), "memory": model.config.to_dict()}
+    config = {"model_type": MEMORY_MODEL, **(about or {}), "memory": model.config.to_dict()}
     write_model(Path(folder), [(SINGLE, to_safetensors(tensors))], config)
 
 
@@ -46,6 +45,6 @@ def load_memory_model(
 def read_memory_config(folder: Path) -> TitanConfig:
     path = folder / "config.json"
     found = read_json(path)
-    if found.get("model_type") != MODEL_TYPE or not isinstance(found.get("memory"), dict):
+    if found.get("model_type") != MEMORY_MODEL or not isinstance(found.get("memory"), dict):
         raise ModelError(f"{str(path)!r} is not the config of a memory model.")
     return TitanConfig.from_dict(found["memory"])
