@@ -128,6 +128,7 @@ def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
     found = {row.arm.name: row for row in measure(shape, (PLAIN, LAST), CPU, model)}
     assert not found["fp32"].failure and (found["channels_last"].least_psnr_db or 0) > 50
     assert found["fp32"].grown_bytes is None, "a CPU's allocators tell nothing of the kind"
+    assert [frame.index for frame in matrix._source(shape).frames()] == list(range(61)), "and no more of it"
     (short,) = measure(Shape(side=16, frames=65, film=shape.film), (PLAIN, LAST), CPU, model)
     assert short.failure == f"{shape.film!r} has 64 frames, and 65 are asked for"
 

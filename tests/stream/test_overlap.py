@@ -96,3 +96,28 @@ def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> Non
     source.wait_for = wait
     Pipeline(source, transform, sink).run()
     assert sink.indices == list(range(6)) and transform.deepest == 2
+
+
+def test_a_frame_that_is_done_is_passed_on_though_none_came_meanwhile() -> None:
+    """A file that gives each frame when the last was shown, to a device that takes its time."""
+    looks = list[int]()
+
+    class Slow(Deep):
+        def begin(self, frame: Frame) -> None:
+            super().begin(frame)
+            looks.append(0)
+
+        def is_done(self) -> bool:
+            looks[-1] += 1
+            return looks[-1] > 5
+
+        def finish(self) -> Tensor:
+            assert looks[-1] == 6, "it was waited for, and no longer than that"
+            return super().finish()
+
+    sink, source = Kept(), ScriptedSource([(4, 6)] * 4, live=False)
+    shown, in_time = threading.Semaphore(0), []
+    sink._extra = lambda frame: shown.release()
+    source.wait_for = lambda: in_time.append(shown.acquire(timeout=PATIENCE_S))
+    Pipeline(source, Slow(), sink).run()
+    assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3] and looks == [6] * 4

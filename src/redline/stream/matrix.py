@@ -8,8 +8,10 @@ behind is let go of before the next, and where the device itself is lost the row
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -298,7 +300,24 @@ def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settin
 def _source(shape: Shape) -> Source:
     if not shape.film:
         return SyntheticClip(shape.side, shape.side, shape.frames)
-    return open_source(shape.film, Wishes(size=(shape.side, shape.side)))
+    return _First(open_source(shape.film, Wishes(size=(shape.side, shape.side))), shape.frames)
+
+
+class _First:
+    """The first frames of a film: pictures are kept to be compared, and those of a whole one may not fit."""
+
+    is_live = False
+
+    def __init__(self, source: Source, count: int) -> None:
+        self.name, self.rate, self.height, self.width = source.name, source.rate, source.height, source.width
+        self._source, self._count = source, count
+
+    def frames(self) -> Generator[Frame, None, None]:
+        with closing(self._source.frames()) as frames:
+            yield from islice(frames, self._count)
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def _held_bytes(device: torch.device) -> int:

@@ -28,7 +28,7 @@ COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads at work; more would only make frames old.
 _QUEUED = 1
 _IDLE_S = 0.05
-# Between two looks at whether a frame is done, while the next is waited for: a tenth of the fastest frame.
+# Between two looks at whether a frame is done, while the next is waited for: a small part of the fastest frame.
 _GLANCE_S = 1e-4
 
 
