@@ -166,7 +166,7 @@ def test_wrong_shapes_are_refused(options: dict[str, object], sentence: str) -> 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 2])
-def test_every_arm_runs_on_a_gpu_and_stays_close(steps: int) -> None:
+def test_every_arm_runs_on_a_gpu_compiled_too_and_stays_close(steps: int) -> None:
     gpu = torch.device("cuda")
     found = list(measure(Shape("tiny", side=64, steps=steps, frames=200), ARMS, gpu))
     assert [row.failure for row in found] == [""] * len(ARMS)

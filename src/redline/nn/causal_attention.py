@@ -100,7 +100,7 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
 
 def stretches_are_faster(like: Tensor, head_dim: int) -> bool:
     """Whether our kernels are the faster ones, for such tensors, where not all of a row is seen."""
-    return _kernels_are_faster(like, head_dim) and fastest(like) == "triton"
+    return _kernels_are_faster(like, head_dim) and fastest(like, head_dim) == "triton"
 
 
 def _kernels_are_faster(like: Tensor, head_dim: int) -> bool:

@@ -110,6 +110,24 @@ def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
         assert (one - other).norm() < 4 * rounding * other.norm()
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "taken"),
+    [
+        ("window", torch.bfloat16, "triton"),
+        ("window", torch.float32, "flex attention"),
+        ("bank", torch.bfloat16, "flex attention"),
+    ],
+)
+def test_what_sees_a_window_is_said(
+    kind: str, dtype: torch.dtype, taken: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """By the size of a head, which a layer's weights do not have."""
+    config = replace(KINDS[kind], width=256, attention_every=1)
+    mixer = TitanModel(config).to("cuda", dtype).blocks[0].mixer
+    mixer.implementation = "auto"
+    assert (mixer.chosen(), len(recwarn)) == (taken, 0)
+
+
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("in_order", [False, True])

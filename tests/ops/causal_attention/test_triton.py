@@ -85,6 +85,7 @@ def test_large_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # what a GPU has to say of the plain form
 def test_a_layer_that_takes_them_sees_the_same(window: int | None, packed: bool) -> None:
     q, k, v = torch.randn(2, 40, 4, 16, device=DEVICE).split((2, 1, 1), 2)
     packing = Packing.of(torch.randint(2, (2, 40)).cumsum(1)).to(DEVICE) if packed else None
@@ -147,3 +148,9 @@ def test_what_the_kernels_do_not_take_is_said(q: Tensor, sentence: str) -> None:
     q = q.to(DEVICE)
     with pytest.raises(MachineError, match=sentence):
         causal_attention(q, q, q, torch.zeros(2, dtype=torch.int32, device=DEVICE), "triton")
+
+
+def test_a_head_may_be_told_apart_from_the_tensor() -> None:
+    """A layer asks before there are queries, with a weight in their place."""
+    assert not triton.why_not(torch.zeros(768, 768, device=DEVICE), 64)
+    assert "not 768" in triton.why_not(torch.zeros(768, 64, device=DEVICE), 768)

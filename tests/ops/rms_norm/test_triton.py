@@ -27,13 +27,13 @@ def add(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 37), (301, 64), (45, 768), (2, 4096), (3, 5000)])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 37), (301, 64), (45, 768), (2, 4096), (1, 4096), (3, 5000)])
 def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     inputs = torch.randn(shape) * 3, torch.randn(shape[-1])
     agrees(norm, lambda *exact: reference.rms_norm(*exact, EPS), inputs, dtype, DEVICE)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 37), (130, 100), (3, 2050)])
+@pytest.mark.parametrize("shape", [(2, 3, 37), (130, 100), (3, 2050), (1, 2050)])
 def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, ...]) -> None:
     inputs = torch.randn(shape), torch.randn(shape), torch.randn(shape[-1])
     agrees(add, lambda *exact: reference.add_rms_norm(*exact, EPS), inputs, torch.float32, DEVICE)

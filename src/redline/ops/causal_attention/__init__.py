@@ -24,25 +24,25 @@ def causal_attention(
     It is not checked: the host would have to wait for the device.
     """
     _check(q_THD, k_TGD, v_TGD, lowest_T)
-    if _choose(implementation, q_THD) == "triton":
+    if _choose(implementation, q_THD, q_THD.shape[-1]) == "triton":
         from redline.ops.causal_attention import triton
 
         return triton.causal_attention(q_THD, k_TGD, v_TGD, lowest_T)
     return reference.causal_attention(q_THD, k_TGD, v_TGD, lowest_T)
 
 
-def fastest(q: Tensor) -> str:
-    """What `auto` takes for such queries."""
-    return _choose("auto", q)
+def fastest(like: Tensor, head_dim: int) -> str:
+    """What `auto` takes for queries of this device and dtype, in heads of so many channels."""
+    return _choose("auto", like, head_dim)
 
 
-def _choose(asked: str, q: Tensor) -> str:
+def _choose(asked: str, like: Tensor, head_dim: int) -> str:
     def why_not() -> str:
         from redline.ops.causal_attention import triton
 
-        return triton.why_not(q)
+        return triton.why_not(like, head_dim)
 
-    return choose("causal attention", asked, q.device, why_not)
+    return choose("causal attention", asked, like.device, why_not)
 
 
 def _check(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> None:

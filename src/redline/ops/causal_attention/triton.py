@@ -50,11 +50,11 @@ def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tens
     return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
 
 
-def why_not(q_THD: Tensor) -> str:
+def why_not(like: Tensor, head_dim: int) -> str:
     """Why the kernels cannot take this, or nothing."""
-    if q_THD.shape[-1] not in HEAD_DIMS:
-        return f"it takes heads of {', '.join(map(str, HEAD_DIMS))} channels, not {q_THD.shape[-1]}"
-    return kernel.why_not(q_THD)
+    if head_dim not in HEAD_DIMS:
+        return f"it takes heads of {', '.join(map(str, HEAD_DIMS))} channels, not {head_dim}"
+    return kernel.why_not(like)
 
 
 def tiles_for(what: str, x: Tensor) -> Tiles:

@@ -113,7 +113,9 @@ def _backward(x: Tensor, weight: Tensor, pull: Tensor, total_pull: Tensor | None
     block, rows = kernel.padded(width), x.numel() // width
     tiles = _chosen(BACKWARD_TILES, block)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
-    partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
+    weight_pull = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    # One program's sums are the whole.
+    partial = weight_pull if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
     read = (
         x.contiguous(),
         weight.contiguous(),
@@ -123,8 +125,8 @@ def _backward(x: Tensor, weight: Tensor, pull: Tensor, total_pull: Tensor | None
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": total_pull is not None}
     constants |= {"STAGES": tiles.stages, "num_warps": tiles.warps}
     kernel.launch(backward_kernel, (programs,), *read, x_pull, partial, rows, eps, **constants)
-    weight_pull = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    _launch_sum(partial, weight_pull)
+    if programs != 1:
+        _launch_sum(partial, weight_pull)
     return x_pull, weight_pull
 
 
@@ -169,9 +171,11 @@ def _launch_forward(
     width = x.shape[-1]
     block, rows = kernel.padded(width), x.numel() // width
     tiles = _chosen(FORWARD_TILES, block)
-    constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": residual is not None}
+    # With a sum there are two numbers to hold for each.
+    share = tiles.rows if residual is None else max(1, tiles.rows // 2)
+    constants = {"WIDTH": width, "BLOCK": block, "ROWS": share, "ADD": residual is not None}
     arguments = (x, residual, weight.contiguous(), total, out, rows, eps)
-    kernel.launch(forward_kernel, (-(-rows // tiles.rows),), *arguments, **constants, num_warps=tiles.warps)
+    kernel.launch(forward_kernel, (-(-rows // share),), *arguments, **constants, num_warps=tiles.warps)
 
 
 def _launch_sum(partial: Tensor, weight_pull: Tensor) -> None:
