@@ -92,7 +92,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward."""
+    """Tiles of forward, with and without a sum, then of backward."""
     from redline.ops.rms_norm import triton
 
     for rows, width in SIZES[:3]:
@@ -106,11 +106,12 @@ def sweep() -> Iterable[Case]:
             if 8 <= n * triton.kernel.padded(width) // (32 * warps) <= 64 and programs * warps <= 32
         ]
         sum_tiles = [triton.SumTiles(*tiles) for tiles in ((128, 32, 4), (256, 16, 8), (512, 16, 16), (1024, 16, 16))]
-        for name, choices, backward in (
-            ("FORWARD_TILES", forward_tiles, False),
-            ("BACKWARD_TILES", backward_tiles, True),
+        for name, choices, add, backward in (
+            ("FORWARD_TILES", forward_tiles, False, False),
+            ("FORWARD_TILES", forward_tiles, True, False),
+            ("BACKWARD_TILES", backward_tiles, False, True),
         ):
-            plain = case(rows, width, False, backward)
+            plain = case(rows, width, add, backward)
             build = plain.arms["redline"]
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for tiles in choices:

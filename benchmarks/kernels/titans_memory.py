@@ -2,9 +2,11 @@
 
     python benchmarks/kernels/titans_memory.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
-Width 768 in 12 heads, four texts of 2K to 32K tokens. Documents cut chunks in two, which the rows with documents show.
+Width 768 in 12 heads, four texts of 128 to 32K tokens. Documents cut chunks in two, which the rows with documents show.
 The plain form goes chunk by chunk, and is left out at the longest; what torch.compile makes of it holds one copy of a
-step for every chunk, takes minutes to make, and is tried at the shortest alone, on request. Liger has no such kernel.
+step for every chunk (of 2K tokens it was not made within five minutes, of 512 not within one and a half), and is tried
+at the shortest alone, on request.
+Liger has no such kernel.
 """
 
 import sys
@@ -20,7 +22,7 @@ from torch.nn import functional as F
 from redline.ops.titans_memory import TitansState, reference, titans_memory
 
 BATCH, HEADS, SIZE = 4, 12, 64
-LENGTHS = (2048, 8192, 32768)
+LENGTHS = (128, 2048, 8192, 32768)
 DOCUMENT_TOKENS = 700
 # Of bf16 results against fp32: every number was rounded several times.
 LARGEST_ERROR = 0.04
