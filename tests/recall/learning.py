@@ -3,15 +3,11 @@
 A model with memory trains until it recalls, the same without memory for exactly as many steps.
 """
 
-import contextlib
 import math
-import platform
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.models.memory import TitanConfig, TitanModel
 from redline.recall import Recall, accuracy
@@ -22,20 +18,6 @@ WINDOW = replace(SMALL, attention_every=1)
 STEPS = 200
 # Questions to stop a training by, which are not those that it is judged by.
 _PRACTICE, _EXAM = 77, 99
-
-
-class StraightProducts(TorchDispatchMode):
-    """OpenBLAS on Arm is many times slower at small products whose right side is transposed. A copy changes no bit."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.bmm.default and args[1].stride(-1) != 1:
-            args = (args[0], args[1].contiguous())
-        return func(*args, **(kwargs or {}))
-
-
-def straight_products() -> AbstractContextManager[object]:
-    """Only where they help: to look at every operation costs a third of a training's time, and most of an exam's."""
-    return StraightProducts() if platform.machine() in ("aarch64", "arm64") else contextlib.nullcontext()
 
 
 def learned(
@@ -61,8 +43,7 @@ def learned(
             model.score_weight = 0.1
         sample = task.sample(generator, batch, length)
         optimizer.zero_grad()
-        with straight_products():
-            model.loss(sample.tokens_BS, sample.targets_BS).backward()
+        model.loss(sample.tokens_BS, sample.targets_BS).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         done += 1

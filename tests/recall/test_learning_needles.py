@@ -1,24 +1,15 @@
 """Memory that works: small models learn to find needles within minutes on a CPU, and the same without memory do not."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from redline.models.memory import TitanModel
 from redline.recall import Needle
 
 from .learning import WINDOW, learned, practised, recalled, with_slots
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_products() -> Iterator[None]:
-    """They are no faster on two threads, and other tests run beside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("small_products")
 
 
 def test_a_bank_of_slots_finds_needles_at_sixteen_times_the_length_and_a_window_finds_none() -> None:

@@ -1,23 +1,13 @@
 """Memory that works: small models learn to recall pairs within minutes on a CPU, and the same without memory do not."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from redline.models.memory import TitanModel
 from redline.recall import Mqar
 
 from .learning import NEURAL, WINDOW, learned, practised, recalled
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_products() -> Iterator[None]:
-    """They are no faster on two threads, and other tests run beside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("small_products")
 
 
 def test_neural_memory_recalls_pairs_at_eight_times_the_length_and_a_window_does_not() -> None:
