@@ -33,14 +33,14 @@ def output(function: Callable[..., tuple[Tensor, Tensor]], *inputs: Tensor) -> T
     return function(*inputs)[0]
 
 
-def case(tokens: int, heads: int, size: int, backward: bool) -> Case:
+def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH) -> Case:
     def drawn() -> Tensor:
-        return torch.randn((BATCH, tokens, heads, size), device="cuda")
+        return torch.randn((batch, tokens, heads, size), device="cuda")
 
     q, k = (F.normalize(drawn(), dim=-1).bfloat16() for _ in range(2))
     g, beta = (
-        -torch.rand((BATCH, tokens, heads), device="cuda") * 0.1,
-        torch.rand((BATCH, tokens, heads), device="cuda"),
+        -torch.rand((batch, tokens, heads), device="cuda") * 0.1,
+        torch.rand((batch, tokens, heads), device="cuda"),
     )
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), g, beta))
     pull = drawn().bfloat16()
@@ -62,7 +62,7 @@ def case(tokens: int, heads: int, size: int, backward: bool) -> Case:
     tensors = 4 + 7 * backward
     return Case(
         name=f"gated_delta_rule {'forward+backward' if backward else 'forward'}",
-        sizes={"batch": BATCH, "tokens": tokens, "heads": heads, "head_size": size, "dtype": "bf16"},
+        sizes={"batch": batch, "tokens": tokens, "heads": heads, "head_size": size, "dtype": "bf16"},
         arms=arms,
         expected=expected,
         largest_error=LARGEST_ERROR,
@@ -106,15 +106,20 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of all kernels: where chunks fill the device, and at the shortest length, where the states' pass does not.
+    """Tiles of all kernels: where chunks fill the device, and where the states' pass does not.
 
-    That pass has a program for each head of each text and block of values, 96 as shipped, and goes through the chunks
-    one after the other; smaller blocks make more programs, each of which reads all keys.
+    That pass has a program for each head of each text and block of values, 96 for four texts as shipped and 24 for one,
+    and goes through the chunks one after the other; smaller blocks make more programs, each of which reads all keys.
     """
     from redline.ops.gated_delta_rule import triton
 
-    sizes = ((LENGTHS[0], HEADS, SIZE), (8192, HEADS, SIZE), (8192, *OTHER_HEADS[0]))
-    for tokens, heads, size in sizes:
+    sizes = (
+        (LENGTHS[0], HEADS, SIZE, BATCH),
+        (LENGTHS[-1], HEADS, SIZE, 1),
+        (8192, HEADS, SIZE, BATCH),
+        (8192, *OTHER_HEADS[0], BATCH),
+    )
+    for tokens, heads, size, batch in sizes:
         shipped = triton.TILES[2, size]
         choices = [replace(shipped, warps=warps) for warps in (2, 8)]
         choices += [replace(shipped, block=block) for block in (32, 128)]
@@ -126,7 +131,7 @@ def sweep() -> Iterable[Case]:
             for stages in (1, 2, 3)
         ]
         for backward in (False, True):
-            plain = case(tokens, heads, size, backward)
+            plain = case(tokens, heads, size, backward, batch)
             build = plain.arms["redline"]
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for tiles in choices:
