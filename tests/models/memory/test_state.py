@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.errors import ModelError
 from redline.models.memory import MemoryState, TitanConfig, TitanModel
@@ -144,6 +144,30 @@ def test_a_file_of_another_model_with_the_same_shapes_is_refused(
         TitanModel(replace(SMALL, **change)).new_state().load(path)
 
 
+@pytest.mark.parametrize("name", [name for name, _ in TitanModel(SMALL).named_parameters()])
+def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
+    """One step of training at a small rate is another model."""
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    model.new_state().load(path)
+    with torch.no_grad():
+        model.get_parameter(name).add_(1e-5)
+    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+        model.new_state().load(path)
+    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+        model.get_parameter(name).data.mul_(1.2).add_(0.01)
+        model.bfloat16().new_state().load(path)
+
+
+def test_a_weight_that_is_no_longer_plain_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    model, state = remembering()
+    state.save(path)
+    model.blocks[0].feed_forward = nn.Identity()
+    model.new_state().load(path)
+
+
 def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     model, state = remembering()
@@ -154,7 +178,15 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
     save_file(found, path)
     with pytest.raises(ModelError, match="does not say which model it is the memory of: its text must be read again"):
         model.new_state().load(path)
-    for damage in ({"config": "["}, {"config": "[]"}, {"config": "{}"}, {"weights": '"many"'}, {"weights": "[[]]"}):
+    for damage in (
+        {"config": "["},
+        {"config": "[]"},
+        {"config": "{}"},
+        {"weights": '"many"'},
+        {"weights": "[[]]"},
+        {"numbers": "[1.0]"},
+        {"numbers": "{}"},
+    ):
         save_file(found, path, {**about, **damage})
         with pytest.raises(ModelError, match="is damaged: what it says|the memory of another model: its weights are"):
             model.new_state().load(path)

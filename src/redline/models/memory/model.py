@@ -216,7 +216,7 @@ class TitanModel(nn.Module):
         weight = self.embedding.weight
         layers = tuple(block.mixer.new_state(batch, weight.device, weight.dtype) for block in self._each_block())
         position_B = torch.zeros(batch, dtype=torch.int64, device=weight.device)
-        return MemoryState(position_B, layers, Origin.of(self.config, weight))
+        return MemoryState(position_B, layers, Origin.of(self.config, self.named_parameters()))
 
     def get_memory_stats(self, state: MemoryState) -> dict[str, float]:
         """How full the banks of all layers are, what went through them, and the bytes of everything remembered."""

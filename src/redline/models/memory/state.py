@@ -4,7 +4,8 @@ Its size depends on the model and the batch, never on the length of the text.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
+from torch.nn import Parameter
 
 from redline.errors import ModelError
 from redline.files import write_bytes
@@ -22,23 +24,28 @@ from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# Weights that a file keeps of its model, to know it by, and how far any precision may have rounded them.
+# Numbers of each weight that a file keeps of its model, to know it by; and how far another precision rounds them.
 _KNOWN_BY = 64
 _ROUNDING = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The model that a memory belongs to: its settings, and a few of its weights."""
+    """The model that a memory belongs to: its settings, and a few numbers of each of its weights, one after the other.
+
+    Of a weight, `weights` has the dtype and the shape.
+    """
 
     config: TitanConfig
-    weights_N: Tensor
+    weights: dict[str, tuple[str, tuple[int, ...]]]
+    numbers_N: Tensor
 
     @classmethod
-    def of(cls, config: TitanConfig, embedding_VD: Tensor) -> "Origin":
-        """By one number of tokens all over the vocabulary: those that no text had may be the same in two models."""
-        step = max(1, config.vocabulary // _KNOWN_BY)
-        return cls(config, embedding_VD.detach()[: config.vocabulary : step, 0].to(torch.float32, copy=True))
+    def of(cls, config: TitanConfig, weights: Iterable[tuple[str, Tensor]]) -> "Origin":
+        """Without those that hold no plain numbers, such as quantized ones."""
+        plain = {name: weight for name, weight in weights if type(weight) in (Tensor, Parameter)}
+        described = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in plain.items()}
+        return cls(config, described, torch.cat([_few(weight.detach()) for weight in plain.values()]).float())
 
     def difference(self, config: TitanConfig) -> str:
         """What sets a model with these settings apart from this one: a part of a sentence, or nothing."""
@@ -48,28 +55,51 @@ class Origin:
                 return f"its {field.name} is {ours}, not {others}"
         return ""
 
+    def has_weights_of(self, other: "Origin") -> bool:
+        """To the bit where both have a weight in one precision, else as far as precisions agree.
+
+        A weight that only one of them has as plain numbers, or in another shape, says nothing.
+        """
+        ours, theirs = self._numbers(), other._numbers()
+        for name in self.weights.keys() & other.weights.keys():
+            (dtype, shape), (other_dtype, other_shape) = self.weights[name], other.weights[name]
+            if shape == other_shape and not torch.allclose(
+                ours[name], theirs[name], *((0, 0) if dtype == other_dtype else (_ROUNDING, 1e-6))
+            ):
+                return False
+        return True
+
+    def _numbers(self) -> dict[str, Tensor]:
+        counts = [min(_KNOWN_BY, math.prod(shape)) for _, shape in self.weights.values()]
+        return dict(zip(self.weights, self.numbers_N.cpu().split(counts), strict=True))
+
     def to_metadata(self) -> dict[str, str]:
-        return {"config": json.dumps(self.config.to_dict()), "weights": json.dumps(self.weights_N.tolist())}
+        found = {"config": self.config.to_dict(), "weights": self.weights, "numbers": self.numbers_N.tolist()}
+        return {name: json.dumps(one) for name, one in found.items()}
 
     def check_metadata(self, found: dict[str, str], path: Path) -> None:
         """Refuses what was saved of any other model."""
-        if "config" not in found or "weights" not in found:
+        if not {"config", "weights", "numbers"} <= found.keys():
             raise ModelError(
                 f"{str(path)!r} does not say which model it is the memory of: its text must be read again."
             )
         try:
+            weights = {name: (dtype, tuple(shape)) for name, (dtype, shape) in json.loads(found["weights"]).items()}
             config = TitanConfig.from_dict(json.loads(found["config"]))
-            weights_N = torch.tensor(json.loads(found["weights"]))
-        except (ValueError, TypeError, AttributeError, ModelError) as error:
+            saved = Origin(config, weights, torch.tensor(json.loads(found["numbers"])))
+            difference = saved.difference(self.config) or (
+                "" if self.has_weights_of(saved) else "its weights are others"
+            )
+        except (ValueError, TypeError, AttributeError, RuntimeError, ModelError) as error:
             raise ModelError(f"{str(path)!r} is damaged: what it says of its model cannot be read.") from error
-        difference = Origin(config, weights_N).difference(self.config)
-        ours_N = self.weights_N.cpu()
-        if not difference and (
-            weights_N.shape != ours_N.shape or not torch.allclose(weights_N, ours_N, rtol=_ROUNDING, atol=1e-6)
-        ):
-            difference = "its weights are others"
         if difference:
             raise ModelError(f"{str(path)!r} is the memory of another model: {difference}.")
+
+
+def _few(weight: Tensor) -> Tensor:
+    """From all over it: rows of tokens that no text had may be the same in two models."""
+    numbers = weight.reshape(-1)
+    return numbers[:: max(1, len(numbers) // _KNOWN_BY)][:_KNOWN_BY]
 
 
 @dataclass(frozen=True)
