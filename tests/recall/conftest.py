@@ -13,17 +13,20 @@ from torch import Tensor
 def small_products() -> Iterator[None]:
     """They are no faster on two threads, and other tests run beside.
 
-    OpenBLAS on Arm is many times slower at those whose right side is transposed. A copy changes no bit.
+    OpenBLAS on Arm is many times slower at those whose right side is transposed; of a copy, sums of some shapes round
+    differently.
     """
     before, overrides = torch.get_num_threads(), torch.library.Library("aten", "IMPL")
     torch.set_num_threads(1)
-    if platform.machine() in ("aarch64", "arm64"):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")
-            overrides.impl("bmm", _by_a_straight_right_side, "CPU")
-    yield
-    overrides._destroy()
-    torch.set_num_threads(before)
+    try:
+        if platform.machine() in ("aarch64", "arm64"):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning only once for all operators")
+                overrides.impl("bmm", _by_a_straight_right_side, "CPU")
+        yield
+    finally:
+        overrides._destroy()
+        torch.set_num_threads(before)
 
 
 def _by_a_straight_right_side(one: Tensor, other: Tensor) -> Tensor:

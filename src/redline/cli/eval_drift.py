@@ -83,6 +83,7 @@ def evaluate_drift(
         counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
         about = f"{running.name} · {sampler or 'its own sampler'}, {counted} · plan {loaded.plan} · {where}"
         write_text(page, render_page(model.name, f"{about} · {clip.name}", watched, findings, refused))
+        progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
     passed = [name for name, found in refused.items() if all(finding.holds for finding in found)]
     if as_json:
         data = {"model": str(model), "clip": str(clip), "steps": settings.steps, "plan": str(loaded.plan)}

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.errors import ModelError, RedlineError
 from redline.files import write_text
-from redline.generation.folder import LOADERS, ModelFolder
+from redline.generation.folder import LOADERS, ModelFolder, read_config
 from redline.generation.precision import choose_holding
 from redline.machine import Machine, resolve_device
-from redline.models.decoder.checkpoint import read_json
 from redline.quantities import format_bytes, format_seconds
 from redline.recall import LossRow, Recall, RecallRow, evaluate, loss_by_position, make_task, task_in
 from redline.recall.page import Subject, render_page
@@ -77,6 +77,7 @@ def evaluate_memory(
         # A training's folder has the name, and its model lies in it.
         name = place.parent.name if place.name == "model" else place.name
         write_text(page, render_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses))
+        progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
 
 
 def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
@@ -85,11 +86,11 @@ def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
     if not place.is_dir() or (place / "tokenizer.json").exists():
         folder = ModelFolder.open(place)
     else:
-        kind = str(read_json(place / "config.json").get("model_type"))
+        kind = str(read_config(place).get("model_type"))
         if kind not in LOADERS:
             raise ModelError(f"{path!r} is of the architecture {kind!r}, which is not known: {', '.join(LOADERS)} are.")
         folder = ModelFolder(place, kind, None, 0, ())
-    return folder, task_in(read_json(place / "config.json"))
+    return folder, task_in(read_config(place))
 
 
 def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Recall]:
@@ -139,19 +140,21 @@ def _read_text(path: Path, folder: ModelFolder) -> str:
 
 
 def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
-    table = Table("task", box=None, pad_edge=False)
-    for name in ("tokens", "right", "asked", "held", "took"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        share = f"[bold]{row.accuracy:.1%}[/]"
-        held, took = format_bytes(row.state_bytes), format_seconds(row.seconds)
-        table.add_row(row.task, f"{row.length:,}", share, f"{row.asked:,}", held, took)
-    results.print(table)
+    if rows:
+        table = Table("task", box=None, pad_edge=False)
+        for name in ("tokens", "right", "asked", "held", "took"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            share = f"[bold]{row.accuracy:.1%}[/]"
+            held, took = format_bytes(row.state_bytes), format_seconds(row.seconds)
+            table.add_row(row.task, f"{row.length:,}", share, f"{row.asked:,}", held, took)
+        results.print(table)
+    if rows and losses:
+        results.print()
     if losses:
         table = Table("tokens before", box=None, pad_edge=False)
         for name in ("loss", "tokens"):
             table.add_column(name, justify="right")
         for loss in losses:
             table.add_row(f"{loss.first:,}–{loss.last:,}", f"[bold]{loss.loss:.4f}[/]", f"{loss.tokens:,}")
-        results.print()
         results.print(table)

@@ -46,10 +46,7 @@ class ModelFolder:
             raise ModelError(
                 f"there is no folder {str(path)!r}: give one with config.json, weights and tokenizer.json."
             )
-        inside = path / "model"
-        if not (path / "config.json").exists() and (inside / "config.json").exists():
-            raise ModelError(f"{str(path)!r} is the folder of a training: its model is in {str(inside)!r}.")
-        config = read_json(path / "config.json")
+        config = read_config(path)
         model_type = str(config.get("model_type"))
         if model_type not in LOADERS:
             known = ", ".join(LOADERS)
@@ -72,6 +69,14 @@ class ModelFolder:
 
     def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
         return LOADERS[self.model_type](self.path, dtype, device)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A model's config.json; a training, whose model lies in a folder of its own, is told apart."""
+    inside = folder / "model"
+    if not (folder / "config.json").exists() and (inside / "config.json").exists():
+        raise ModelError(f"{str(folder)!r} is the folder of a training: its model is in {str(inside)!r}.")
+    return read_json(folder / "config.json")
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -72,7 +72,7 @@ class State:
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
         found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
-        changed = _changed(found, asked, sorted({*found, *asked}), origin)
+        changed = _changed(found, asked, [*asked, *sorted(found.keys() - asked.keys())], origin)
         try:
             self.model.load_state_dict(content["model"])
             if self.ema:
@@ -82,7 +82,7 @@ class State:
             raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
         self.arithmetic.load_state_dict(content["arithmetic"])
         _set_random_states(content["random"])
-        for name in changed:
+        for name in sorted(changed):
             was = f"up to step {content['step']:,} it was {found.get(name)}"
             warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
         # Older ones do not say these.
@@ -91,7 +91,7 @@ class State:
 
 
 def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:
-    """Those of the names that have other values now, where they may."""
+    """Those of the names that have other values now, where they may; of others, the first is said."""
     changed = [name for name in names if found.get(name) != asked.get(name)]
     for name in changed:
         if name not in CHANGED_ALOUD:

@@ -35,7 +35,8 @@ class SumTiles:
     warps: int
 
 
-# By the widest padded row that each is for: 32 numbers a thread forward, and 16 backward, which holds more of each.
+# By the widest padded row that each is for: 32 numbers a thread forward (of each summand half as many),
+# and 16 backward, which holds more of each.
 FORWARD_TILES = {
     64: Tiles(64, 4),
     128: Tiles(32, 4),

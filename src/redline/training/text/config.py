@@ -174,7 +174,7 @@ class TextTraining:
         if limit is not None and self.data.length > limit:
             raise RedlineError(
                 f"rows of {self.data.length:,} tokens are longer than the model's limit of {limit:,}: "
-                "lower length under [data], or raise it under [model]."
+                "lower length under [data], or raise context under [model]."
             )
         if self.tokenizer.vocabulary:
             # A trained one has at most as many; what a loaded one has is asked once it is there.

@@ -82,8 +82,9 @@ class Corpus:
         checksums = ",".join(f"{shard.checksum:08x}" for shard in self.shards)
         digest = hashlib.sha256(checksums.encode()).hexdigest()[:16]
         return {
-            "tokenizer": self.tokenizer.digest,
+            # First: of another text there is mostly another tokenizer, too.
             "text": f"{int(self.lengths.sum()):,} tokens ({digest})",
+            "tokenizer": self.tokenizer.digest,
             # What another rule kept for validation, this one may train on.
             "split": "by tokens",
         }

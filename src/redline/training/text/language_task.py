@@ -27,12 +27,12 @@ from redline.training.working_copy import WorkingCopy
 
 
 def identity_of_settings(training: TextTraining) -> dict[str, Any]:
-    """The part of a training's identity that is known before its text is."""
+    """The part of a training's identity that is known before its text is; what else follows from comes first."""
     free = {*FREE_TO_CHANGE, "plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate"}
     free |= {"text_field", "separator", "validation_rows", "vocabulary", "precision", "deterministic"}
     parts = (training.model, training.data, training.loop)
     settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-    return {**settings, "kind": training.kind}
+    return {"kind": training.kind, **settings}
 
 
 class LanguageTask(Task):

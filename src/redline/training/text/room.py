@@ -23,7 +23,8 @@ _SAVING = ("checkpoint", "compress_activations")
 def check_room(training: TextTraining, device: torch.device) -> None:
     """Refuses a model, or a batch for it, that is larger than the device's memory."""
     model, data, loop = training.model, training.data, training.loop
-    room, where = _memory_bytes(device), "this GPU has" if device.type == "cuda" else "there are"
+    on_cpu = device.type == "cpu"
+    room, where = _memory_bytes(device), "there are" if on_cpu else "this GPU has"
     parameters = model.parameters(model.vocabulary or SMALLEST)
     each = _WEIGHT_AND_GRADIENT + _MOMENTS[loop.optimizer] + (_AVERAGE if loop.ema_decay else 0)
     if (weights := each * parameters) > room:
@@ -32,8 +33,11 @@ def check_room(training: TextTraining, device: torch.device) -> None:
             f"{format_bytes(room)}: lower width or layers under [model]."
         )
     rows = 1 if data.batch == AUTO else int(data.batch)
-    # Half precision has two bytes for a number, and nothing has fewer.
-    kept = 0 if any(name in loop.applied_plan for name in _SAVING) else 2 * model.kept_per_token
+    number = 4 if loop.asked_precision == "fp32" or (on_cpu and loop.asked_precision == AUTO) else 2
+    kept = 0 if any(name in loop.applied_plan for name in _SAVING) else number * model.kept_per_token
+    if on_cpu:
+        # The plain loss stores the logits.
+        kept += number * (model.vocabulary or SMALLEST)
     if (step := weights + kept * rows * data.length) > room:
         raise RedlineError(
             f"a batch of {rows:,} rows of {data.length:,} tokens takes {format_bytes(step)} or more, and {where} "
