@@ -104,7 +104,14 @@ def test_the_device_computes_what_the_cpu_computes(model: Decoder) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    ["compile(fullgraph=true)", "fused_ops + compile(fullgraph=true)", "int8 + compile", "fused_ops + int8"],
+    [
+        "compile(fullgraph=true)",
+        "fused_ops + compile(fullgraph=true)",
+        "int8 + compile",
+        "fused_ops + int8",
+        "fp8 + compile",
+        "fused_ops + fp8(mode=weight_only)",
+    ],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_and_quantized_steps_are_recorded_too(plan: str) -> None:
