@@ -60,10 +60,12 @@ figures: $(READY)
 
 # Most of what the two packages of models hold is not for us, nor are the tests of any.
 UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)
+# A new pip finds out what to install in half of the time, where it can be had.
 # Compiled by all cores, torch beside the next packages, where pip would use one; some hold files that are no Python of
 # this version.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --no-compile --quiet --upgrade pip || true
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
 	$(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib & \
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]" && wait
