@@ -5,8 +5,7 @@
 Width 768 in 12 heads, four texts of 128 to 32K tokens. Documents cut chunks in two, which the rows with documents show.
 The plain form goes chunk by chunk, and is left out at the longest; what torch.compile makes of it holds one copy of a
 step for every chunk (of 2K tokens it was not made within five minutes, of 512 not within one and a half), and is tried
-at the shortest alone, on request.
-Liger has no such kernel.
+at the shortest alone, on request. Liger has no such kernel.
 """
 
 import sys

@@ -186,6 +186,7 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         {"weights": "[[]]"},
         {"numbers": "[1.0]"},
         {"numbers": "{}"},
+        {"weights": "{}", "numbers": "[]"},
     ):
         save_file(found, path, {**about, **damage})
         with pytest.raises(ModelError, match="is damaged: what it says|the memory of another model: its weights are"):

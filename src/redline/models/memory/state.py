@@ -58,16 +58,18 @@ class Origin:
     def has_weights_of(self, other: "Origin") -> bool:
         """To the bit where both have a weight in one precision, else as far as precisions agree.
 
-        A weight that only one of them has as plain numbers, or in another shape, says nothing.
+        A weight that only one of them has as plain numbers, or in another shape, says nothing; one must say something.
         """
         ours, theirs = self._numbers(), other._numbers()
-        for name in self.weights.keys() & other.weights.keys():
-            (dtype, shape), (other_dtype, other_shape) = self.weights[name], other.weights[name]
-            if shape == other_shape and not torch.allclose(
-                ours[name], theirs[name], *((0, 0) if dtype == other_dtype else (_ROUNDING, 1e-6))
-            ):
-                return False
-        return True
+        compared = [name for name in ours.keys() & theirs.keys() if self.weights[name][1] == other.weights[name][1]]
+        return bool(compared) and all(
+            torch.allclose(
+                ours[name],
+                theirs[name],
+                *((0, 0) if self.weights[name][0] == other.weights[name][0] else (_ROUNDING, 1e-6)),
+            )
+            for name in compared
+        )
 
     def _numbers(self) -> dict[str, Tensor]:
         counts = [min(_KNOWN_BY, math.prod(shape)) for _, shape in self.weights.values()]

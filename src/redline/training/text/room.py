@@ -25,7 +25,8 @@ def check_room(training: TextTraining, device: torch.device) -> None:
     model, data, loop = training.model, training.data, training.loop
     on_cpu = device.type == "cpu"
     room, where = _memory_bytes(device), "there are" if on_cpu else "this GPU has"
-    parameters = model.parameters(model.vocabulary or SMALLEST)
+    vocabulary = model.vocabulary or (training.recall.vocabulary if training.recall else SMALLEST)
+    parameters = model.parameters(vocabulary)
     each = _WEIGHT_AND_GRADIENT + _MOMENTS[loop.optimizer] + (_AVERAGE if loop.ema_decay else 0)
     if (weights := each * parameters) > room:
         raise RedlineError(
@@ -37,7 +38,7 @@ def check_room(training: TextTraining, device: torch.device) -> None:
     kept = 0 if any(name in loop.applied_plan for name in _SAVING) else number * model.kept_per_token
     if on_cpu:
         # The plain loss stores the logits.
-        kept += number * (model.vocabulary or SMALLEST)
+        kept += number * vocabulary
     if (step := weights + kept * rows * data.length) > room:
         raise RedlineError(
             f"a batch of {rows:,} rows of {data.length:,} tokens takes {format_bytes(step)} or more, and {where} "
