@@ -203,8 +203,13 @@ def measure(
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ready}
     weights = sum(p.nbytes for p in task.model.parameters())
     for _ in range(rounds):
-        for name, arm in ready.items():
-            samples[name].append(arm.run())
+        for name, arm in list(ready.items()):
+            try:
+                samples[name].append(arm.run())
+            except Exception as failure:  # noqa: BLE001 (as above)
+                rows[name]["failure"] = f"{type(failure).__name__}: {failure}"[:500]
+                del ready[name]
+                continue
             steps_ms = [1000 * rest / (task.tokens - 1) for _, rest in samples[name]]
             median = statistics.median(steps_ms)
             rows[name] |= {

@@ -39,6 +39,20 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """cuBLAS' scratch memory is taken from a recording's own pool, which lives as long as the recording.
+
+    Taken before, it is one that torch drops whenever another graph is recorded by inductor or taken down: a replay
+    then writes where others' tensors are by now (pytorch/pytorch#193402). Left behind, it would keep the pool alive.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class CudaRecorder:
     """Records on a stream of its own into one pool of memory."""
 
@@ -72,6 +86,7 @@ class CudaRecorder:
         try:
             with (
                 without_collection(),
+                own_workspaces(),
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
             ):

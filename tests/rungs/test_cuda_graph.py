@@ -406,6 +406,25 @@ def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> Non
     assert not model.ring
 
 
+@pytest.mark.gpu
+def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
+    """As after inductor's graphs: what cuBLAS had for scratch is dropped, and its place goes to others' numbers."""
+    recorder = CudaRecorder(torch.device(GPU))
+    # So deep that parts of a sum are added up by way of scratch memory.
+    left, right = (torch.randn(shape, device=GPU, dtype=torch.bfloat16) for shape in ((64, 65536), (65536, 64)))
+    expected = recorder.rehearse(lambda: left @ right)
+    output, replay = recorder.record(lambda: left @ right)
+    torch._C._cuda_clearCublasWorkspaces()
+    with torch.cuda.stream(recorder.stream):
+        others = [torch.ones(2**20, device=GPU) for _ in range(64)]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        replay()
+    torch.cuda.synchronize()
+    assert all(bool((other == 1).all()) for other in others)
+    assert relative_error(expected, output) < 1e-2
+
+
 def test_nothing_is_collected_during_a_recording() -> None:
     for wanted in (True, False):
         (gc.enable if wanted else gc.disable)()
