@@ -34,10 +34,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from redline.cli.train import CONFIGS
 from redline.files import write_text
 from redline.models.drct import Drct
 from redline.nn import Choosing
+from redline.training.bundled import CONFIGS
 from redline.training.checkpoints import Checkpoints, Position, State
 from redline.training.ema import Ema
 from redline.training.loop import _Loop

@@ -108,12 +108,14 @@ def cases() -> Iterable[Case]:
 def sweep() -> Iterable[Case]:
     """Tiles of all kernels: where chunks fill the device, and where the states' pass does not.
 
-    That pass has a program for each head of each text and block of values, 96 for four texts as shipped and 24 for one,
-    and goes through the chunks one after the other; smaller blocks make more programs, each of which reads all keys.
+    That pass has a program for each head of each text and block of values (768 for 32 texts in blocks of 32, 96 for
+    four and 24 for one), and goes through the chunks one after the other; smaller blocks make more programs, each of
+    which reads all keys.
     """
     from redline.ops.gated_delta_rule import triton
 
     sizes = (
+        (LENGTHS[0], HEADS, SIZE, 32),
         (LENGTHS[0], HEADS, SIZE, BATCH),
         (LENGTHS[-1], HEADS, SIZE, 1),
         (8192, HEADS, SIZE, BATCH),
@@ -135,7 +137,7 @@ def sweep() -> Iterable[Case]:
             build = plain.arms["redline"]
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for tiles in choices:
-                table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}}
+                table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}, "FINE_FOR": set()}
                 arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
             yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

@@ -1,6 +1,7 @@
 """The Triton kernels go through the whole compiler, ptxas included, for GPUs that are not here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,11 +24,18 @@ BACKWARD = [getattr(host.backward, name) for name in vars(host.backward) if name
 
 
 def compile_one(
-    compiles: Compiles, kernel: Any, dtype: torch.dtype, keys: int, values: int, chunk: int = 64, packed: bool = True
+    compiles: Compiles,
+    kernel: Any,
+    dtype: torch.dtype,
+    keys: int,
+    values: int,
+    chunk: int = 64,
+    packed: bool = True,
+    **given: Any,
 ) -> None:
     q, v = (torch.empty(1, 128, 2, size, dtype=dtype, device="meta") for size in (keys, values))
     start = host.Launch(q, v, q if packed else None, chunk)
-    constants, options = start.constants(kernel), start.options(kernel)
+    constants, options = start.constants(kernel), start.options(kernel) | given
     types = {name: "*fp32" if name in FP32 else "*" + NAMES[dtype] for name in kernel.arg_names}
     types |= {"tokens": "i32", "heads": "i32", "documents": "*i32"}
     if not packed:
@@ -38,6 +46,31 @@ def compile_one(
 @pytest.mark.parametrize("kernel", [host.forward.state_kernel, host.backward.query_pull_kernel])
 def test_compiles_for_an_h200(compiles: Compiles, kernel: Any) -> None:
     compile_one(compiles, kernel, torch.bfloat16, 64, 64)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("keys", [16, 64])
+@pytest.mark.parametrize("kernel", [host.forward.state_kernel, host.backward.state_pull_kernel])
+def test_fine_tiles_fit_into_smaller_gpus_too(
+    compiles: Compiles, monkeypatch: pytest.MonkeyPatch, kernel: Any, keys: int, capability: int
+) -> None:
+    monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
+    compile_one(compiles, kernel, torch.bfloat16, keys, 64, capability=capability, divisible_by_16=("heads",))
+
+
+def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
+
+    def tiles(batch: int, dtype: torch.dtype, size: int = 64, chunk: int = 64) -> tuple[Any, Any]:
+        q = torch.empty(batch, 128, 12, size, dtype=dtype, device="meta")
+        return host.Launch(q, q, None, chunk).tiles, host.tiles_for(q, q, chunk)
+
+    for batch in (1, 2):
+        fine, usual = tiles(batch, torch.bfloat16)
+        assert (fine.values, fine.stages) == (16, 3) and (usual.values, usual.stages) == (32, 2)
+        assert fine == replace(usual, values=16, stages=3)
+    for few in (tiles(4, torch.bfloat16), tiles(1, torch.float32), tiles(1, torch.bfloat16, 128)):
+        assert few[0] == few[1]
 
 
 @pytest.mark.slow

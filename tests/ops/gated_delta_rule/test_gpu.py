@@ -55,6 +55,12 @@ def test_agrees_over_a_long_text(agrees: Agrees, inputs: Make) -> None:
     check(agrees, tensors, torch.bfloat16)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_agrees_where_programs_are_many(agrees: Agrees, inputs: Make, dtype: torch.dtype) -> None:
+    """Few texts of few heads, as everywhere else here, have finer tiles."""
+    check(agrees, inputs(5, 300, 24, 64, 64, carried=True, packed=True), dtype)
+
+
 @pytest.mark.parametrize("chunk", [16, 32])
 def test_agrees_with_smaller_chunks(inputs: Make, chunk: int) -> None:
     tensors = [one.cuda() for one in inputs(2, 150, 2, 64, 64)[:5]]

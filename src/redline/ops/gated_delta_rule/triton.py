@@ -6,7 +6,7 @@ same gradients, bit for bit. Between kernels numbers are rounded to the inputs' 
 that is given back is not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,9 @@ TILES = {
     (4, 128): Tiles(32, 32, 4, 16, 4, 1),
     (4, 256): Tiles(16, 32, 4, 16, 4, 1),
 }
+# A pass over the states with so few programs that half of the device would wait: more of them, that read further ahead.
+FINE_VALUES, FINE_STAGES = 16, 3
+FINE_FOR = {(2, 16), (2, 32), (2, 64)}  # what fits into the shared memory of smaller GPUs too
 
 
 def gated_delta_rule(
@@ -111,6 +114,9 @@ class Launch:
     def __init__(self, q: Tensor, v: Tensor, documents: Tensor | None, chunk: int) -> None:
         self.tiles = tiles_for(q, v, chunk)
         batch, self.tokens, self.heads, keys = q.shape
+        programs = batch * self.heads * -(-v.shape[-1] // self.tiles.values)
+        if 2 * programs <= kernel.processors(q) and (q.element_size(), _padded(keys)) in FINE_FOR:
+            self.tiles = replace(self.tiles, values=min(FINE_VALUES, self.tiles.values), stages=FINE_STAGES)
         self.states = batch, self.heads, -(-self.tokens // self.tiles.chunk), keys, v.shape[-1]
         self._packed = documents is not None
         self._precision = kernel.dot_precision(q.dtype)

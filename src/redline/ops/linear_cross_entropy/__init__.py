@@ -1,4 +1,4 @@
-"""A linear layer and cross-entropy behind it; on a GPU the logits are never stored whole."""
+"""A linear layer and cross-entropy behind it; on a GPU the logits go through a buffer, and none are kept."""
 
 import torch
 from torch import Tensor
