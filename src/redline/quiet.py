@@ -13,9 +13,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unadvised() -> Iterator[None]:
-    """Without torch.compile's advice to turn TF32 on: what fp32 products are rounded to is said elsewhere."""
+    """Without torch.compile's advice to turn TF32 on, and to authors of tensor types.
+
+    What fp32 products are rounded to is said elsewhere.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
+        warnings.filterwarnings("ignore", ".* does not implement _stable_hash_for_caching")
         yield
 
 

@@ -140,6 +140,8 @@ def test_memories_that_cannot_be_used(
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
     assert_one_sentence(seen, "is no saved memory")
+    seen = command("generate", remembering, "a", "--device", "cpu", "--memory", tmp_path)
+    assert_one_sentence(seen, "is no saved memory: it is a folder.")
     assert memory.read_bytes() == b"nothing"
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
     assert_one_sentence(seen, "is not a folder")

@@ -48,6 +48,8 @@ precision = "fp32"
 log_every = 1
 validate_every = 3
 """
+# No matrix of it is one between features.
+NARROW = SETTINGS.replace("16", "4").replace("24\ncontext", "4\ncontext") + 'optimizer = "muon"\n'
 # With a tokenizer that is there, nothing is read before the shards are begun.
 LOADED = """
 sources = ["bad.jsonl"]
@@ -181,6 +183,13 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
         ('sources = ["text"]', 'sources = ["short.txt"]', "tokens do not fill one row of 24"),
         ('sources = ["text"]', 'sources = ["same.jsonl"]', "too few documents differ"),
         (SETTINGS.partition("[data]")[2].partition("[training]")[0], LOADED, "line 2 of 'bad.jsonl' is not JSON"),
+        ("width = 16", "width = 16\nqkv_bias = true\nquery_key_norm = true", "no Hugging Face architecture has"),
+        (
+            "width = 16",
+            "width = 16\nwindow = -4",
+            "window under [model] is how far back a token sees, 0 for all, not -4",
+        ),
+        (SETTINGS, NARROW, "muon is for hidden matrices, and this model has none"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
         ("steps = 6", 'steps = 6\nplan = "tf32"', "the plan's tf32 cannot be had here"),
         ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "none is in a list 3 times"),

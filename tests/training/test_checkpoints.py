@@ -90,7 +90,11 @@ def test_every_kind_of_damage_is_seen(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     path = kept.save(state(), Position(4))
     whole = path.read_bytes()
-    for spoilt in (b"", whole[:30], whole[:-1], whole[:1000], whole + b"x", b"PK" + whole):
+    for cut in (b"", whole[:5], whole[:30]):
+        path.write_bytes(cut)
+        with pytest.raises(RedlineError, match="is damaged: it is cut off"):
+            read_checkpoint(path)
+    for spoilt in (whole[:-1], whole[:1000], whole + b"x", b"PK" + whole):
         path.write_bytes(spoilt)
         with pytest.raises(RedlineError, match="not a checkpoint of this version|damaged"):
             read_checkpoint(path)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from redline.cli.train import Progress, find_config, train
+from redline.cli.train import Progress, train
 from redline.errors import RedlineError
 from redline.models.drct import load_drct
+from redline.training.bundled import find_settings
 from synthetic_photos import save_synthetic_photos
 
 # The package may hold the command under the module's own name.
@@ -112,7 +113,14 @@ def test_a_short_time_is_kept(here: Path) -> None:
 
 
 def test_settings_are_found_by_file_or_name(here: Path) -> None:
-    assert find_config("tiny.toml") == Path("tiny.toml")
-    assert find_config("drct-small-x4").is_file()
-    with pytest.raises(RedlineError, match="one of .*drct-small-x2, drct-small-x4"):
-        find_config("drct-tiny")
+    assert find_settings("tiny.toml", "drct") == Path("tiny.toml")
+    assert find_settings("drct-small-x4", "drct").is_file()
+    with pytest.raises(RedlineError, match="super-resolution model: .* one of drct-small-x2, drct-small-x4.$"):
+        find_settings("drct-tiny", "drct")
+    with pytest.raises(RedlineError, match="not of a live video model: it is trained by `redline train drct-?"):
+        find_settings("drct-small-x4", "lsd")
+
+
+def test_a_folder_does_not_hide_settings_of_its_name(here: Path) -> None:
+    Path("drct-small-x4").mkdir()
+    assert find_settings("drct-small-x4", "drct").is_file()

@@ -2,11 +2,15 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from redline.training.loop import Progress
 from redline.training.tensorboard import TensorBoard, is_installed
+
+
+def entry(step: int, loss: float = 3.0) -> dict[str, Any]:
+    return {"step": step, "elapsed_s": 1.0, "loss": loss, "utilization": None, "skipped": 0, "penalties": ("z-loss",)}
 
 
 def test_every_figure_is_a_curve(tmp_path: Path) -> None:
@@ -15,12 +19,14 @@ def test_every_figure_is_a_curve(tmp_path: Path) -> None:
     assert is_installed()
     board = TensorBoard(tmp_path)
     for step, loss in ((5, 3.5), (6, 3.25)):
-        board(Progress(step, 1.0, 2.0, loss, 0.7, 1e-3, 100.0, "token", 10, None, 0, {"validation_loss": loss - 0.25}))
+        board(entry(step, loss))
+    board({"step": 6, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0})
     board.close()
     seen = EventAccumulator(str(tmp_path)).Reload()
     assert [(point.step, point.value) for point in seen.Scalars("loss")] == [(5, 3.5), (6, 3.25)]
-    assert [point.value for point in seen.Scalars("validation_loss")] == [3.25, 3.0]
-    assert "utilization" not in seen.Tags()["scalars"]  # nobody knew it
+    assert [(point.step, point.value) for point in seen.Scalars("validation_loss")] == [(6, 3.0)]
+    # Nobody knew the first; the others are no figures.
+    assert not {"utilization", "step", "elapsed_s", "validation", "penalties"} & set(seen.Tags()["scalars"])
 
 
 def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,12 +35,11 @@ def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatc
 
     said: list[str] = []
     board = TensorBoard(tmp_path / "board", said.append)
-    progress = Progress(5, 1.0, 2.0, 3.0, 0.7, 1e-3, 100.0, "token", 10)
-    board(progress)
+    board(entry(5))
     monkeypatch.setattr("torch.utils.tensorboard.writer.SummaryWriter.add_scalar", full)
     monkeypatch.setattr("torch.utils.tensorboard.writer.SummaryWriter.close", full)
-    board(progress)
-    board(progress)
+    board(entry(5))
+    board(entry(5))
     board.close()
     assert said == ["TensorBoard gets no more: No space left on device"]
 
@@ -50,7 +55,7 @@ def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
     for steps in ((5, 6, 7), (6, 7)):
         board = TensorBoard(tmp_path)
         for step in steps:
-            board(Progress(step, 1.0, 2.0, 3.0, 0.7, 1e-3, 100.0, "token", 10))
+            board(entry(step))
         board.close()
         time.sleep(1.1)  # its files are named by the second
     seen = EventAccumulator(str(tmp_path)).Reload()

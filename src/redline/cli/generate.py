@@ -87,13 +87,13 @@ def generate(
             say("\n" if any(said) else "")
             raise
     say(pieces.finish())
+    if not as_json:
+        say("\n")
     if memory is not None:
         stream.state.save(memory)
     if as_json:
         about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
         print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
-    else:
-        say("\n")
     if stream.completions[0].reason == "context":
         progress.print("[dim]the model's context is full: the text ends here.[/]", highlight=False)
     if interrupted:

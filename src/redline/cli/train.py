@@ -19,15 +19,14 @@ from typer.core import TyperGroup
 
 from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.cli.train_lsd import train_lsd
-from redline.errors import RedlineError
 from redline.machine import resolve_device
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
+from redline.training.bundled import find_settings
 from redline.training.loop import Outcome, Progress
 from redline.training.loop import train as run_training
 from redline.training.model_card import Result, write_result
 from redline.training.super_resolution import DrctTask, DrctTraining
 
-CONFIGS = Path(__file__).parents[1] / "training" / "configs"
 # Where nobody watches a line change, a new one this often is enough.
 _LINE_EVERY_S = 15.0
 
@@ -77,7 +76,7 @@ def train_text(
     """
     from redline.training.text.run import prepare_training, run_text
 
-    path = find_config(config)
+    path = find_settings(config, "text")
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     where = torch.device(resolve_device(device))
     folder = out or Path("redline-out") / "train" / path.stem
@@ -142,7 +141,7 @@ def train_drct(
 
     Example: redline train drct drct-small-x4 --photos photos --validation Set5 --out small-x4
     """
-    path = find_config(config)
+    path = find_settings(config, "drct")
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     settings = DrctTraining.read(path, photos=photos, validation=validation, start=start, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
@@ -167,17 +166,6 @@ def train_drct(
 
 
 train.command("lsd")(train_lsd)
-
-
-def find_config(name: str) -> Path:
-    """A file, or the bundled settings of that name."""
-    path = Path(name)
-    if path.exists() or path.suffix:
-        return path
-    bundled = sorted(file.stem for file in CONFIGS.glob("*.toml"))
-    if name not in bundled:
-        raise RedlineError(f"there are no settings {name!r}: give a .toml file, or one of {', '.join(bundled)}.")
-    return CONFIGS / f"{name}.toml"
 
 
 class _Line:

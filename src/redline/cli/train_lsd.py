@@ -13,6 +13,7 @@ from rich.table import Table
 from redline.cli.console import print_json, progress, results
 from redline.machine import resolve_device
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
+from redline.training.bundled import find_settings
 from redline.training.loop import Outcome
 from redline.training.loop import train as run_training
 from redline.training.lsd.result import LsdResult, write_lsd_result
@@ -39,7 +40,7 @@ def train_lsd(
     """
     # That file registers this command, so it is read first.
     shared: Any = import_module("redline.cli.train")
-    path = shared.find_config(config)
+    path = find_settings(config, "lsd")
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     settings = LsdTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem

@@ -1,4 +1,4 @@
-"""The output layer of a language model: hidden states to logits, or straight to the loss without storing them."""
+"""The output layer of a language model: hidden states to logits, or straight to the loss, which keeps none of them."""
 
 from torch import Tensor
 

@@ -114,7 +114,7 @@ class Checkpoints:
 
     def check_is_of(self, known: Mapping[str, Any]) -> None:
         """Refuses to go on where what is known already of a training's identity is another one's, the first of it."""
-        path, content = self.read()
+        path, content = self.read(aloud=False)
         _changed(json.loads(content["identity"]), json.loads(json.dumps(known)), known, path)
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
@@ -158,8 +158,8 @@ class Checkpoints:
         path, content = self.read()
         return state.restore(content, path)
 
-    def read(self) -> tuple[Path, dict[str, Any]]:
-        """The newest checkpoint that is whole; a damaged one is passed over aloud."""
+    def read(self, aloud: bool = True) -> tuple[Path, dict[str, Any]]:
+        """The newest checkpoint that is whole; a damaged one is passed over, once aloud."""
         files = self.files()
         if not files:
             raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
@@ -169,7 +169,8 @@ class Checkpoints:
             except RedlineError as error:
                 if path == files[0]:
                     raise
-                warnings.warn(f"{error} The one before it is taken.", stacklevel=2)
+                if aloud:
+                    warnings.warn(f"{error} The one before it is taken.", stacklevel=2)
         raise AssertionError
 
 
@@ -180,6 +181,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
             begin = file.tell()
+            if len(digest) < _DIGEST_BYTES:
+                raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it is cut off.")
             if magic != _MAGIC:
                 raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
             if hashlib.file_digest(file, "sha256").digest() != digest:

@@ -8,7 +8,7 @@ in a row end the training, with a good checkpoint on disk: while steps are being
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,14 @@ def train(
     tell: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
     ceiling_flops_per_s: float | None = None,
+    record: Callable[[Mapping[str, Any]], None] = lambda entry: None,
 ) -> Outcome:
-    """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`."""
+    """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`.
+
+    `tell` hears how it goes; `record` gets every entry of the journal.
+    """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
-        return _train(task, settings, out, device, resume, tell, clock, ceiling_flops_per_s)
+        return _train(task, settings, out, device, resume, tell, clock, ceiling_flops_per_s, record)
 
 
 def _train(
@@ -92,6 +96,7 @@ def _train(
     tell: Callable[[Progress], None],
     clock: Callable[[], float],
     ceiling_flops_per_s: float | None,
+    record: Callable[[Mapping[str, Any]], None],
 ) -> Outcome:
     if device.type == "cuda":
         # What came before it, such as looking for a batch, is not the training's.
@@ -104,7 +109,7 @@ def _train(
     ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
     state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
     before = checkpoints.load(state) if resume else Position()
-    loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s)
+    loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s, record)
     with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
         # A page of C++ for what is said in a sentence when the training begins.
         warnings.filterwarnings("ignore", "mkldnn_matmul failed")
@@ -124,9 +129,10 @@ class _Loop:
         clock: Callable[[], float],
         before: Position,
         ceiling_flops_per_s: float | None,
+        record: Callable[[Mapping[str, Any]], None] = lambda entry: None,
     ) -> None:
         self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.tell, self.clock, self.ceiling_flops_per_s = tell, clock, ceiling_flops_per_s
+        self.tell, self.record, self.clock, self.ceiling_flops_per_s = tell, record, clock, ceiling_flops_per_s
         self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
         self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
@@ -276,8 +282,7 @@ class _Loop:
             where = "no checkpoint is from before that. Begin anew in another folder"
         else:
             where = "no checkpoint was written. Begin anew"
-        precision = self.settings.precision if self.settings.precision != "auto" else self.state.arithmetic.name
-        helps = "" if precision == "fp32" else ', or precision = "fp32"'
+        helps = "" if self.task.precision == "fp32" else ', or precision = "fp32"'
         return f"{where} with a lower learning_rate or clip_norm{helps}."
 
     def _is_in_doubt(self) -> bool:
@@ -309,7 +314,9 @@ class _Loop:
         self._saved, self._saved_s = self.step, self.elapsed_s
 
     def _write(self, **values: Any) -> None:
-        self.journal.write({"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values})
+        entry = {"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values}
+        self.journal.write(entry)
+        self.record(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
         """What the last judgement found, and after which step."""

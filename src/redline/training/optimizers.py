@@ -35,6 +35,12 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     return _KINDS[settings.optimizer](weights, hidden, settings)
 
 
+def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
+    """Refuses one that has nothing to do in this model."""
+    if settings.optimizer == "muon":
+        _check_hidden(hidden_matrices(model))
+
+
 def describe(optimizer: Optimizer) -> str:
     """What steps the weights, in a few words."""
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
@@ -148,9 +154,13 @@ def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> O
     return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate, eps=(None, 1.0))
 
 
-def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
+def _check_hidden(hidden: _Weights) -> None:
     if not hidden:
         raise RedlineError("muon is for hidden matrices, and this model has none: take adamw.")
+
+
+def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
+    _check_hidden(hidden)
     # Updates of AdamW's size, so that one learning rate serves both.
     first = torch.optim.Muon(
         hidden, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"

@@ -28,6 +28,8 @@ class Task(ABC):
     unit: str
     items_per_step: int
     parts: int = 1
+    # What most products are computed in.
+    precision: str = "fp32"
     # Arithmetic of an item, forward and backward, as the model's shape demands it; 0 when nobody has counted.
     flops_per_item: float = 0.0
 

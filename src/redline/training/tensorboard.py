@@ -1,15 +1,14 @@
 """A training's figures for TensorBoard, where that is installed; the journal has all of them in any case."""
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from redline.training.loop import Progress
-
 WHY_NOT = "TensorBoard gets nothing, as it is not installed (pip install tensorboard)"
-_NAMES = ("loss", "gradient_norm", "learning_rate", "items_per_s", "utilization", "peak_bytes", "skipped")
+# Of an entry: where it stands, not what was found.
+_PLACE = ("step", "elapsed_s")
 
 
 def is_installed() -> bool:
@@ -17,7 +16,7 @@ def is_installed() -> bool:
 
 
 class TensorBoard:
-    """Called with each `Progress`, it adds one point to every curve.
+    """Called with each entry of the journal, it adds one point to the curve of each of its numbers.
 
     It is made at the first one, so that a training which does not begin leaves no folder. Where it cannot write, it
     says so once and writes no more: the training and its journal go on.
@@ -28,17 +27,17 @@ class TensorBoard:
         self._writer: Any = None
         self._gave_up = False
 
-    def __call__(self, seen: Progress) -> None:
-        figures = {name: getattr(seen, name) for name in _NAMES} | seen.figures
+    def __call__(self, entry: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in entry.items() if type(value) in (int, float) and name not in _PLACE}
         with self._trying():
             if self._writer is None and not self._gave_up:
                 from torch.utils.tensorboard.writer import SummaryWriter
 
                 # What a killed run drew beyond its checkpoint is drawn again.
-                self._writer = SummaryWriter(str(self._folder), purge_step=seen.step)
-            for name, value in figures.items():
-                if value is not None and self._writer is not None:
-                    self._writer.add_scalar(name, value, seen.step)
+                self._writer = SummaryWriter(str(self._folder), purge_step=entry["step"])
+            for name, value in numbers.items():
+                if self._writer is not None:
+                    self._writer.add_scalar(name, value, entry["step"])
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from redline.cli.train import CONFIGS
 from redline.models.lsd import load_lsd
 from redline.stream.loading import SHIPPED
+from redline.training.bundled import CONFIGS
 from redline.training.clips import Clips
 from redline.training.lsd.settings import LsdTraining
 from redline.training.lsd.validation import judge, restorer

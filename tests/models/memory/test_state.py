@@ -241,6 +241,8 @@ def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)
     with pytest.raises(ModelError, match=f"a memory of 2 sequences has no row {index}: they count from 0[.]$"):
         state.row(index)
+    with pytest.raises(ModelError, match=f"has no row {index}: they count from 0[.]$"):
+        state.rows([1, index])
 
 
 @pytest.mark.parametrize("slots", [None, 1, 99])

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.cli.train import CONFIGS
 from redline.errors import RedlineError
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
+from redline.training.bundled import CONFIGS
 from redline.training.clips.clips import Frame
 from redline.training.ema import Ema
 from redline.training.loop import Progress, train

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.training.text.bundled import find_text_settings
+from redline.training.bundled import find_settings
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import TokenizerSettings
 from redline.training.text.decoder_settings import DecoderSettings
@@ -132,4 +132,4 @@ def test_all_bundled_settings_of_language_models_are_known() -> None:
     found = {file.stem for file in CONFIGS.glob("*.toml") if not file.stem.startswith(("drct", "lsd"))}
     passkeys = {"recall-passkey-20m", "recall-passkey-20m-window"}
     assert found == {"decoder-124m", "decoder-tiny", "memory-124m", "recall-mqar", "recall-needle"} | passkeys
-    assert all(find_text_settings(name) == CONFIGS / f"{name}.toml" for name in found)
+    assert all(find_settings(name, "text") == CONFIGS / f"{name}.toml" for name in found)

@@ -170,7 +170,7 @@ def test_the_control_of_passkeys_is_of_the_same_size_and_training_without_memory
         (('recall = "mqar"', "recall = 3"), "recall = 3 is not a text"),
         (("pairs = 3", "pairs = 9.5"), "pairs of the recall task mqar is a whole number"),
         (("pairs = 3", "pairs = 30"), "not enough for 30 pairs"),
-        (("pairs = 3", "keys = 3"), "unknown setting 'keys' under \\[data\\]"),
+        (("pairs = 3", "keys = 3"), "unknown setting 'keys' under \\[data\\]: the recall task mqar has symbols, pairs"),
         (("batch = 5", 'batch = 5\nsources = ["a"]'), "recall and sources under \\[data\\] contradict"),
         (("[training]", "[tokenizer]\nvocabulary = 300\n[training]"), "recall under \\[data\\] and \\[tokenizer\\]"),
         (("length = 29", "length = 9"), "3 pairs and 4 questions need 10 tokens, not 9"),

@@ -99,6 +99,30 @@ def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None
     assert "z-loss 0.0001" in page and str(tmp_path) not in page
 
 
+def test_tensorboard_gets_what_the_journal_has(config: Callable[..., Path], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "out"
+    path = config(("validate_every = 4", "validate_every = 2"))
+    run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
+    entries = read_journal(out / "journal.jsonl")
+    seen = EventAccumulator(str(out / "tensorboard")).Reload()
+    # The last judgement, after the last step, is one of them.
+    for name, steps in (("loss", [1, 2, 3]), ("validation_loss", [2, 3])):
+        points = [(entry["step"], pytest.approx(entry[name], rel=1e-6)) for entry in entries if name in entry]
+        assert [step for step, _ in points] == steps
+        assert [(point.step, point.value) for point in seen.Scalars(name)] == points
+
+
+def test_files_of_other_kinds_are_left_out_aloud(config: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "text" / ".hidden").mkdir()
+    for name in ("b.json", "c.jsonl.gz", "LICENSE", ".hidden/d.bin", ".e"):
+        (tmp_path / "text" / name).write_bytes(b"{}")
+    said: list[str] = []
+    prepare_training(config(), tmp_path / "out", CPU, False, lambda _: None, said.append, steps=3)
+    assert said[0] == "3 files of other kinds left out: .gz, .json, without a suffix"
+
+
 @pytest.mark.usefixtures("any_precision")
 def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
     config: Callable[..., Path], tmp_path: Path

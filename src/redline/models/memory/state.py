@@ -125,12 +125,13 @@ class MemoryState:
 
     def row(self, index: int) -> "MemoryState":
         """One sequence of the batch."""
-        if not 0 <= index < len(self.position_B):
-            raise ModelError(f"a memory of {len(self.position_B)} sequences has no row {index}: they count from 0.")
-        return self.map(lambda _, tensor: tensor[index : index + 1])
+        return self.rows([index])
 
     def rows(self, indices: Sequence[int]) -> "MemoryState":
         """Some sequences of the batch, in this order."""
+        for index in indices:
+            if not 0 <= index < len(self.position_B):
+                raise ModelError(f"a memory of {len(self.position_B)} sequences has no row {index}: they count from 0.")
         return self.map(lambda _, tensor: tensor[list(indices)])
 
     @staticmethod
@@ -160,7 +161,8 @@ class MemoryState:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 about = file.metadata() or {}
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{str(path)!r} is no saved memory: {error}.") from error
+            reason = "it is a folder" if path.is_dir() else str(error).rstrip(".")
+            raise ModelError(f"{str(path)!r} is no saved memory: {reason}.") from error
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
             raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")

@@ -4,7 +4,7 @@
 there is no tokenizer then.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -200,6 +200,9 @@ def _take_recall(data: dict[str, Any], tokenizer: dict[str, Any]) -> Recall:
     options = {option: data.pop(option) for option in option_names(name) if option in data}
     if others := [key for key in _OF_TEXT if data.get(key)]:
         raise RedlineError(f"recall and {others[0]} under [data] contradict each other: a recall task reads no text.")
+    if unknown := [key for key in data if key not in {field.name for field in fields(TextData)}]:
+        known = ", ".join(option_names(name))
+        raise RedlineError(f"unknown setting {unknown[0]!r} under [data]: the recall task {name} has {known}.")
     if tokenizer:
         raise RedlineError("recall under [data] and [tokenizer] contradict each other: a task has its own vocabulary.")
     return make_task(name, options)

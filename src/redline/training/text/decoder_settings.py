@@ -8,9 +8,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from redline.errors import RedlineError
 from redline.files import write_text
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
+from redline.models.decoder.hugging_face import family_of
 from redline.nn.packing import Packing
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
@@ -35,7 +37,10 @@ class DecoderSettings(Architecture):
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
-        self.config(self.vocabulary or 1)
+        if self.window < 0:
+            raise RedlineError(f"window under [model] is how far back a token sees, 0 for all, not {self.window}.")
+        # What no family can say could be trained, and never be saved.
+        family_of(self.config(self.vocabulary or 1))
 
     @property
     def limit(self) -> int | None:

@@ -50,6 +50,7 @@ class LanguageTask(Task):
         self.vocabulary = training.model.vocabulary_for(tokens)
         self.trainee = make_trainee(training, self.vocabulary, device, (self._inputs(self._draw(0), 0, batch),))
         self.model: nn.Module = self.trainee.model
+        self.precision = self.trainee.precision
         self.flops_per_item = training.model.flops_per_token(self.model, self.attended)
         self._ahead = ThreadPoolExecutor(1, "batches")
         self._drawn: tuple[int, Future[Batch]] | None = None

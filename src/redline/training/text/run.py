@@ -57,6 +57,8 @@ def prepare_training(
         return _prepare_recall(training, out, device, resume, update, say)
     data = training.data
     found = Sources.find(data.sources, data.text_field, data.separator)
+    if found.remark:
+        say(found.remark)
     if training.tokenizer.file:
         # A model that cannot hold its tokens is better known before the text is turned into them.
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
@@ -119,7 +121,7 @@ def _batch_before(training: TextTraining, checkpoints: Checkpoints) -> int | Non
     """The batch that was found when the training began: another one would make it another training."""
     if training.data.batch != AUTO:
         return None
-    path, content = checkpoints.read()
+    path, content = checkpoints.read(aloud=False)
     tokens, row = json.loads(content["identity"])["tokens_per_step"], training.data.length * training.data.accumulate
     if tokens < row or tokens % row:
         raise RedlineError(
@@ -161,19 +163,17 @@ def run_text(
     for line in active:
         say(f"· {line}")
     board = TensorBoard(out / "tensorboard", say) if is_installed() else None
-
-    def both(seen: Progress) -> None:
-        if board is not None:
-            board(seen)
-        tell(seen)
-
+    loop = task.training.loop
+    record = board or (lambda entry: None)
     try:
-        outcome = train(task, task.training.loop, out, device, resume, both, ceiling_flops_per_s=ceiling)
+        outcome = train(task, loop, out, device, resume, tell, ceiling_flops_per_s=ceiling, record=record)
     finally:
         if board is not None:
             board.close()
     if outcome.interrupted:
         return outcome, None
+    if loop.steps is not None and outcome.position.step > loop.steps:
+        say(f"it had {outcome.position.step:,} steps already, more than the {loop.steps:,} asked for: none was added")
     try:
         return outcome, write_result(task, outcome, out, active)
     except OSError as error:

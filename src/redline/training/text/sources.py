@@ -33,18 +33,23 @@ class Sources:
     files: tuple[Path, ...]
     text_field: str = "text"
     separator: str = ""
+    # Of folders: what is of no known kind.
+    left_out: tuple[Path, ...] = ()
 
     @classmethod
     def find(cls, places: tuple[str, ...], text_field: str = "text", separator: str = "") -> "Sources":
         """Files as named, and every file of a known kind in and below the folders named."""
         found: list[Path] = []
+        others: list[Path] = []
         for place in places:
             path = Path(place)
             if path.is_dir():
-                inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in _KNOWN and file.is_file())
+                files = sorted(file for file in path.rglob("*") if file.is_file())
+                inside = [file for file in files if file.suffix.lower() in _KNOWN]
                 if not inside:
                     raise RedlineError(f"the folder {place!r} holds no text: no {', '.join(_KNOWN)} file.")
                 found += inside
+                others += [file for file in files if file.suffix.lower() not in _KNOWN and not _is_hidden(file, path)]
             elif not path.exists():
                 raise RedlineError(f"there is no file or folder {place!r} to train on.")
             elif path.suffix.lower() not in _KNOWN:
@@ -55,7 +60,14 @@ class Sources:
             raise RedlineError("there is nothing to train on: name files or folders as sources under [data].")
         if any(file.suffix.lower() in PARQUET for file in found):
             _parquet()
-        return cls(tuple(dict.fromkeys(found)), text_field, separator)
+        return cls(tuple(dict.fromkeys(found)), text_field, separator, tuple(dict.fromkeys(others)))
+
+    @property
+    def remark(self) -> str:
+        """What was passed over, for whoever meant it to be read."""
+        kinds = ", ".join(sorted({file.suffix or "without a suffix" for file in self.left_out}))
+        count = len(self.left_out)
+        return f"{count:,} {'file' if count == 1 else 'files'} of other kinds left out: {kinds}" if count else ""
 
     @property
     def size_bytes(self) -> int:
@@ -126,6 +138,10 @@ class Sources:
                     yield text or ""
         except arrow.ArrowException as error:
             raise RedlineError(f"{str(file)!r} is not a readable Parquet file.") from error
+
+
+def _is_hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _parquet() -> tuple[Any, Any]:

@@ -14,10 +14,11 @@ from redline.job import Job, entered
 from redline.machine import Machine
 from redline.plan import Plan
 from redline.plans import shipped_plan
-from redline.rung import Stage
+from redline.rung import Rung, Stage
+from redline.rungs.fused_ops import FusedOps
 from redline.training.arithmetic import Arithmetic
 from redline.training.fp8 import to_fp8, why_no_fp8
-from redline.training.optimizers import build_optimizer, describe
+from redline.training.optimizers import build_optimizer, check_optimizer, describe
 from redline.training.precision import resolve_precision
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, own_loss
@@ -49,6 +50,10 @@ class Trainee:
     def around(self) -> AbstractContextManager[object]:
         return entered(self.job.contexts)
 
+    def _rung(self, rung: Rung) -> str:
+        # The one that may find nothing to do here, and knows so before a step.
+        return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
+
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
         """Every optimization that is on, a line each."""
         loop, data = training.loop, training.data
@@ -60,7 +65,9 @@ class Trainee:
         said.append(f"optimizer {describe(optimizer)}")
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
             said.append(f"muon computes in bf16, whatever the precision, and {slow}: adamw is faster here")
-        said += [f"rung {rung}" for rung in self.plan.rungs] or ["no plan: `redline climb train:CONFIG` looks for one"]
+        said += [self._rung(rung) for rung in self.plan.rungs] or [
+            "no plan: `redline climb train:CONFIG` looks for one"
+        ]
         if training.recall is None:
             said.append("documents packed without padding, attention kept inside each")
         if data.accumulate > 1:
@@ -89,11 +96,10 @@ def check_machine(training: TextTraining, device: torch.device) -> None:
     if training.loop.asked_precision == "fp8" and (reason := why_no_fp8(machine)):
         raise RedlineError(f'precision = "fp8" cannot be had here: {reason}.')
     plan = plan_of(training, machine)
-    if not plan.rungs:
-        return
-    # Of the model's form alone, which needs no text yet: what a plan cannot do with it is known before any is read.
+    # Of the model's form alone, which needs no text yet: what cannot be done with it is known before any is read.
     with torch.device("meta"):
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
+    check_optimizer(module, training.loop)
     job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)
     for rung in plan.rungs:
         if reason := rung.why_not(machine) or (rung.why_not(machine, job) if rung.stage is Stage.COMPILE else ""):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.gate import Gate
+from redline.training.bundled import find_settings
 from redline.training.optimizers import build_over, hidden_matrices
-from redline.training.text.bundled import find_text_settings
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
 from redline.training.text.synthetic import synthetic_batch
@@ -29,7 +29,7 @@ _BATCH = 8
 
 def training_workload(settings: str) -> Callable[..., Workload]:
     """The function that an address `train:SETTINGS` stands for: a file, or the name of bundled ones."""
-    path = find_text_settings(settings)
+    path = find_settings(settings, "text")
 
     def training(batch: int | None = None, length: int | None = None) -> Workload:
         return make_workload(TextTraining.read(path, batch=batch, length=length))
