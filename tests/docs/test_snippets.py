@@ -20,6 +20,16 @@ RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md", "ops.md"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+# Each block knows what those before it defined; a process that one of them starts reads that block alone.
+_PAGE = """
+import runpy
+from pathlib import Path
+
+if __name__ == "__main__":
+    known = {}
+    for block in sorted(Path("blocks").iterdir()):
+        known |= runpy.run_path(str(block), known, "__main__")
+"""
 # A page that defines tests means them to pass, and one that defines workloads means them to be usable.
 _EPILOGUE = """
 
@@ -54,7 +64,10 @@ def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     script = tmp_path / "page.py"
-    script.write_text("\n\n".join(blocks) + _EPILOGUE, encoding="utf-8")
+    script.write_text(_PAGE, encoding="utf-8")
+    (tmp_path / "blocks").mkdir()
+    for number, block in enumerate(blocks):
+        (tmp_path / "blocks" / f"{number:03}.py").write_text(block + _EPILOGUE, encoding="utf-8")
     seen = subprocess.run(
         [sys.executable, script.name],
         cwd=tmp_path,
@@ -65,7 +78,7 @@ def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
         env={**os.environ, "TORCH_COMPILE_DISABLE": "1"},
     )
     assert seen.returncode == 0, seen.stderr[-2000:]
-    promised = {f"checked {test}" for test in re.findall(r"^def (test_\w+)", script.read_text("utf-8"), re.MULTILINE)}
+    promised = {f"checked {test}" for test in re.findall(r"^def (test_\w+)", "\n".join(blocks), re.MULTILINE)}
     assert promised <= set(seen.stdout.splitlines())
 
 
