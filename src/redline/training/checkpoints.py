@@ -102,6 +102,18 @@ def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable
 
 
 @dataclass(frozen=True)
+class Held:
+    """The training that a checkpoint is of."""
+
+    path: Path
+    identity: Mapping[str, Any]
+
+    def check_is_of(self, known: Mapping[str, Any]) -> None:
+        """Refuses to go on where what is known already of a training's identity is another one's, the first of it."""
+        _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
+
+
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one training, the newest `keep` of them."""
 
@@ -112,10 +124,10 @@ class Checkpoints:
         """The newest last."""
         return sorted(self.folder.glob("step-*.pt"))
 
-    def check_is_of(self, known: Mapping[str, Any]) -> None:
-        """Refuses to go on where what is known already of a training's identity is another one's, the first of it."""
+    def held(self) -> "Held":
+        """Which training they are of, by the newest that is whole."""
         path, content = self.read(aloud=False)
-        _changed(json.loads(content["identity"]), json.loads(json.dumps(known)), known, path)
+        return Held(path, json.loads(content["identity"]))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path = self._path(position.step)

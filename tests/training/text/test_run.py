@@ -114,6 +114,28 @@ def test_tensorboard_gets_what_the_journal_has(config: Callable[..., Path], tmp_
         assert [(point.step, point.value) for point in seen.Scalars(name)] == points
 
 
+def test_a_damaged_checkpoint_is_passed_over_aloud_and_once(config: Callable[..., Path], tmp_path: Path) -> None:
+    path, out = config(("checkpoint_minutes = 10", "checkpoint_minutes = 0")), tmp_path / "out"
+    run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
+    *_, newest = sorted((out / "checkpoints").iterdir())
+    newest.write_bytes(b"")
+    with pytest.warns(UserWarning) as told:
+        outcome, _ = run_text(prepare(path, out, resume=True), out, CPU, True, lambda _: None, lambda _: None)
+    assert outcome.position.step == 3
+    assert [str(one.message) for one in told] == [
+        f"the checkpoint {str(newest)!r} is damaged: it is cut off. The one before it is taken."
+    ]
+
+
+def test_fewer_steps_than_there_are_is_said(config: Callable[..., Path], tmp_path: Path) -> None:
+    path, out, said = config(), tmp_path / "out", []
+    run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
+    task = prepare_training(path, out, CPU, True, lambda _: None, lambda _: None, steps=2)
+    outcome, _ = run_text(task, out, CPU, True, lambda _: None, said.append)
+    assert outcome.position.step == 3
+    assert said[-1] == "it had 3 steps already, more than the 2 asked for: none was added"
+
+
 def test_files_of_other_kinds_are_left_out_aloud(config: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "text" / ".hidden").mkdir()
     for name in ("b.json", "c.jsonl.gz", "LICENSE", ".hidden/d.bin", ".e"):

@@ -1,6 +1,5 @@
 """A training on text from its settings to its result: everything is checked before anything is written."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from redline.files import check_can_write
 from redline.machine import Machine
 from redline.quantities import format_bytes
 from redline.recall.tasks import describe, name_of
-from redline.training.checkpoints import FOLDER, Checkpoints
+from redline.training.checkpoints import FOLDER, Checkpoints, Held
 from redline.training.loop import Outcome, Progress, train
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
 from redline.training.text.batch_choice import find_batch, largest_tried
@@ -51,10 +50,11 @@ def prepare_training(
         raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
     if checkpoints and not resume:
         raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
-    if resume:
-        Checkpoints(out / FOLDER).check_is_of(identity_of_settings(training))
+    held = Checkpoints(out / FOLDER).held() if resume else None
+    if held is not None:
+        held.check_is_of(identity_of_settings(training))
     if training.recall is not None:
-        return _prepare_recall(training, out, device, resume, update, say)
+        return _prepare_recall(training, device, held, update, say)
     data = training.data
     found = Sources.find(data.sources, data.text_field, data.separator)
     if found.remark:
@@ -64,10 +64,10 @@ def prepare_training(
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
 
     def check_is_the_text(made: Corpus) -> None:
-        if resume:
+        if held is not None:
             # Another vocabulary makes another text of the same letters: that is the word to say.
             vocabulary = training.model.vocabulary_for(made.tokenizer.vocabulary)
-            Checkpoints(out / FOLDER).check_is_of({"vocabulary": vocabulary, **made.identity})
+            held.check_is_of({"vocabulary": vocabulary, **made.identity})
 
     def check(made: Corpus) -> None:
         rows_of(training, made)
@@ -78,8 +78,8 @@ def prepare_training(
     check_is_the_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
-    batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    training = _with_batch(training, batch or _batch(training, vocabulary, device, rows, update, say), say)
+    batch = _batch_before(training, held) or _batch(training, vocabulary, device, rows, update, say)
+    training = _with_batch(training, batch, say)
     task = TextTask(training, corpus, device)
     say(_about(task, len(corpus.lengths)))
     return task
@@ -98,11 +98,10 @@ def _about(task: TextTask, documents: int) -> str:
 
 
 def _prepare_recall(
-    training: TextTraining, out: Path, device: torch.device, resume: bool, update: Say, say: Say
+    training: TextTraining, device: torch.device, held: Held | None, update: Say, say: Say
 ) -> RecallTask:
     vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
-    batch = _batch_before(training, Checkpoints(out / FOLDER)) if resume else None
-    batch = batch or _batch(training, vocabulary, device, None, update, say)
+    batch = _batch_before(training, held) or _batch(training, vocabulary, device, None, update, say)
     task = RecallTask(_with_batch(training, batch, say), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
     say(f"{name_of(task.recall)} ({options}), fresh samples of {training.data.length:,} tokens in every step")
@@ -117,15 +116,14 @@ def _with_batch(training: TextTraining, batch: int, say: Say) -> TextTraining:
     return chosen
 
 
-def _batch_before(training: TextTraining, checkpoints: Checkpoints) -> int | None:
+def _batch_before(training: TextTraining, held: Held | None) -> int | None:
     """The batch that was found when the training began: another one would make it another training."""
-    if training.data.batch != AUTO:
+    if held is None or training.data.batch != AUTO:
         return None
-    path, content = checkpoints.read(aloud=False)
-    tokens, row = json.loads(content["identity"])["tokens_per_step"], training.data.length * training.data.accumulate
+    tokens, row = held.identity["tokens_per_step"], training.data.length * training.data.accumulate
     if tokens < row or tokens % row:
         raise RedlineError(
-            f"{str(path)!r} is of another training: its steps of {tokens:,} tokens are no whole number of rows of "
+            f"{str(held.path)!r} is of another training: its steps of {tokens:,} tokens are no whole number of rows of "
             f"{training.data.length:,} times accumulate = {training.data.accumulate}."
         )
     return tokens // row
