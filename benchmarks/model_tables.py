@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from goals import GOALS, goal_lines
+
 from redline.files import write_text
 from redline.report.markdown import escape
 
@@ -290,7 +292,11 @@ def transformer_page(root: Path) -> str:
         "is what the call needed beyond its inputs, and more than 100% of a copy is what a call that mostly reads can "
         "reach. A run that was stopped by a time limit shows the cases that it got to."
     )
-    return _page(root, "Operators, training and decoding, measured", about, ("text", "kernels"))
+    page = _page(root, "Operators, training and decoding, measured", about, ("text", "kernels"))
+    if not (root / GOALS).is_file():
+        return page
+    goals = table(("on one NVIDIA H200", "goal", "measured", "from"), goal_lines(root))
+    return page.replace(about, f"## What was asked for\n\n{goals}\n\n## Everything\n\n{about}", 1)
 
 
 def stream_page(root: Path) -> str:

@@ -2,17 +2,26 @@
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from redline.errors import RedlineError
+
 PATH = Path(__file__).parents[2] / "benchmarks/model_tables.py"
 
 
 @pytest.fixture(scope="module")
-def tables() -> ModuleType:
+def tables() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PATH.parent)
+        yield loaded()
+
+
+def loaded() -> ModuleType:
     spec = importlib.util.spec_from_file_location("redline_model_tables", PATH)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -144,3 +153,61 @@ def test_a_film_is_shown_with_its_stages_and_runs_by_their_names(tmp_path: Path,
     assert (
         "## From a film to nowhere: fast" in text and "| **327** | 12.5 ms | 12.5 ms | 1.00 GiB | 12, 12, 12," in text
     )
+
+
+GOAL = """
+[[goal]]
+what = "a token"
+result = "h200/text/decode.jsonl"
+row = { arm = "redline" }
+figure = "ms_per_token"
+most = 1.2
+unit = "ms"
+[[goal]]
+what = "over the best of others"
+result = "h200/text/decode.jsonl"
+row = { arm = "redline" }
+over = { batch = 1 }
+figure = "ms_per_token"
+least = 1.5
+[[goal]]
+what = "memory"
+result = "h200/text/decode.jsonl"
+row = { arm = "redline" }
+figure = "peak_bytes"
+most = 2
+unit = "GiB"
+"""
+
+
+def goals(root: Path, document: str = GOAL) -> None:
+    about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "x", "batch": 1}
+    times = {"redline": 1.0, "redline other": 0.1, "eager": 4.0, "peer": 1.4}
+    rows = [{**about, "arm": arm, "ms_per_token": ms, "peak_bytes": 3 * 2**30} for arm, ms in times.items()]
+    write(root, "text/decode.jsonl", rows)
+    (root / "benchmarks/goals.toml").write_text(document)
+
+
+def test_a_goal_is_met_or_missed_by_the_files_figure(tables: ModuleType, tmp_path: Path) -> None:
+    goals(tmp_path)
+    assert [line[:3] for line in tables.goal_lines(tmp_path)] == [
+        ["a token", "≤ 1.2 ms", "**1 ms**"],
+        ["over the best of others", "≥ 1.50×", "1.40×, missed"],
+        ["memory", "≤ 2 GiB", "3 GiB, missed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('arm = "redline"', 'arm = "absent"', "finds 0 measured rows"),
+        ('arm = "redline"', "batch = 1", "finds 4 measured rows"),
+        ("most = 1.2", "", "needs either most or least"),
+    ],
+)
+def test_a_goal_that_names_no_single_row_is_an_error(
+    tables: ModuleType, tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    goals(tmp_path, GOAL.replace(old, new, 1))
+    with pytest.raises(RedlineError, match=said):
+        tables.goal_lines(tmp_path)
