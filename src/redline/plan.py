@@ -175,7 +175,7 @@ class Unavailable(RedlineError):
     """A rung of the plan cannot apply here; carries the rung and the sentence."""
 
     def __init__(self, rung: Rung, reason: str) -> None:
-        super().__init__(f"{rung.name}: {reason}.")
+        super().__init__(f"{rung.name}: {reason.rstrip('.')}.")
         self.rung = rung
         self.reason = reason
 

@@ -106,6 +106,11 @@ def test_every_kind_of_damage_is_seen(tmp_path: Path) -> None:
             kept.load(state())
     with pytest.raises(RedlineError, match="no checkpoint in"):
         Checkpoints(tmp_path / "none").load(state())
+    kept.save(state(), Position(5)).write_bytes(b"")
+    with pytest.raises(
+        RedlineError, match="no checkpoint of the 2 is whole; of the oldest: the checkpoint '.*04.pt' is"
+    ):
+        kept.held()
 
 
 def test_a_damaged_one_is_passed_over_aloud(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`redline train drct` from a settings file to weights, through an interruption, with figures that can be read."""
 
 import json
+import os
 import re
 import signal
 import sys
@@ -117,8 +118,18 @@ def test_settings_are_found_by_file_or_name(here: Path) -> None:
     assert find_settings("drct-small-x4", "drct").is_file()
     with pytest.raises(RedlineError, match="super-resolution model: .* one of drct-small-x2, drct-small-x4.$"):
         find_settings("drct-tiny", "drct")
-    with pytest.raises(RedlineError, match="not of a live video model: it is trained by `redline train drct-?"):
-        find_settings("drct-small-x4", "lsd")
+    for kind, name, said in (
+        ("lsd", "drct-small-x4", "not of a live video model: it is trained by `redline train drct drct-small-x4`[.]$"),
+        ("text", "lsd-tiny", "not of a language model: it is trained by `redline train lsd lsd-tiny`[.]$"),
+        ("drct", "decoder-tiny", "not of a super-resolution model: it is trained by `redline train decoder-tiny`[.]$"),
+    ):
+        with pytest.raises(RedlineError, match=said):
+            find_settings(name, kind)
+
+
+def test_settings_may_come_through_a_pipe(here: Path) -> None:
+    os.mkfifo("pipe")
+    assert find_settings("pipe", "drct") == Path("pipe")
 
 
 def test_a_folder_does_not_hide_settings_of_its_name(here: Path) -> None:

@@ -52,11 +52,14 @@ def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None
 def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for steps in ((5, 6, 7), (6, 7)):
-        board = TensorBoard(tmp_path)
+    # The second goes back to a checkpoint of step 5, and says less; the third judges the end of the second.
+    for behind, steps in ((0, (5, 6, 7, 8)), (5, (8,)), (8, ())):
+        board = TensorBoard(tmp_path).behind(behind)
         for step in steps:
             board(entry(step))
+        board({"step": 8, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0 + behind})
         board.close()
         time.sleep(1.1)  # its files are named by the second
     seen = EventAccumulator(str(tmp_path)).Reload()
-    assert [point.step for point in seen.Scalars("loss")] == [5, 6, 7]
+    assert [point.step for point in seen.Scalars("loss")] == [5, 8]
+    assert [(point.step, point.value) for point in seen.Scalars("validation_loss")][-1] == (8, 11.0)

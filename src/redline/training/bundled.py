@@ -17,7 +17,7 @@ _KINDS = {
 def find_settings(name: str, kind: str) -> Path:
     """A file, or the bundled settings of that name; a folder of that name is neither."""
     path = Path(name)
-    if path.is_file() or path.suffix:
+    if path.suffix or (path.exists() and not path.is_dir()):
         return path
     bundled = {file.stem: _kind_of(file) for file in sorted(CONFIGS.glob("*.toml"))}
     if bundled.get(name) == kind:

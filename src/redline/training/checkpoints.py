@@ -179,6 +179,8 @@ class Checkpoints:
             try:
                 return path, read_checkpoint(path)
             except RedlineError as error:
+                if path == files[0] and len(files) > 1:
+                    raise RedlineError(f"no checkpoint of the {len(files)} is whole; of the oldest: {error}") from error
                 if path == files[0]:
                     raise
                 if aloud:

@@ -33,6 +33,12 @@ from redline.training.task import Task
 
 # Says who trains in a folder.
 _OWNER = ".training"
+Entry = Mapping[str, Any]
+Record = Callable[[int], Callable[[Entry], None]]
+
+
+def unrecorded(_: int) -> Callable[[Entry], None]:
+    return lambda entry: None
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,11 @@ def train(
     tell: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
     ceiling_flops_per_s: float | None = None,
-    record: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+    record: Record = unrecorded,
 ) -> Outcome:
     """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`.
 
-    `tell` hears how it goes; `record` gets every entry of the journal.
+    `tell` hears how it goes; `record` is asked, with the step that it begins behind, who gets the journal's entries.
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
         return _train(task, settings, out, device, resume, tell, clock, ceiling_flops_per_s, record)
@@ -96,7 +102,7 @@ def _train(
     tell: Callable[[Progress], None],
     clock: Callable[[], float],
     ceiling_flops_per_s: float | None,
-    record: Callable[[Mapping[str, Any]], None],
+    record: Record,
 ) -> Outcome:
     if device.type == "cuda":
         # What came before it, such as looking for a batch, is not the training's.
@@ -129,10 +135,11 @@ class _Loop:
         clock: Callable[[], float],
         before: Position,
         ceiling_flops_per_s: float | None,
-        record: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+        record: Record = unrecorded,
     ) -> None:
         self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.tell, self.record, self.clock, self.ceiling_flops_per_s = tell, record, clock, ceiling_flops_per_s
+        self.tell, self.clock, self.ceiling_flops_per_s = tell, clock, ceiling_flops_per_s
+        self.record = record(before.step)
         self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
         self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped

@@ -18,14 +18,20 @@ def is_installed() -> bool:
 class TensorBoard:
     """Called with each entry of the journal, it adds one point to the curve of each of its numbers.
 
-    It is made at the first one, so that a training which does not begin leaves no folder. Where it cannot write, it
-    says so once and writes no more: the training and its journal go on.
+    Its file is made at the first one, so that a training which does not begin leaves no folder. Where it cannot write,
+    it says so once and writes no more: the training and its journal go on.
     """
 
     def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
         self._folder, self._say = folder, say
         self._writer: Any = None
         self._gave_up = False
+        self._begins = 0
+
+    def behind(self, step: int) -> "TensorBoard":
+        """What a killed run drew beyond its checkpoint will be drawn again."""
+        self._begins = step + 1
+        return self
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
         numbers = {name: value for name, value in entry.items() if type(value) in (int, float) and name not in _PLACE}
@@ -33,8 +39,7 @@ class TensorBoard:
             if self._writer is None and not self._gave_up:
                 from torch.utils.tensorboard.writer import SummaryWriter
 
-                # What a killed run drew beyond its checkpoint is drawn again.
-                self._writer = SummaryWriter(str(self._folder), purge_step=entry["step"])
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._begins)
             for name, value in numbers.items():
                 if self._writer is not None:
                     self._writer.add_scalar(name, value, entry["step"])

@@ -1,5 +1,6 @@
 """What happens around the loop: a result that cannot be written costs nothing but another try."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -138,11 +139,17 @@ def test_fewer_steps_than_there_are_is_said(config: Callable[..., Path], tmp_pat
 
 def test_files_of_other_kinds_are_left_out_aloud(config: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "text" / ".hidden").mkdir()
-    for name in ("b.json", "c.jsonl.gz", "LICENSE", ".hidden/d.bin", ".e"):
+    for name in ("b.JSON", "b.json", "c.jsonl.gz", "LICENSE", ".hidden/d.bin", ".hidden/e.jsonl", ".f"):
         (tmp_path / "text" / name).write_bytes(b"{}")
     said: list[str] = []
     prepare_training(config(), tmp_path / "out", CPU, False, lambda _: None, said.append, steps=3)
-    assert said[0] == "3 files of other kinds left out: .gz, .json, without a suffix"
+    assert said[0] == "4 files of other kinds left out: .json, .gz, without a suffix"
+    for number in range(300):
+        (tmp_path / "text" / f"part.{number}\x1b").touch()
+    prepare_training(config(), tmp_path / "out", CPU, False, lambda _: None, said.append, steps=3)
+    assert re.fullmatch(
+        r"304 files of other kinds left out: \.json(, '\.\d+\\x1b'|, \.gz|, without .*){4}, 298 more", said[2]
+    )
 
 
 @pytest.mark.usefixtures("any_precision")

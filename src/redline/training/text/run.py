@@ -13,7 +13,7 @@ from redline.machine import Machine
 from redline.quantities import format_bytes
 from redline.recall.tasks import describe, name_of
 from redline.training.checkpoints import FOLDER, Checkpoints, Held
-from redline.training.loop import Outcome, Progress, train
+from redline.training.loop import Outcome, Progress, train, unrecorded
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
 from redline.training.text.batch_choice import find_batch, largest_tried
 from redline.training.text.config import AUTO, TextTraining
@@ -162,7 +162,7 @@ def run_text(
         say(f"· {line}")
     board = TensorBoard(out / "tensorboard", say) if is_installed() else None
     loop = task.training.loop
-    record = board or (lambda entry: None)
+    record = board.behind if board is not None else unrecorded
     try:
         outcome = train(task, loop, out, device, resume, tell, ceiling_flops_per_s=ceiling, record=record)
     finally:

@@ -5,7 +5,9 @@ one row of a Parquet file. Documents that hold nothing but space are left out, a
 """
 
 import json
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,9 @@ _KNOWN = (*PLAIN, *JSON_LINES, *PARQUET)
 _ENCODING = "utf-8-sig"
 _INSTALL_PYARROW = "Parquet files are read with pyarrow, which is not installed: pip install pyarrow."
 
+# Of those that are left out.
+_KINDS_NAMED = 5
+
 _ABSENT = object()
 # JSON can spell one half of a pair; it is no character, and nothing can be made of it.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -33,23 +38,22 @@ class Sources:
     files: tuple[Path, ...]
     text_field: str = "text"
     separator: str = ""
-    # Of folders: what is of no known kind.
-    left_out: tuple[Path, ...] = ()
+    # Of folders: how many files are of other kinds, by suffix.
+    left_out: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def find(cls, places: tuple[str, ...], text_field: str = "text", separator: str = "") -> "Sources":
-        """Files as named, and every file of a known kind in and below the folders named."""
+        """Files as named, and every file of a known kind in and below the folders named that is not hidden."""
         found: list[Path] = []
-        others: list[Path] = []
+        others: Counter[str] = Counter()
         for place in places:
             path = Path(place)
             if path.is_dir():
-                files = sorted(file for file in path.rglob("*") if file.is_file())
-                inside = [file for file in files if file.suffix.lower() in _KNOWN]
+                inside, left = _inside(path)
                 if not inside:
                     raise RedlineError(f"the folder {place!r} holds no text: no {', '.join(_KNOWN)} file.")
                 found += inside
-                others += [file for file in files if file.suffix.lower() not in _KNOWN and not _is_hidden(file, path)]
+                others += left
             elif not path.exists():
                 raise RedlineError(f"there is no file or folder {place!r} to train on.")
             elif path.suffix.lower() not in _KNOWN:
@@ -60,14 +64,17 @@ class Sources:
             raise RedlineError("there is nothing to train on: name files or folders as sources under [data].")
         if any(file.suffix.lower() in PARQUET for file in found):
             _parquet()
-        return cls(tuple(dict.fromkeys(found)), text_field, separator, tuple(dict.fromkeys(others)))
+        return cls(tuple(dict.fromkeys(found)), text_field, separator, tuple(others.most_common()))
 
     @property
     def remark(self) -> str:
         """What was passed over, for whoever meant it to be read."""
-        kinds = ", ".join(sorted({file.suffix or "without a suffix" for file in self.left_out}))
-        count = len(self.left_out)
-        return f"{count:,} {'file' if count == 1 else 'files'} of other kinds left out: {kinds}" if count else ""
+        if not self.left_out:
+            return ""
+        count = sum(number for _, number in self.left_out)
+        named = [kind if kind.isprintable() else ascii(kind) for kind, _ in self.left_out[:_KINDS_NAMED]]
+        more = [f"{len(self.left_out) - _KINDS_NAMED:,} more"] if len(self.left_out) > _KINDS_NAMED else []
+        return f"{count:,} {'file' if count == 1 else 'files'} of other kinds left out: {', '.join(named + more)}"
 
     @property
     def size_bytes(self) -> int:
@@ -140,8 +147,26 @@ class Sources:
             raise RedlineError(f"{str(file)!r} is not a readable Parquet file.") from error
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
+def _inside(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Files of known kinds in a fixed order, and how many there are of others, by suffix; hidden ones are neither."""
+
+    def cannot(error: OSError) -> None:
+        raise RedlineError(f"cannot read the folder {str(error.filename)!r}: {error.strerror or error}.") from error
+
+    found: list[Path] = []
+    others: Counter[str] = Counter()
+    for place, folders, names in os.walk(folder, onerror=cannot):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            file = Path(place, name)
+            kind = file.suffix.lower()
+            if name.startswith("."):
+                continue
+            if kind in _KNOWN and os.path.isfile(file):
+                found.append(file)
+            else:
+                others[kind or "without a suffix"] += 1
+    return sorted(found), others
 
 
 def _parquet() -> tuple[Any, Any]:
