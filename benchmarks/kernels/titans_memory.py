@@ -27,18 +27,18 @@ DOCUMENT_TOKENS = 700
 LARGEST_ERROR = 0.04
 
 
-def case(tokens: int, packed: bool, backward: bool) -> Case:
+def case(tokens: int, packed: bool, backward: bool, batch: int = BATCH) -> Case:
     def drawn() -> Tensor:
-        return torch.randn((BATCH, tokens, HEADS, SIZE), device="cuda")
+        return torch.randn((batch, tokens, HEADS, SIZE), device="cuda")
 
     def gate(largest: float) -> Tensor:
-        return torch.rand((BATCH, tokens, HEADS), device="cuda") * largest
+        return torch.rand((batch, tokens, HEADS), device="cuda") * largest
 
     q, k = (F.normalize(drawn(), dim=-1).bfloat16() for _ in range(2))
     gates = (gate(0.05), gate(0.9), gate(0.1))
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), *gates))
     pull = drawn().bfloat16()
-    documents = (torch.arange(tokens, device="cuda") // DOCUMENT_TOKENS).int().expand(BATCH, -1) if packed else None
+    documents = (torch.arange(tokens, device="cuda") // DOCUMENT_TOKENS).int().expand(batch, -1) if packed else None
 
     def run(function: Callable[..., tuple[Tensor, TitansState]], given: tuple[Tensor, ...] = inputs) -> Run:
         def output(*tensors: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def case(tokens: int, packed: bool, backward: bool) -> Case:
     tensors = 4 + 7 * backward
     return Case(
         name=f"titans_memory {'forward+backward' if backward else 'forward'}",
-        sizes={"batch": BATCH, "tokens": tokens, "heads": HEADS, "head_size": SIZE, "packed": packed, "dtype": "bf16"},
+        sizes={"batch": batch, "tokens": tokens, "heads": HEADS, "head_size": SIZE, "packed": packed, "dtype": "bf16"},
         arms=arms,
         expected=expected,
         largest_error=LARGEST_ERROR,
@@ -75,9 +75,14 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
+    """Where the pass over the states has many programs, and of one long text, where most of a device has none."""
+    for tokens, batch in ((2048, 32), (8192, BATCH), (32768, 1)):
+        yield tiles_of(case(tokens, packed=True, backward=True, batch=batch))
+
+
+def tiles_of(plain: Case) -> Case:
     from redline.ops.titans_memory import triton
 
-    plain = case(8192, packed=True, backward=True)
     build, shipped = plain.arms["redline"], triton.TILES[2, SIZE]
     choices = [replace(shipped, warps=8), replace(shipped, block=32)]
     choices += [
@@ -90,7 +95,7 @@ def sweep() -> Iterable[Case]:
     for tiles in choices:
         table: dict[str, object] = {"TILES": {**triton.TILES, (2, SIZE): tiles}}
         arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
-    yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
+    return replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 
 if __name__ == "__main__":
