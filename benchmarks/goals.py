@@ -65,7 +65,7 @@ class Goal:
 
     def show(self, value: float) -> str:
         if self.share_of or self.figure == "accuracy":
-            return f"{value:.1%}" if value != round(value, 2) else f"{value:.0%}"
+            return f"{100 * value:.3g}%"
         if self.over:
             return f"{value:.2f}×"
         number = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -15,13 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from goals import GOALS, goal_lines
+from goals import GOALS, RESULTS, goal_lines
 
 from redline.files import write_text
 from redline.report.markdown import escape
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path("benchmarks/results")
 TRANSFORMER_PAGE = Path("docs/transformer-results.md")
 STREAM_PAGE = Path("docs/stream-results.md")
 NONE = "–"

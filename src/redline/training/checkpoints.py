@@ -171,7 +171,7 @@ class Checkpoints:
         return state.restore(content, path)
 
     def read(self, aloud: bool = True) -> tuple[Path, dict[str, Any]]:
-        """The newest checkpoint that is whole; a damaged one is passed over, once aloud."""
+        """The newest checkpoint that is whole; damaged ones are passed over, aloud unless somebody else will say so."""
         files = self.files()
         if not files:
             raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")

@@ -100,6 +100,14 @@ def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None
     assert "z-loss 0.0001" in page and str(tmp_path) not in page
 
 
+def test_a_rung_that_does_nothing_here_says_so(config: Callable[..., Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    path = config(("steps = 8", 'steps = 8\nplan = "fused_ops"'))
+    run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)
+    (line,) = [line for line in said if "fused_ops" in line]
+    assert line.startswith("· rung fused_ops: ") and "7 RMSNorm by reference" in line and "triton" not in line
+
+
 def test_tensorboard_gets_what_the_journal_has(config: Callable[..., Path], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

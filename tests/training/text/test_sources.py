@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,21 @@ def test_every_kind_of_file_in_a_fixed_order(tmp_path: Path) -> None:
     assert list(found.documents()) == ["# zwei\n", "drei", "vier", "eins ü"]
     assert found.size_bytes == sum(f.stat().st_size for f in found.files) and len(found.files) == 3
     assert list(Sources.find((str(tmp_path / "b.md"), str(tmp_path / "b.md"))).documents()) == ["# zwei\n"]
+
+
+def test_a_folder_that_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("eins")
+    (tmp_path / "closed").mkdir()
+    listed = os.scandir
+
+    def scandir(place: str) -> object:
+        if Path(place).name == "closed":
+            raise PermissionError(13, "Permission denied", place)
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(RedlineError, match="cannot read the folder '.*closed': Permission denied[.]$"):
+        Sources.find((str(tmp_path),))
 
 
 def test_nulls_are_passed_over_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
