@@ -2,10 +2,11 @@
 
     python benchmarks/kernels/causal_attention.py --out FILE [--only forward] [--sweep]
 
-65,536 tokens a case: rows of 2K and 8K, documents of about 700 tokens packed into them, and a window. Arms that are
-called deterministic run under `torch.use_deterministic_algorithms`, where cuDNN's is not on offer; ours repeats always.
-What torch.compile makes of the plain form, and the plain form, hold all scores: they run where these fit. Liger has no
-such kernel.
+65,536 tokens a case: rows of 2K and 8K, documents of about 700 tokens packed into them, and a window; and rows of 8K
+and 32K of which a window is near and the rest far, as a memory model with slots trains. Arms that are called
+deterministic run under `torch.use_deterministic_algorithms`, where cuDNN's is not on offer; ours repeats always. What
+torch.compile makes of the plain form, and the plain form, hold all scores: they run where these fit. Liger has no such
+kernel.
 """
 
 import sys
@@ -19,6 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from redline.models.memory.config import TitanConfig
+from redline.models.memory.passage import Passage
+from redline.models.memory.windowed import windowed_attention
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import causal_attention, reference
@@ -132,6 +136,44 @@ def case(size: Size, backward: bool) -> Case:
     )
 
 
+def far_case(length: int, backward: bool, dtype: torch.dtype = torch.bfloat16, tokens: int = TOKENS) -> Case:
+    """As a memory model's layer calls it: flex attention against our kernels."""
+    config = TitanConfig(vocabulary=2, width=768, layers=1, heads=12, attention_every=1, memory_slots=512)
+    passage = Passage.whole(torch.zeros(tokens // length, length, dtype=torch.int64, device="cuda"), None, config)
+
+    def drawn() -> Tensor:
+        shape = (tokens // length, length, config.heads, config.head_dim)
+        return torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+
+    bias = F.logsigmoid(torch.randn(tokens // length, length, device="cuda")).requires_grad_()
+    inputs, pull = (*(drawn() for _ in range(5)), bias), drawn().detach()
+
+    def attend(implementation: str, q: Tensor, k: Tensor, v: Tensor, *far: Tensor) -> Tensor:
+        window = config.segment, config.window_segments
+        return windowed_attention(q, k, v, passage, *window, (far[0], far[1], far[2]), implementation)
+
+    def run(implementation: str) -> Run:
+        called = partial(attend, implementation)
+        return both(called, inputs, (pull,)) if backward else forward(called, inputs)
+
+    by_flex = "reference"  # what a layer takes of PyTorch's own on a GPU
+    arms: dict[str, Callable[[], Run]] = {
+        "redline": lambda: run("triton"),
+        "flex attention": lambda: run(by_flex),
+        "flex attention, deterministic": lambda: repeating(run(by_flex)),
+    }
+    sizes: dict[str, object] = {"length": length, "heads": 12, "head_size": 64, "tokens": tokens}
+    name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "fp")
+    return Case(
+        name=f"causal_attention, near and far, {'forward+backward' if backward else 'forward'}",
+        sizes=sizes | {"segment": config.segment, "window_segments": config.window_segments, "dtype": name},
+        arms=arms,
+        expected=run(by_flex),
+        largest_error=LARGEST_ERROR,
+        needed_flop=(3.5 if backward else 1) * 4 * config.width * tokens * (length + 1) / 2,
+    )
+
+
 def plain_attention(lowest_T: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return reference.causal_attention(q, k, v, lowest_T)
 
@@ -140,15 +182,22 @@ def cases() -> Iterable[Case]:
     for backward in (True, False):
         for size in SIZES:
             yield case(size, backward)
+        for length in (8192, 32_768):
+            yield far_case(length, backward)
+        yield far_case(8192, backward, torch.float32, 8192)
 
 
 def sweep() -> Iterable[Case]:
     """Tiles of each kernel, the others as they are shipped."""
     from redline.ops.causal_attention import triton
 
-    for size in (SIZES[0], SIZES[1], SIZES[3], SIZES[5], Size(2048, key_heads=4)):
+    made: list[Callable[[bool], Case]] = [
+        partial(case, size) for size in (SIZES[0], SIZES[1], SIZES[3], SIZES[5], Size(2048, key_heads=4))
+    ]
+    for case_of in (*made, partial(far_case, 8192)):
         for what in ("forward", "queries", "keys"):
-            plain = case(size, what != "forward")
+            plain = case_of(what != "forward")
+            size = plain.sizes["head_size"]
             build = plain.arms["redline"]
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for queries in (64, 128):
@@ -156,7 +205,7 @@ def sweep() -> Iterable[Case]:
                     for warps in (4, 8):
                         for stages in (2, 3):
                             tiles = triton.Tiles(queries, keys, warps, stages, kib=0)
-                            table = {**triton.TILES, (what, 2, size.head_size): (tiles,)}
+                            table = {**triton.TILES, (what, 2, size): (tiles,)}
                             values: dict[str, object] = {"TILES": table}
                             arms[str(tiles)] = lambda values=values, build=build: with_values(triton, values, build())
             yield replace(plain, name=f"sweep of {what} of {plain.name}", arms=arms)

@@ -20,10 +20,23 @@ def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
-def _seen_attention(query: Any, key: Any, value: Any, lowest: Any, *_: Any, products: int = 2, **__: Any) -> int:
-    """Of our own, by what is really seen, where torch's are counted as if everybody saw all."""
+def _seen_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    lowest: Any,
+    far_query: Any = None,
+    far_key: Any = None,
+    bias: Any = None,
+    first: Any = None,
+    *_: Any,
+    products: int = 2,
+    **__: Any,
+) -> int:
+    """Of our own, by what is really seen, near or far, where torch's are counted as if everybody saw all."""
     tokens, heads, dim = query.shape
-    seen = torch.arange(1, tokens + 1, device=lowest.device) - lowest.clamp(min=0)
+    begin = (lowest if first is None else first).clamp(min=0)
+    seen = torch.arange(1, tokens + 1, device=begin.device) - begin
     return 2 * products * heads * dim * int(seen.sum())
 
 

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
+from redline.ops.causal_attention import Far, fastest
 from redline.ops.causal_attention import causal_attention as attention_to_stretches
-from redline.ops.causal_attention import fastest
 from redline.ops.dispatch import warn_once_traced
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -107,12 +107,24 @@ def _kernels_are_faster(like: Tensor, head_dim: int) -> bool:
     return like.is_cuda and like.dtype in _HALF and head_dim in _HEAD_DIMS
 
 
-def attention_to_the_last(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, before_BS: Tensor) -> Tensor:
+def attention_to_the_last(
+    q_BSHD: Tensor,
+    k_BSGD: Tensor,
+    v_BSGD: Tensor,
+    before_BS: Tensor,
+    far: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+) -> Tensor:
     """(B, S, H, D) by our kernels, where each token sees itself and so many before it: none that the token before it
-    does not see as well."""
+    does not see as well. `far` are other queries and keys, the bias of each key, and how many before it are seen so or
+    so."""
     index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))
-    return attention_to_stretches(q, k, v, index - before_BS.flatten().int(), implementation="triton").view_as(q_BSHD)
+    beyond = None
+    if far is not None:
+        far_q, far_k, bias, all_before = (t.flatten(0, 1) for t in far)
+        beyond = Far(far_q, far_k, bias, index - all_before.int())
+    lowest = index - before_BS.flatten().int()
+    return attention_to_stretches(q, k, v, lowest, "triton", far=beyond).view_as(q_BSHD)
 
 
 def _variable_length(

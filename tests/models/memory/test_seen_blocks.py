@@ -15,16 +15,18 @@ from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import SeenBlocks
 from redline.nn import causal_attention
 from redline.nn.packing import Packing
-from redline.ops.causal_attention import reference
+from redline.ops.causal_attention import Far, reference
 from redline.training.determinism import deterministic
 
 BLOCK = 128
 SMALL = TitanConfig(vocabulary=211, width=64, layers=2, heads=4, attention_every=1, segment=32)
 
 
-def reference_of_stretches(*given: Tensor, implementation: str) -> Tensor:
+def reference_of_stretches(
+    q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, implementation: str, *, far: Far | None
+) -> Tensor:
     assert implementation == "triton"
-    return reference.causal_attention(*given)
+    return reference.causal_attention(q, k, v, lowest, far)
 
 
 def pairs(packing: Packing, segment: int, window: int, beyond: bool) -> Tensor:
@@ -166,9 +168,10 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("banked", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_kernels_of_stretches_see_the_window_as_the_plain_form_does(
-    window: int, monkeypatch: pytest.MonkeyPatch
+def test_kernels_of_stretches_see_what_the_plain_form_does(
+    window: int, banked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(windowed, "stretches_are_faster", lambda *_: True)
     monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
@@ -176,10 +179,13 @@ def test_kernels_of_stretches_see_the_window_as_the_plain_form_does(
     packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
     query, key, value = (torch.randn(2, 90, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
     passage = replace(Passage.whole(torch.zeros(2, 90, dtype=torch.int64), packing, SMALL), seen=None)
-    expected = windowed.windowed_attention(query, key, value, passage, 8, window)
-    found = windowed.windowed_attention(query, key, value, passage, 8, window, implementation="auto")
+    far = None
+    if banked:
+        far = torch.randn_like(query), torch.randn_like(key), torch.randn(2, 90, dtype=torch.float64)
+    expected = windowed.windowed_attention(query, key, value, passage, 8, window, far)
+    found = windowed.windowed_attention(query, key, value, passage, 8, window, far, "auto")
     torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1))
+    assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1, far))
 
 
 def test_scores_that_are_all_low_are_not_lost_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:

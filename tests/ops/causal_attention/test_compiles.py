@@ -9,7 +9,8 @@ host = pytest.importorskip("redline.ops.causal_attention.triton")
 kernels = pytest.importorskip("redline.ops.causal_attention.triton_kernels")
 pytestmark = pytest.mark.skipif(host.INTERPRETED, reason="nothing is compiled when interpreted")
 KERNELS = {what: getattr(kernels, f"causal_attention_{what}_kernel") for what in ("forward", "queries", "keys")}
-STRIDES = [f"{name}_{of}" for name in ("q", "k", "v", "pull") for of in ("token", "head")]
+STRIDES = [f"{name}_{of}" for name in ("q", "k", "v", "pull", "far_q", "far_k") for of in ("token", "head")]
+FAR = ("far_q", "far_k", "bias", "first", "far_q_pull", "far_k_pull", "bias_pull", "final")
 NUMBERS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ROOM = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
@@ -22,6 +23,7 @@ def compile_kernel(
     name: str,
     capability: int,
     lowest: str = "*i32",
+    far: bool = True,
 ) -> None:
     monkeypatch.setattr(host.kernel, "shared_bytes", lambda _: ROOM[capability])
     kernel, q = KERNELS[what], torch.empty(1, 12, dim, dtype=NUMBERS[name], device="meta")
@@ -29,15 +31,22 @@ def compile_kernel(
     constants = host._constants(q, q[:, :4], tiles)
     warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
     types = dict.fromkeys(kernel.arg_names, "i32") | {"scale": "fp32", "size": "fp32"}
-    types |= dict.fromkeys(("logs", "dots"), "*fp32") | {"lowest": lowest, "highest": "*i32"}
+    types |= dict.fromkeys(("logs", "dots", "bias", "bias_pull"), "*fp32")
+    types |= dict.fromkeys(("lowest", "first"), lowest) | dict.fromkeys(("highest", "final"), "*i32")
     types |= dict.fromkeys(("q", "k", "v", "out", "pull", "q_pull", "k_pull", "v_pull"), f"*{name}")
+    types |= dict.fromkeys(("far_q", "far_k", "far_q_pull", "far_k_pull"), f"*{name}")
+    if not far:
+        constants |= dict.fromkeys(name for name in FAR if name in kernel.arg_names)
     given = [name for name in (*STRIDES, "tokens") if name in kernel.arg_names]
     compiles(kernel, types, constants, capability, warps, stages, given, tiles.kib * 1024)
 
 
+@pytest.mark.parametrize("far", [False, True])
 @pytest.mark.parametrize("what", KERNELS)
-def test_compiles_for_an_h200(compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    compile_kernel(compiles, monkeypatch, what, 64, "bf16", 90)
+def test_compiles_for_an_h200(
+    compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str, far: bool
+) -> None:
+    compile_kernel(compiles, monkeypatch, what, 64, "bf16", 90, far=far)
 
 
 def test_the_sums_of_pulls_compile(compiles: Callable[..., None]) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
-from redline.ops.causal_attention import causal_attention, reference
+from redline.ops.causal_attention import Far, causal_attention, reference
 
 Q, K, LOWEST = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.zeros(5, dtype=torch.int32)
 
@@ -38,3 +38,17 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("a whole number for each of 5 tokens", Q, K, K, LOWEST[1:])
     refused("a whole number for each of 5 tokens", Q, K, K, LOWEST.float())
     refused("inputs are on cpu and on meta", Q, K, K, LOWEST.to("meta"))
+
+
+def test_what_does_not_fit_far_away_is_refused() -> None:
+    bias = torch.zeros(5)
+    for sentence, far in {
+        r"not by \(4, 4, 16\) in torch.float32 for \(5, 4, 16\)": Far(Q[1:], K, bias, LOWEST),
+        r"not by \(5, 2, 16\) in torch.float16 for \(5, 2, 16\) in torch.float32": Far(Q, K.half(), bias, LOWEST),
+        "a bias for each of 5 tokens": Far(Q, K, bias[1:], LOWEST),
+        "a bias for each of 5 tokens, ": Far(Q, K, LOWEST, LOWEST),
+        "a whole number for each of 5 tokens": Far(Q, K, bias, bias),
+        "inputs are on cpu and on meta": Far(Q, K, bias.to("meta"), LOWEST),
+    }.items():
+        with pytest.raises(ModelError, match=sentence):
+            causal_attention(Q, K, K, LOWEST, far=far)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.ops.causal_attention import causal_attention, reference
+from redline.ops.causal_attention import Far, causal_attention, reference
 
 pytestmark = pytest.mark.gpu
 Agrees = Callable[..., None]
@@ -37,12 +37,43 @@ def test_agrees(
     )
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
-    low = documents(4096, 500)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (8, 2, 128), (3, 1, 32), (2, 2, 16)])
+@pytest.mark.parametrize(("tokens", "mean", "segment"), [(1024, 10_000, 256), (1999, 170, 32), (1001, 300, 128)])
+def test_what_is_far_agrees(
+    agrees: Agrees, heads: int, groups: int, dim: int, tokens: int, mean: int, segment: int, dtype: torch.dtype
+) -> None:
+    first = documents(tokens, mean)
+    low = torch.maximum(first, torch.arange(tokens, device="cuda") // segment * segment - segment).int()
+
+    def of(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda q, k, v, far_q, far_k, bias: attend(q, k, v, low, far=Far(far_q, far_k, bias, first))
+
+    tensors = [torch.randn(tokens, count, dim, device="cuda") for count in (heads, groups, groups, heads, groups)]
+    agrees(
+        of(causal_attention),
+        of(reference.causal_attention),
+        [*tensors, torch.randn(tokens, device="cuda")],
+        dtype,
+        "cuda",
+        roundings=None if dtype == torch.float32 else 4,
+    )
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_repeats(repeats: Callable[..., None], far: bool) -> None:
+    first, index = documents(4096, 500), torch.arange(4096, device="cuda", dtype=torch.int32)
     inputs = [
-        torch.randn(4096, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (12, 4, 4)
+        torch.randn(4096, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (12, 4, 4, 12, 4)[: 5 if far else 3]
     ]
-    repeats(lambda q, k, v: causal_attention(q, k, v, low), inputs)
+    if not far:
+        return repeats(lambda q, k, v: causal_attention(q, k, v, first), inputs)
+    low, bias = torch.maximum(first, index - 99), torch.randn(4096, device="cuda", requires_grad=True)
+    return repeats(
+        lambda q, k, v, *others: causal_attention(q, k, v, low, far=Far(*others, first)),
+        [*inputs, bias],
+    )
 
 
 def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
@@ -65,3 +96,9 @@ def test_no_scores_are_stored() -> None:
     torch.autograd.grad(causal_attention(q, k, v, low), (q, k, v), torch.ones_like(q))
     # What is mixed, its pull, three gradients, and two numbers for each head of a token.
     assert torch.cuda.max_memory_allocated() - before < 5.5 * q.nbytes
+    far = Far(q, k, torch.randn(65_536, device="cuda", requires_grad=True), low)
+    near, before = torch.arange(65_536, device="cuda", dtype=torch.int32), torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(causal_attention(q, k, v, near, far=far), (q, k, v, far.bias_T), torch.ones_like(q))
+    # The same for what is far, until both are added up.
+    assert torch.cuda.max_memory_allocated() - before < 8 * q.nbytes

@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F
 
-from redline.ops.causal_attention import causal_attention
+from redline.ops.causal_attention import Far, causal_attention
 
 
 def test_is_softmax_over_a_stretch() -> None:
@@ -15,6 +15,19 @@ def test_is_softmax_over_a_stretch() -> None:
         for head in range(4):
             shares = (k[seen, head // 2] @ q[token, head] / 6**0.5).softmax(0)
             torch.testing.assert_close(found[token, head], shares @ v[seen, head // 2])
+
+
+def test_what_is_far_is_of_the_same_softmax() -> None:
+    q, k, v, far_q, far_k = (torch.randn(17, heads, 6, dtype=torch.float64) for heads in (4, 2, 2, 4, 2))
+    bias, first = torch.randn(17, dtype=torch.float64), torch.arange(17) // 9 * 9
+    lowest = torch.maximum(first, torch.arange(17) // 3 * 3 - 3)
+    found = causal_attention(q, k, v, lowest, far=Far(far_q, far_k, bias, first))
+    for token in range(17):
+        near, far = slice(int(lowest[token]), token + 1), slice(int(first[token]), int(lowest[token]))
+        for head in range(4):
+            ahead = far_k[far, head // 2] @ far_q[token, head] / 6**0.5 + bias[far]
+            shares = torch.cat((ahead, k[near, head // 2] @ q[token, head] / 6**0.5)).softmax(0)
+            torch.testing.assert_close(found[token, head], shares @ v[first[token] : token + 1, head // 2])
 
 
 def test_rows_are_what_torch_computes() -> None:
@@ -33,3 +46,9 @@ def test_gradients_are_those_of_the_formula() -> None:
     inputs = [torch.randn(7, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (2, 1, 1)]
     lowest = torch.tensor([0, 0, 1, 3, 3, 4, 6])
     assert torch.autograd.gradcheck(lambda *given: causal_attention(*given, lowest), inputs)
+    sizes = (2, 4), (1, 4), (1, 4), (2, 4), (1, 4), ()
+    with_far = [torch.randn(7, *size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    first = torch.tensor([0, 0, 0, 0, 3, 3, 3])
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, *far: causal_attention(q, k, v, lowest, far=Far(*far, first)), with_far
+    )

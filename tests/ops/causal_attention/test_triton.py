@@ -1,6 +1,7 @@
 """The Triton kernels of causal attention: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from redline.errors import MachineError
 from redline.flops import counting_flops
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
-from redline.ops.causal_attention import causal_attention, reference
+from redline.ops.causal_attention import Far, causal_attention, reference
 
 triton = pytest.importorskip("redline.ops.causal_attention.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
@@ -42,6 +43,26 @@ def compare(agrees: Agrees, low: Tensor, sizes: tuple[int, int, int], dtype: tor
     )
 
 
+def compare_with_far(
+    agrees: Agrees, low: Tensor, first: Tensor, sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32
+) -> None:
+    heads, shared, dim = sizes
+
+    def given(
+        attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, far_q: Tensor, far_k: Tensor, bias: Tensor
+    ) -> Tensor:
+        return attend(q, k, v, low, Far(far_q, far_k, bias, first))
+
+    tensors = [torch.randn(len(low), count, dim) for count in (heads, shared, shared, heads, shared)]
+    agrees(
+        partial(given, triton.causal_attention),
+        partial(given, reference.causal_attention),
+        [*tensors, 2 * torch.randn(len(low))],
+        dtype,
+        DEVICE,
+    )
+
+
 STRETCHES = [((), None), ((13, 64, 65, 90), None), ((), 40), ((50,), 33), (tuple(range(0, 130, 3)), 2), ((129,), 1)]
 
 
@@ -50,6 +71,46 @@ STRETCHES = [((), None), ((13, 64, 65, 90), None), ((), 40), ((50,), 33), (tuple
 def test_agrees(agrees: Agrees, begins: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
     low = lowest(130, begins, window)
     compare(agrees, low, (4, 2, 16), dtype)
+
+
+FAR = [((), 1), ((), 40), ((13, 64, 65, 90), 10), ((50,), 33), (tuple(range(0, 130, 3)), 2), ((129,), 64)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("begins", "window"), FAR)
+def test_what_is_far_agrees(agrees: Agrees, begins: tuple[int, ...], window: int, dtype: torch.dtype) -> None:
+    compare_with_far(agrees, lowest(130, begins, window), lowest(130, begins, None), (4, 2, 16), dtype)
+
+
+@pytest.mark.parametrize(("tokens", "heads", "shared", "dim"), [(1, 1, 1, 16), (33, 3, 3, 32), (70, 2, 1, 128)])
+def test_what_is_far_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: int, dim: int) -> None:
+    first = lowest(tokens, (tokens // 2,), None).long()
+    segments = torch.arange(tokens, device=DEVICE) // 8 * 8
+    compare_with_far(agrees, torch.maximum(first, segments), first, (heads, shared, dim))
+
+
+@pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
+def test_what_is_far_agrees_in_tiles_of_any_shape(
+    agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2, 99))
+    compare_with_far(agrees, lowest(150, (20, 100), 30), lowest(150, (20, 100), None), (2, 2, 16))
+
+
+def test_nothing_that_is_far_may_be_worth_anything() -> None:
+    """Its own token is always near: what counts for nothing makes no number that is none."""
+    tensors = [torch.randn(70, 1, 16, device=DEVICE).requires_grad_() for _ in range(5)]
+    bias = torch.full((70,), -torch.inf, device=DEVICE)
+    low, first = lowest(70, (), 20), lowest(70, (), None)
+    q, k, v, far_q, far_k = tensors
+    found = triton.causal_attention(q, k, v, low, Far(far_q, far_k, bias, first))
+    expected = triton.causal_attention(q, k, v, low)
+    torch.testing.assert_close(found, expected)
+    pull = torch.randn_like(found)
+    near = torch.autograd.grad(expected, tensors[:3], pull)
+    pulls = torch.autograd.grad(found, tensors, pull)
+    for one, other in zip(pulls, (*near, torch.zeros_like(q), torch.zeros_like(k)), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "shared", "dim"), [(1, 1, 1, 16), (33, 3, 3, 32), (70, 2, 1, 128)])
@@ -120,11 +181,18 @@ def test_its_arithmetic_is_counted_by_what_is_seen() -> None:
         triton.causal_attention(q, k, v, torch.arange(20, device=DEVICE) - 3).sum().backward()
     seen = 1 + 2 + 3 + 4 * 17
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 16 * seen
+    with counting_flops() as counter:
+        far = Far(q, k, torch.zeros(20, device=DEVICE), torch.zeros(20, dtype=torch.int64, device=DEVICE))
+        triton.causal_attention(q, k, v, torch.arange(20, device=DEVICE), far).sum().backward()
+    assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 16 * sum(range(21))
 
 
 def test_is_an_operator_as_torch_wants_it() -> None:
     q, k, v = (torch.randn(20, heads, 16, device=DEVICE, requires_grad=True) for heads in (2, 1, 1))
-    torch.library.opcheck(triton._forward, (q, k, v, lowest(20, (7,), None)))
+    low = lowest(20, (7,), None)
+    torch.library.opcheck(triton._forward, (q, k, v, low))
+    bias = torch.randn(20, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(triton._forward, (q, k, v, torch.maximum(low, lowest(20, (), 5)), q, k, bias, low))
 
 
 def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
@@ -135,6 +203,18 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
         return causal_attention(q, k, v, low, "triton")
 
     compiled_agrees(block, [torch.randn(20, 64, device=DEVICE, requires_grad=True)])
+
+
+def test_what_is_far_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+    """With the bias made in the same graph, where flex attention's gradients come out wrong."""
+    low, first = lowest(20, (7,), 5), lowest(20, (7,), None)
+
+    def block(x: Tensor, scores: Tensor) -> Tensor:
+        q, k, v, far_q, far_k = (x + 1).unflatten(-1, (7, 16)).split((2, 1, 1, 2, 1), 1)
+        bias = torch.nn.functional.logsigmoid(scores)
+        return causal_attention(q, k, v, low, "triton", far=Far(far_q, far_k, bias, first))
+
+    compiled_agrees(block, [torch.randn(20, *size, device=DEVICE, requires_grad=True) for size in ((112,), ())])
 
 
 @pytest.mark.parametrize(

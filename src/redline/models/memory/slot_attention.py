@@ -67,8 +67,7 @@ class SlotAttention(Choosing):
     def chosen(self) -> str:
         """What reads whole texts; with a state PyTorch's own attention reads on."""
         weight, head_dim = self.out.weight, self.config.head_dim
-        by_kernels = self.implementation != "reference" and not self.config.memory_slots
-        if by_kernels and stretches_are_faster(weight, head_dim):
+        if self.implementation != "reference" and stretches_are_faster(weight, head_dim):
             return "triton"
         return "flex attention" if weight.is_cuda and head_dim >= LEAST_CHANNELS else "reference"
 

@@ -1,7 +1,7 @@
 """Attention of whole sequences inside a window of segments, and beyond it through a bias, in one softmax.
 
-The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees. Where nothing
-beyond the window is read, our own kernels are faster.
+The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees, and our own
+kernels, where they are asked for, are faster.
 
 Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
 """
@@ -39,9 +39,10 @@ def windowed_attention(
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
     head_dim = query_BSQD.shape[-1]
     by_stretches = implementation == "auto" and stretches_are_faster(query_BSQD, head_dim)
-    if far is None and (by_stretches or implementation == "triton"):
+    if by_stretches or implementation == "triton":
         first_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
-        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, passage.positions_BS - first_BS)
+        before_BS, beyond = passage.positions_BS - first_BS, None if far is None else (*far, passage.positions_BS)
+        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
     if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)

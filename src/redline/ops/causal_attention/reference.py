@@ -3,15 +3,27 @@
 import torch
 from torch import Tensor
 
+from redline.ops.causal_attention.far import Far
 
-def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> Tensor:
+
+def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
     """(T, H, D); softmax is fp32 at the least, and every score is held."""
-    tokens, heads, dim = q_THD.shape
-    shared = heads // k_TGD.shape[1]
-    number = torch.promote_types(q_THD.dtype, torch.float32)
-    k_THD, v_THD = (t.repeat_interleave(shared, 1) for t in (k_TGD, v_TGD))
-    scores_HTT = torch.einsum("thd,shd->hts", q_THD, k_THD).to(number) * dim**-0.5
-    index = torch.arange(tokens, device=q_THD.device)
+    scores_HTT = _scores(q_THD, k_TGD)
+    index = torch.arange(len(q_THD), device=q_THD.device)
     sees_TT = (index <= index[:, None]) & (index >= lowest_T[:, None])
-    shares_HTT = scores_HTT.masked_fill(~sees_TT, -torch.inf).softmax(-1)
-    return torch.einsum("hts,shd->thd", shares_HTT.to(v_THD.dtype), v_THD)
+    elsewhere_HTT = torch.full_like(scores_HTT, -torch.inf)
+    if far is not None:
+        far_TT = (index < lowest_T[:, None]) & (index >= far.first_T[:, None])
+        elsewhere_HTT = (_scores(far.q_THD, far.k_TGD) + far.bias_T).masked_fill(~far_TT, -torch.inf)
+    shares_HTT = torch.where(sees_TT, scores_HTT, elsewhere_HTT).softmax(-1)
+    return torch.einsum("hts,shd->thd", shares_HTT.to(v_TGD.dtype), _repeated(v_TGD, len(shares_HTT)))
+
+
+def _scores(q_THD: Tensor, k_TGD: Tensor) -> Tensor:
+    number = torch.promote_types(q_THD.dtype, torch.float32)
+    scores_HTT = torch.einsum("thd,shd->hts", q_THD, _repeated(k_TGD, q_THD.shape[1]))
+    return scores_HTT.to(number) * q_THD.shape[-1] ** -0.5
+
+
+def _repeated(x_TGD: Tensor, heads: int) -> Tensor:
+    return x_TGD.repeat_interleave(heads // x_TGD.shape[1], 1)

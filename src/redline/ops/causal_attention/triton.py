@@ -14,6 +14,7 @@ from torch import Tensor
 
 from redline.ops import kernel
 from redline.ops.causal_attention import triton_kernels as kernels
+from redline.ops.causal_attention.far import Far
 
 INTERPRETED = kernel.INTERPRETED
 HEAD_DIMS = (16, 32, 64, 128)
@@ -45,9 +46,13 @@ TILES = {
 _SMALL = Tiles(32, 32, 4, 2, 99)
 
 
-def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> Tensor:
+def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
     """The same as the reference; softmax and sums are fp32."""
-    return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
+    if far is None:
+        return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
+    # The kernels scale the sum of product and bias.
+    bias_T = far.bias_T.float() * q_THD.shape[-1] ** 0.5
+    return _forward(q_THD, k_TGD, v_TGD, lowest_T, far.q_THD, far.k_TGD, bias_T, far.first_T)[0]
 
 
 def why_not(like: Tensor, head_dim: int) -> str:
@@ -64,74 +69,106 @@ def tiles_for(what: str, x: Tensor) -> Tiles:
 
 
 @torch.library.custom_op("redline::causal_attention", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowest: Tensor,
+    far_q: Tensor | None = None,
+    far_k: Tensor | None = None,
+    bias: Tensor | None = None,
+    first: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """What is mixed, and for each head and token the logarithm of its softmax's sum to base 2."""
     out, logs = _rooms(q)
     q, k, v = (_channels_together(t) for t in (q, k, v))
     tokens, heads, dim = q.shape
     tiles = tiles_for("forward", q)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    far, far_strides = _far(far_q, far_k, bias, first)
     kernel.launch(
         kernels.causal_attention_forward_kernel,
         (-(-tokens // tiles.queries), heads),
-        *(q, k, v, out, logs, lowest.contiguous(), tokens, dim**-0.5 / math.log(2), *strides),
+        *(q, k, v, out, logs, lowest.contiguous(), *far, tokens, dim**-0.5 / math.log(2)),
+        *(*_strides(q, k, v), *far_strides),
         **_constants(q, k, tiles),
     )
     return out, logs
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
     return _rooms(q)
 
 
 @torch.library.custom_op("redline::causal_attention_backward", mutates_args=())
 def _backward(
-    q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, out: Tensor, logs: Tensor, pull: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    q_pull, k_pull, v_pull = (_like(t) for t in (q, k, v))
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowest: Tensor,
+    far_q: Tensor | None,
+    far_k: Tensor | None,
+    bias: Tensor | None,
+    first: Tensor | None,
+    out: Tensor,
+    logs: Tensor,
+    pull: Tensor,
+) -> list[Tensor]:
+    """The pulls at queries, keys and values, and where there is something far, at its queries, keys and bias."""
+    q_pull, k_pull, v_pull, *far_pulls = pulls = _pull_rooms(q, k, v, far_q, far_k, bias)
     q, k, v, pull = (_channels_together(t) for t in (q, k, v, pull))
     (tokens, heads, dim), groups = q.shape, k.shape[1]
     lowest = lowest.contiguous()
-    # Lowest only grows, so that whoever sees a token is a stretch as well.
-    index = torch.arange(tokens, dtype=lowest.dtype, device=lowest.device)
-    highest = torch.searchsorted(lowest, index, right=True, out_int32=True) - 1
+    far, far_strides = _far(far_q, far_k, bias, first)
+    far_q_pull, far_k_pull, bias_pull = far_pulls or (None, None, None)
+    # A key's bias is pulled at by all heads: those that share a key together, and then one group after the other.
+    each = None if bias_pull is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
     dots = torch.empty_like(logs)
-    of_dots = (out, pull, dots, tokens, *pull.stride()[:2])
+    of_dots = (out, pull, dots, tokens, *_strides(pull))
     grid = (-(-tokens // _DOTS_ROWS), heads)
     kernel.launch(kernels.causal_attention_dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
-    strides = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *pull.stride()[:2])
-    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *strides)
+    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, pull), *far_strides)
     tiles = tiles_for("keys", q)
+    ends = (None if first is None else _last_to_see(first), far_k_pull, each)
     kernel.launch(
         kernels.causal_attention_keys_kernel,
         (-(-tokens // tiles.keys), groups),
-        *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest, *sizes),
+        *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, _last_to_see(lowest), *far, *ends, *sizes),
         **_constants(q, k, tiles),
     )
     tiles = tiles_for("queries", q)
     kernel.launch(
         kernels.causal_attention_queries_kernel,
         (-(-tokens // tiles.queries), heads),
-        *(q, k, v, pull, logs, dots, q_pull, lowest, *sizes),
+        *(q, k, v, pull, logs, dots, q_pull, lowest, *far, far_q_pull, *sizes),
         **_constants(q, k, tiles),
     )
-    return q_pull, k_pull, v_pull
+    if bias_pull is not None and each is not None:
+        torch.sum(each, 0, out=bias_pull)
+    return pulls
 
 
 @_backward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, out: Tensor, logs: Tensor, pull: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(q), _like(k), _like(v)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lowest: Tensor,
+    far_q: Tensor | None,
+    far_k: Tensor | None,
+    bias: Tensor | None,
+    *_: Tensor | None,
+) -> list[Tensor]:
+    return _pull_rooms(q, k, v, far_q, far_k, bias)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
-    return *_backward(*ctx.saved_tensors, pull), None
+def _differentiate(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    q_pull, k_pull, v_pull, *far = _backward(*ctx.saved_tensors, pull)
+    return q_pull, k_pull, v_pull, None, *(far or (None, None, None)), None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -144,8 +181,32 @@ def _constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
     return sizes | {"num_warps": tiles.warps, "num_stages": tiles.stages}
 
 
+def _far(
+    q: Tensor | None, k: Tensor | None, bias: Tensor | None, first: Tensor | None
+) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+    """What the kernels take of it, and the strides."""
+    if q is None or k is None or bias is None or first is None:
+        return (None, None, None, None), (0, 0, 0, 0)
+    q, k = _channels_together(q), _channels_together(k)
+    return (q, k, bias.contiguous(), first.contiguous()), _strides(q, k)
+
+
+def _last_to_see(first: Tensor) -> Tensor:
+    """The last token that sees each one: first only grows, so that whoever sees a token is a stretch as well."""
+    index = torch.arange(len(first), dtype=first.dtype, device=first.device)
+    return torch.searchsorted(first, index, right=True, out_int32=True) - 1
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
+
+
 def _rooms(q: Tensor) -> tuple[Tensor, Tensor]:
     return _like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+
+
+def _pull_rooms(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
+    return [_like(x) for x in (q, k, v, *far) if x is not None]
 
 
 def _like(x: Tensor) -> Tensor:

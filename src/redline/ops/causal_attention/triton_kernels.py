@@ -5,6 +5,10 @@ Exponents are of 2, so that what is kept of a softmax is the logarithm of its su
 see each other need no mask; tiles at the ends of what is seen do. No two programs add to the same number, and each adds
 in one order, so that the same input gives the same bits.
 
+What is far comes second in every program, when every query has seen itself. It has queries, keys and a bias of its own,
+which is added before products are scaled; `first` is the first token that a query sees there, `lowest` the first that
+it does not. Where nothing is, all of these are None.
+
 T: tokens, H: heads of queries, G: heads of keys, D: width of a head; M queries and N keys of a tile.
 """
 
@@ -42,17 +46,30 @@ def _keys_seen(lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
+def _far_keys_seen(first, lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
+    """The same of those that are far."""
+    last = tl.minimum(start + M, tokens) - 1
+    end = tl.load(lowest + last)
+    begin = tl.load(first + start) // N * N
+    inner = tl.load(lowest + start) // N * N
+    common = tl.maximum(tl.minimum(tl.cdiv(tl.load(first + last), N) * N, inner), begin)
+    return begin, common, tl.maximum(inner, common), end
+
+
+@triton.jit
 def _mix_keys(
-    total, greatest, sums, q_MD, low_M, k, v, begin, end, row, tokens, k_stride, v_stride, scale,
-    D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    total, greatest, sums, q_MD, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
+    D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for first in range(begin, end, N):
         k_ND = _tile(k, first, tokens, k_stride, D, N)
         v_ND = _tile(v, first, tokens, v_stride, D, N)
         scores = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        key = first + tl.arange(0, N)
+        if bias is not None:
+            scores = scores + tl.load(bias + key, mask=key < tokens, other=0.0)[None, :]
         if MASKED:
-            key = first + tl.arange(0, N)
-            sees = (key[None, :] <= row[:, None]) & (key[None, :] >= low_M[:, None])
+            sees = (key[None, :] <= high_M[:, None]) & (key[None, :] >= low_M[:, None])
             scores = tl.where(sees, scores, float("-inf"))
         higher = tl.maximum(greatest, tl.max(scores, 1) * scale)
         # Of a token that sees nothing of this tile and nothing before it: -inf less -inf is no number.
@@ -67,9 +84,29 @@ def _mix_keys(
 
 
 @triton.jit
+def _mix_stretch(
+    total, greatest, sums, q_MD, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
+    scale, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The keys that some of the queries see, those that all see, and again some."""
+    total, greatest, sums = _mix_keys(  # pyright: ignore[reportGeneralTypeIssues]
+        total, greatest, sums, q_MD, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride, scale,
+        D, N, True, PRECISION,
+    )  # fmt: skip
+    total, greatest, sums = _mix_keys(
+        total, greatest, sums, q_MD, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride, scale,
+        D, N, False, PRECISION,
+    )  # fmt: skip
+    return _mix_keys(
+        total, greatest, sums, q_MD, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride, scale,
+        D, N, True, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
 def causal_attention_forward_kernel(
-    q, k, v, out, logs, lowest, tokens, scale,
-    q_token, q_head, k_token, k_head, v_token, v_head,
+    q, k, v, out, logs, lowest, far_q, far_k, bias, first, tokens, scale,
+    q_token, q_head, k_token, k_head, v_token, v_head, far_q_token, far_q_head, far_k_token, far_k_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -87,18 +124,20 @@ def causal_attention_forward_kernel(
     greatest = tl.full((M,), float("-inf"), tl.float32)
     sums = tl.zeros((M,), tl.float32)
     begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
-    total, greatest, sums = _mix_keys(
-        total, greatest, sums, q_MD, low_M, k, v, begin, common, row, tokens, k_token, v_token, scale,
-        D, M, N, True, PRECISION,
+    total, greatest, sums = _mix_stretch(
+        total, greatest, sums, q_MD, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
+        scale, D, N, PRECISION,
     )  # fmt: skip
-    total, greatest, sums = _mix_keys(
-        total, greatest, sums, q_MD, low_M, k, v, common, inner, row, tokens, k_token, v_token, scale,
-        D, M, N, False, PRECISION,
-    )  # fmt: skip
-    total, greatest, sums = _mix_keys(
-        total, greatest, sums, q_MD, low_M, k, v, inner, end, row, tokens, k_token, v_token, scale,
-        D, M, N, True, PRECISION,
-    )  # fmt: skip
+    if far_q is not None:
+        far_q += head.to(tl.int64) * far_q_head
+        far_k += (head // SHARED).to(tl.int64) * far_k_head
+        first_M = tl.load(first + row, mask=row < tokens, other=tokens)
+        q_MD = _tile(far_q, start, tokens, far_q_token, D, M)
+        begin, common, inner, end = _far_keys_seen(first, lowest, start, tokens, M, N)
+        total, greatest, sums = _mix_stretch(
+            total, greatest, sums, q_MD, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
+            far_k_token, v_token, scale, D, N, PRECISION,
+        )  # fmt: skip
     _put(out + head * D, total / sums[:, None], start, tokens, HEADS * D, D, M)
     tl.store(logs + head.to(tl.int64) * tokens + row, greatest + tl.log2(sums), mask=row < tokens)
 
@@ -117,16 +156,19 @@ def causal_attention_dots_kernel(
 
 @triton.jit
 def _pull_queries(
-    total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, begin, end, row, tokens, k_stride, v_stride, scale,
+    total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
     D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for first in range(begin, end, N):
         k_ND = _tile(k, first, tokens, k_stride, D, N)
         v_ND = _tile(v, first, tokens, v_stride, D, N)
-        exponents = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION) * scale - log_M[:, None]
+        scores = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        key = first + tl.arange(0, N)
+        if bias is not None:
+            scores = scores + tl.load(bias + key, mask=key < tokens, other=0.0)[None, :]
+        exponents = scores * scale - log_M[:, None]
         if MASKED:
-            key = first + tl.arange(0, N)
-            sees = (key[None, :] <= row[:, None]) & (key[None, :] >= low_M[:, None])
+            sees = (key[None, :] <= high_M[:, None]) & (key[None, :] >= low_M[:, None])
             exponents = tl.where(sees, exponents, float("-inf"))
         shares = tl.exp2(exponents)
         pulls = shares * (tl.dot(pull_MD, tl.trans(v_ND), input_precision=PRECISION) - dot_M[:, None])
@@ -135,9 +177,30 @@ def _pull_queries(
 
 
 @triton.jit
+def _pull_stretch(
+    q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
+    scale, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    total = tl.zeros((M, D), tl.float32)
+    total = _pull_queries(
+        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride,
+        scale, D, N, True, PRECISION,
+    )  # fmt: skip
+    total = _pull_queries(
+        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride,
+        scale, D, N, False, PRECISION,
+    )  # fmt: skip
+    return _pull_queries(
+        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride,
+        scale, D, N, True, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
 def causal_attention_queries_kernel(
-    q, k, v, pull, logs, dots, q_pull, lowest, tokens, scale, size,
+    q, k, v, pull, logs, dots, q_pull, lowest, far_q, far_k, bias, first, far_q_pull, tokens, scale, size,
     q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
+    far_q_token, far_q_head, far_k_token, far_k_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -154,61 +217,106 @@ def causal_attention_queries_kernel(
     dot_M = tl.load(dots + head.to(tl.int64) * tokens + row, mask=inside, other=0.0)
     q_MD = _tile(q, start, tokens, q_token, D, M)
     pull_MD = _tile(pull, start, tokens, pull_token, D, M)
-    total = tl.zeros((M, D), tl.float32)
     begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
-    total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, begin, common, row, tokens, k_token, v_token, scale,
-        D, N, True, PRECISION,
-    )  # fmt: skip
-    total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, common, inner, row, tokens, k_token, v_token, scale,
-        D, N, False, PRECISION,
-    )  # fmt: skip
-    total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, k, v, inner, end, row, tokens, k_token, v_token, scale,
-        D, N, True, PRECISION,
+    total = _pull_stretch(
+        q_MD, pull_MD, log_M, dot_M, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
+        scale, D, M, N, PRECISION,
     )  # fmt: skip
     _put(q_pull + head * D, total * size, start, tokens, HEADS * D, D, M)
+    if far_q is not None:
+        far_q += head.to(tl.int64) * far_q_head
+        far_k += (head // SHARED).to(tl.int64) * far_k_head
+        first_M = tl.load(first + row, mask=inside, other=tokens)
+        q_MD = _tile(far_q, start, tokens, far_q_token, D, M)
+        begin, common, inner, end = _far_keys_seen(first, lowest, start, tokens, M, N)
+        total = _pull_stretch(
+            q_MD, pull_MD, log_M, dot_M, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
+            far_k_token, v_token, scale, D, M, N, PRECISION,
+        )  # fmt: skip
+        _put(far_q_pull + head * D, total * size, start, tokens, HEADS * D, D, M)
 
 
 @triton.jit
 def _pull_keys(
-    k_total, v_total, k_ND, v_ND, key, q, pull, logs, dots, lowest, begin, end, tokens, q_stride, pull_stride, scale,
+    k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, q, pull, logs, dots, low, beyond, begin, end, tokens,
+    q_stride, pull_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Queries see from `low` on, and nothing from `beyond` on; or up to themselves, where that is None."""
     for first in range(begin, end, M):
         q_MD = _tile(q, first, tokens, q_stride, D, M)
         pull_MD = _tile(pull, first, tokens, pull_stride, D, M)
         row = first + tl.arange(0, M)
         log_M = tl.load(logs + row, mask=row < tokens, other=0.0)
         dot_M = tl.load(dots + row, mask=row < tokens, other=0.0)
-        exponents = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION) * scale - log_M[None, :]
+        scores = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
+        if bias_N is not None:
+            scores += bias_N[:, None]
+        exponents = scores * scale - log_M[None, :]
         if MASKED:
-            low_M = tl.load(lowest + row, mask=row < tokens, other=tokens)
-            sees = (key[:, None] <= row[None, :]) & (key[:, None] >= low_M[None, :])
+            low_M = tl.load(low + row, mask=row < tokens, other=tokens)
+            if beyond is None:
+                sees = (key[:, None] <= row[None, :]) & (key[:, None] >= low_M[None, :])
+            else:
+                beyond_M = tl.load(beyond + row, mask=row < tokens, other=0)
+                sees = (key[:, None] < beyond_M[None, :]) & (key[:, None] >= low_M[None, :])
             exponents = tl.where(sees, exponents, float("-inf"))
         shares = tl.exp2(exponents)
         v_total = tl.dot(shares.to(pull_MD.dtype), pull_MD, v_total, input_precision=PRECISION)
         pulls = shares * (tl.dot(v_ND, tl.trans(pull_MD), input_precision=PRECISION) - dot_M[None, :])
+        if bias_N is not None:
+            bias_total += tl.sum(pulls, 1)
         k_total = tl.dot(pulls.to(q_MD.dtype), q_MD, k_total, input_precision=PRECISION)
-    return k_total, v_total
+    return k_total, v_total, bias_total
+
+
+@triton.jit
+def _pull_stretch_of_keys(
+    v_total, k_ND, v_ND, bias_N, key, q, pull, logs, dots, low, beyond, begin, inner, common, end, group, tokens,
+    q_token, q_head, pull_token, pull_head, scale,
+    SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """By the queries that see some of the keys, those that see all, and again some, of all heads that share them."""
+    k_total = tl.zeros((N, D), tl.float32)
+    bias_total = tl.zeros((N,), tl.float32)
+    for share in range(SHARED):
+        head = (group * SHARED + share).to(tl.int64)
+        of_q, of_pull = q + head * q_head, pull + head * pull_head
+        of_logs, of_dots = logs + head * tokens, dots + head * tokens
+        k_total, v_total, bias_total = _pull_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
+            begin, inner, tokens, q_token, pull_token, scale, D, M, True, PRECISION,
+        )  # fmt: skip
+        k_total, v_total, bias_total = _pull_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
+            inner, common, tokens, q_token, pull_token, scale, D, M, False, PRECISION,
+        )  # fmt: skip
+        k_total, v_total, bias_total = _pull_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
+            common, end, tokens, q_token, pull_token, scale, D, M, True, PRECISION,
+        )  # fmt: skip
+    return k_total, v_total, bias_total
 
 
 @triton.jit
 def causal_attention_keys_kernel(
-    q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest, tokens, scale, size,
+    q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest,
+    far_q, far_k, bias, first, final, far_k_pull, bias_pull, tokens, scale, size,
     q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
+    far_q_token, far_q_head, far_k_token, far_k_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile, pulled at by all queries that see them, of all heads that share them in turn."""
+    """Keys and values of a tile, pulled at by all queries that see them; `final` is the last that sees one far away.
+
+    The bias of a key is pulled at by every head: each group of heads has a sum of its own.
+    """
     start, group = tl.program_id(0) * N, tl.program_id(1)
     k += group.to(tl.int64) * k_head
     v += group.to(tl.int64) * v_head
     key = start + tl.arange(0, N)
     k_ND = _tile(k, start, tokens, k_token, D, N)
     v_ND = _tile(v, start, tokens, v_token, D, N)
-    k_total = tl.zeros((N, D), tl.float32)
     v_total = tl.zeros((N, D), tl.float32)
     # The last token that sees the last of these keys, and the last that sees all of them.
     last = tl.minimum(start + N, tokens) - 1
@@ -216,21 +324,23 @@ def causal_attention_keys_kernel(
     begin = start // M * M
     inner = tl.minimum(tl.cdiv(start + N, M) * M, end)
     common = tl.maximum((tl.load(highest + start) + 1) // M * M, inner)
-    for share in range(SHARED):
-        head = (group * SHARED + share).to(tl.int64)
-        of_q, of_pull = q + head * q_head, pull + head * pull_head
-        of_logs, of_dots = logs + head * tokens, dots + head * tokens
-        k_total, v_total = _pull_keys(
-            k_total, v_total, k_ND, v_ND, key, of_q, of_pull, of_logs, of_dots, lowest, begin, inner, tokens,
-            q_token, pull_token, scale, D, M, True, PRECISION,
-        )  # fmt: skip
-        k_total, v_total = _pull_keys(
-            k_total, v_total, k_ND, v_ND, key, of_q, of_pull, of_logs, of_dots, lowest, inner, common, tokens,
-            q_token, pull_token, scale, D, M, False, PRECISION,
-        )  # fmt: skip
-        k_total, v_total = _pull_keys(
-            k_total, v_total, k_ND, v_ND, key, of_q, of_pull, of_logs, of_dots, lowest, common, end, tokens,
-            q_token, pull_token, scale, D, M, True, PRECISION,
-        )  # fmt: skip
+    k_total, v_total, _ = _pull_stretch_of_keys(
+        v_total, k_ND, v_ND, None, key, q, pull, logs, dots, lowest, None, begin, inner, common, end, group, tokens,
+        q_token, q_head, pull_token, pull_head, scale, SHARED, D, M, N, PRECISION,
+    )  # fmt: skip
     _put(k_pull + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
+    if far_q is not None:
+        k_ND = _tile(far_k + group.to(tl.int64) * far_k_head, start, tokens, far_k_token, D, N)
+        bias_N = tl.load(bias + key, mask=key < tokens, other=0.0)
+        # Who has left the first of these keys behind sees it far away, and after the last all of them.
+        end = tl.load(final + last) + 1
+        begin = (tl.load(highest + start) + 1) // M * M
+        inner = tl.minimum(tl.cdiv(tl.load(highest + last) + 1, M) * M, end)
+        common = tl.maximum((tl.load(final + start) + 1) // M * M, inner)
+        k_total, v_total, bias_total = _pull_stretch_of_keys(
+            v_total, k_ND, v_ND, bias_N, key, far_q, pull, logs, dots, first, lowest, begin, inner, common, end, group,
+            tokens, far_q_token, far_q_head, pull_token, pull_head, scale, SHARED, D, M, N, PRECISION,
+        )  # fmt: skip
+        _put(far_k_pull + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
+        tl.store(bias_pull + group.to(tl.int64) * tokens + key, bias_total * size, mask=key < tokens)
     _put(v_pull + group * D, v_total, start, tokens, HEADS // SHARED * D, D, N)
