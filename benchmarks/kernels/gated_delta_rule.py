@@ -137,7 +137,7 @@ def sweep() -> Iterable[Case]:
             build = plain.arms["redline"]
             arms: dict[str, Callable[[], Run]] = {"as shipped": build}
             for tiles in choices:
-                table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}, "FINE_FOR": set()}
+                table: dict[str, object] = {"TILES": {**triton.TILES, (2, size): tiles}, "RECUT_FOR": set()}
                 arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
             yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

@@ -93,7 +93,7 @@ def tiles_of(plain: Case) -> Case:
     ]
     arms: dict[str, Callable[[], Run]] = {"as shipped": build}
     for tiles in choices:
-        table: dict[str, object] = {"TILES": {**triton.TILES, (2, SIZE): tiles}}
+        table: dict[str, object] = {"TILES": {**triton.TILES, (2, SIZE): tiles}, "FINE_VALUES": tiles.values}
         arms[str(tiles)] = lambda table=table, build=build: with_values(triton, table, build())
     return replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

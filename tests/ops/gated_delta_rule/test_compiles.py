@@ -50,14 +50,17 @@ def test_compiles_for_an_h200(compiles: Compiles, kernel: Any) -> None:
 
 @pytest.mark.parametrize("capability", [89, 90])
 @pytest.mark.parametrize("kernel", [host.forward.state_kernel, host.backward.state_pull_kernel])
-def test_fine_tiles_fit_into_smaller_gpus_too(
-    compiles: Compiles, monkeypatch: pytest.MonkeyPatch, kernel: Any, capability: int
+@pytest.mark.parametrize("processors", [132, 1])
+def test_fine_and_wide_tiles_fit_into_smaller_gpus_too(
+    compiles: Compiles, monkeypatch: pytest.MonkeyPatch, processors: int, kernel: Any, capability: int
 ) -> None:
-    monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
+    monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", processors)
     compile_one(compiles, kernel, torch.bfloat16, 64, 64, capability=capability, divisible_by_16=("heads",))
 
 
-def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_are_fine_where_most_of_a_device_would_wait_and_wide_where_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
 
     def tiles(batch: int, dtype: torch.dtype, size: int = 64, chunk: int = 64) -> tuple[Any, Any]:
@@ -70,6 +73,11 @@ def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.Mo
         assert fine == replace(usual, values=16, stages=3)
     for few in (tiles(4, torch.bfloat16), tiles(1, torch.float32), tiles(1, torch.bfloat16, 128)):
         assert few[0] == few[1]
+    wide, usual = tiles(22, torch.bfloat16)
+    assert wide == replace(usual, values=64)
+    assert tiles(22, torch.bfloat16, 40)[0].values == 64 and tiles(22, torch.bfloat16, 30)[0].values == 32
+    for other in (tiles(21, torch.bfloat16), tiles(22, torch.float32), tiles(22, torch.bfloat16, 128)):
+        assert other[0] == other[1]
 
 
 @pytest.mark.slow

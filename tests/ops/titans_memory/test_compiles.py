@@ -41,6 +41,17 @@ def test_compiles_for_an_h200(compiles: Compiles, kernel: Any) -> None:
     compile_one(compiles, kernel, torch.bfloat16, 64, 64)
 
 
+def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
+
+    def values(batch: int, size: int = 64) -> int:
+        q = torch.empty(batch, 128, 12, size, dtype=torch.bfloat16, device="meta")
+        return host.Launch(q, q, None, 64).tiles.values
+
+    assert [values(1), values(2), values(4)] == [16, 16, 32]
+    assert [values(1, 128), values(22, 128)] == [16, 16]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [*FORWARD, *BACKWARD], ids=lambda kernel: kernel.__name__)
 @pytest.mark.parametrize("dtype", NAMES)

@@ -57,6 +57,11 @@ def test_agrees_at_every_head_size(agrees: Agrees, inputs: Make, keys: int, valu
     check(agrees, inputs(1, 200, 2, keys, values, 64, True, True), dtype)
 
 
+def test_agrees_where_programs_are_many(agrees: Agrees, inputs: Make) -> None:
+    """Few texts of few heads, as everywhere else here, have finer tiles."""
+    check(agrees, tamed(inputs(5, 300, 24, 64, 64, 64, True, True)), torch.bfloat16)
+
+
 @pytest.mark.parametrize("chunk", [16, 32])
 @pytest.mark.parametrize("cut", [False, True])
 def test_agrees_with_smaller_chunks(agrees: Agrees, inputs: Make, chunk: int, cut: bool) -> None:

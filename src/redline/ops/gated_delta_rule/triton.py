@@ -54,7 +54,9 @@ TILES = {
 }
 # A pass over the states with so few programs that half of the device would wait: more of them, that read further ahead.
 FINE_VALUES, FINE_STAGES = 16, 3
-FINE_FOR = {(2, 16), (2, 32), (2, 64)}  # what fits into the shared memory of smaller GPUs too
+# One with so many that wider ones would still be two for each processor: those read the keys half as often.
+WIDE_VALUES = 64
+RECUT_FOR = {(2, 16), (2, 32), (2, 64)}  # what fits into the shared memory of smaller GPUs too
 
 
 def gated_delta_rule(
@@ -108,15 +110,23 @@ def _padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def _recut(tiles: Tiles, heads: int, values: int, processors: int) -> Tiles:
+    """For as many programs as so many heads of so many values make."""
+    if 2 * heads * -(-values // tiles.values) <= processors:
+        return replace(tiles, values=min(FINE_VALUES, tiles.values), stages=FINE_STAGES)
+    if heads * -(-values // WIDE_VALUES) >= 2 * processors:
+        return replace(tiles, values=min(WIDE_VALUES, _padded(values)))
+    return tiles
+
+
 class Launch:
     """Starts kernels for inputs of one kind: a program a chunk, or one that goes through all chunks of a head."""
 
     def __init__(self, q: Tensor, v: Tensor, documents: Tensor | None, chunk: int) -> None:
         self.tiles = tiles_for(q, v, chunk)
         batch, self.tokens, self.heads, keys = q.shape
-        programs = batch * self.heads * -(-v.shape[-1] // self.tiles.values)
-        if 2 * programs <= kernel.processors(q) and (q.element_size(), _padded(keys)) in FINE_FOR:
-            self.tiles = replace(self.tiles, values=min(FINE_VALUES, self.tiles.values), stages=FINE_STAGES)
+        if (q.element_size(), _padded(keys)) in RECUT_FOR:
+            self.tiles = _recut(self.tiles, batch * self.heads, v.shape[-1], kernel.processors(q))
         self.states = batch, self.heads, -(-self.tokens // self.tiles.chunk), keys, v.shape[-1]
         self._packed = documents is not None
         self._precision = kernel.dot_precision(q.dtype)

@@ -5,7 +5,7 @@ gives the same gradients, bit for bit. Between kernels numbers are rounded to th
 the gates, and the state that is given back, are not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ TILES = {
     (4, 64): Tiles(32, 4, 16, 4, 1),
     (4, 128): Tiles(32, 4, 16, 4, 1),
 }
+# Of a pass over the states with so few programs that half of the device would wait.
+FINE_VALUES = 16
 
 
 def titans_memory(
@@ -111,6 +113,8 @@ class Launch:
     def __init__(self, q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> None:
         self.tiles, self.chunk = TILES[q.element_size(), _padded(q.shape[-1])], chunk
         batch, self.tokens, self.heads, keys = q.shape
+        if 2 * batch * self.heads * -(-v.shape[-1] // self.tiles.values) <= kernel.processors(q):
+            self.tiles = replace(self.tiles, values=min(FINE_VALUES, self.tiles.values))
         self.split = 1 if wrap is None else 2
         self.states = batch, self.heads, self.split * -(-self.tokens // chunk), keys, v.shape[-1]
         self._precision = kernel.dot_precision(q.dtype)
