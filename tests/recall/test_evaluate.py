@@ -15,6 +15,7 @@ from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import MemoryState, TitanConfig, TitanModel
 from redline.recall import Mqar, Needle, Passkey, Recall, describe, evaluate, loss_by_position, make_task, task_in
 from redline.recall import reading as reading_module
+from redline.recall.evaluate import _at_once
 from redline.recall.passkey import KINDS
 from redline.recall.reading import pieces, predict
 from redline.recall.task import IGNORED
@@ -104,6 +105,39 @@ def test_symbols_that_are_looked_up_are_all_right_and_guessed_ones_are_not(task:
     assert all(row.accuracy < 0.15 for row in evaluate(FirstFollower(spoil=1.0), [task], [40, 91], 20))
     (half,) = evaluate(FirstFollower(spoil=0.5), [task], [40], 60)
     assert 0.3 < half.accuracy < 0.7
+
+
+class Recorder(FirstFollower):
+    """Keeps the texts it was given, and how many at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[int] = []
+        self.texts: list[list[int]] = []
+
+    def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Seen) -> Tensor:
+        if not cache.rows[0]:
+            self.batches.append(len(tokens_BS))
+            self.texts += tokens_BS.tolist()
+        return super().prefill(tokens_BS, counts_B, cache)
+
+
+def test_the_same_questions_are_asked_however_many_are_answered_at_once() -> None:
+    """A model whose state is a value reads pieces, and so more texts at a time where they are long."""
+    asked: list[list[list[int]]] = []
+    for batch, wanted in ((3, [3, 3, 1]), (None, [7])):
+        model = Recorder()
+        evaluate(model, [Needle()], [40], 7, batch)
+        assert model.batches == wanted
+        asked.append(model.texts)
+    assert asked[0] == asked[1] and len({tuple(text) for text in asked[0]}) == 7
+    assert _at_once(Recorder(), 16_384) == 32
+
+    class Whole:
+        new_cache = prefill = vocabulary = context = None
+
+    whole: Any = Whole()
+    assert [_at_once(whole, length) for length in (512, 16_384, 10**6)] == [128, 4, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.recall.passkey import Passkey
-from redline.recall.reading import Cached, pieces, predict
+from redline.recall.reading import PIECE, Advancing, Cached, pieces, predict
 from redline.recall.task import IGNORED, Recall, Sample
 from redline.recall.tasks import name_of
 from redline.recall.text_needles import tokenized_sample
 
-# Tokens at once where the batch is left open.
+# Tokens at once where the batch is left open: of whole texts, or of the pieces in which a memory model reads them.
 _TOKENS = 2**16
 # Up to this many tokens seen, positions are one bucket.
 _FIRST_BUCKET = 64
@@ -111,15 +111,22 @@ def _row(
 ) -> RecallRow:
     name, begun = name_of(task), time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
-    most = batch or max(1, _TOKENS // length)
+    most = batch or _at_once(model, length)
     right = asked = held = 0
     for done in range(0, samples, most):
         tell(f"{name} at {length:,} tokens: {done} of {samples}")
-        drawn = _sample(task, tokenizer, generator, min(most, samples - done), length, model.vocabulary)
+        # One by one, so that the questions do not depend on how many are answered at once.
+        count = min(most, samples - done)
+        each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
+        drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
         scores, held = _right(model, drawn, device, whole=isinstance(task, Passkey))
         right, asked = right + int(scores.sum()), asked + len(scores)
     seconds = time.perf_counter() - begun
     return RecallRow(name, length, right / asked, asked, held, seconds)
+
+
+def _at_once(model: Cached, length: int) -> int:
+    return max(1, _TOKENS // (min(length, PIECE) if isinstance(model, Advancing) else length))
 
 
 def _sample(
@@ -162,7 +169,7 @@ def loss_by_position(
     rows = min(samples, (len(tokens) - 1) // length)
     text = torch.tensor(tokens[: rows * length + 1])
     totals = torch.zeros(length, dtype=torch.float64)
-    most = max(1, _TOKENS // length)
+    most = _at_once(model, length)
     for first in range(0, rows, most):
         tell(f"loss of {length:,} tokens: {first} of {rows}")
         part = text[first * length : min(first + most, rows) * length + 1].to(device)
