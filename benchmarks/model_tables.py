@@ -286,7 +286,8 @@ _WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: 
 
 def transformer_page(root: Path) -> str:
     about = (
-        "Each table is one run of one script, all arms of a case turn by turn in the same process. `share of a copy` "
+        "Each table is one run of one script, all arms of a case turn by turn in the same process, unless it names "
+        "several commands. `share of a copy` "
         "is the rate of the bytes that must be moved against what copying a large tensor reached in that run; `memory` "
         "is what the call needed beyond its inputs, and more than 100% of a copy is what a call that mostly reads can "
         "reach. A run that was stopped by a time limit shows the cases that it got to."
@@ -324,9 +325,10 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
         link = Path(os.path.relpath(path, STREAM_PAGE.parent)).as_posix()
         versions = ", ".join(f"{key} {rows[0][key]}" for key in ("torch", "triton") if key in rows[0])
         where = f" in {Path(script).parent}" if script else ""
+        commands = " · ".join(f"`{command}`" for command in dict.fromkeys(row["command"] for row in rows))
         parts += [
             f"## {heading}",
-            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · `{rows[0]['command']}`{where}",
+            f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · {commands}{where}",
             section(rows),
         ]
     if len(parts) == 3:

@@ -115,8 +115,8 @@ def attention_to_the_last(
     far: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """(B, S, H, D) by our kernels, where each token sees itself and so many before it: none that the token before it
-    does not see as well. `far` are other queries and keys, the bias of each key, and how many before it are seen so or
-    so."""
+    does not see as well. `far` are other queries and keys, the bias of each key, and how many before a token are seen
+    at all; those that are not near are seen by them."""
     index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))
     beyond = None

@@ -16,7 +16,7 @@ from redline.recall.task import IGNORED, Recall, Sample
 from redline.recall.tasks import name_of
 from redline.recall.text_needles import tokenized_sample
 
-# Tokens at once where the batch is left open: of whole texts, or of the pieces in which a memory model reads them.
+# Tokens at once where the batch is left open: of whole texts, or of the largest pieces that a memory model reads.
 _TOKENS = 2**16
 # Up to this many tokens seen, positions are one bucket.
 _FIRST_BUCKET = 64

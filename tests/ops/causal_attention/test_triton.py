@@ -97,6 +97,30 @@ def test_what_is_far_agrees_in_tiles_of_any_shape(
     compare_with_far(agrees, lowest(150, (20, 100), 30), lowest(150, (20, 100), None), (2, 2, 16))
 
 
+def test_what_is_far_may_begin_before_the_first_token(agrees: Agrees) -> None:
+    index = torch.arange(70, device=DEVICE)
+    for far, near in ((40, 3), (100, 3), (100, 80)):
+        compare_with_far(agrees, (index - near).int(), index - far, (2, 1, 16))
+
+
+def test_what_is_far_is_read_where_it_lies() -> None:
+    """In an order of its own, not in that of what is near."""
+    q, k, v = torch.randn(40, 6, 16, device=DEVICE).split((2, 2, 2), 1)
+    far_q = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
+    far_k = torch.randn(40, 16, 2, device=DEVICE).transpose(1, 2)
+    inputs = [t.detach().requires_grad_() for t in (q, k, v, far_q, far_k, torch.randn(80, device=DEVICE)[::2])]
+    first = lowest(40, (7,), None).repeat_interleave(2)[::2]
+    low = torch.maximum(first, torch.arange(40, device=DEVICE) - 9)
+    both = [
+        attend(*inputs[:3], low, Far(inputs[3], inputs[4], inputs[5], first))
+        for attend in (triton.causal_attention, reference.causal_attention)
+    ]
+    torch.testing.assert_close(*both)
+    pull = torch.randn_like(both[0])
+    for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_nothing_that_is_far_may_be_worth_anything() -> None:
     """Its own token is always near: what counts for nothing makes no number that is none."""
     tensors = [torch.randn(70, 1, 16, device=DEVICE).requires_grad_() for _ in range(5)]

@@ -16,7 +16,7 @@ from redline.nn.packing import Packing
 class Passage:
     """`borders` are the offsets at which a segment begins; the same for all sequences.
 
-    `seen` is what flex attention asks for, where that is what attends.
+    `seen` is what flex attention asks for, on a GPU: which layers it attends in is theirs to say.
     """
 
     positions_BS: Tensor

@@ -40,8 +40,8 @@ def windowed_attention(
     head_dim = query_BSQD.shape[-1]
     by_stretches = implementation == "auto" and stretches_are_faster(query_BSQD, head_dim)
     if by_stretches or implementation == "triton":
-        first_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
-        before_BS, beyond = passage.positions_BS - first_BS, None if far is None else (*far, passage.positions_BS)
+        lowest_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
+        before_BS, beyond = passage.positions_BS - lowest_BS, None if far is None else (*far, passage.positions_BS)
         return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
     if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart

@@ -129,7 +129,7 @@ def _backward(
     kernel.launch(kernels.causal_attention_dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
     sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, pull), *far_strides)
     tiles = tiles_for("keys", q)
-    ends = (None if first is None else _last_to_see(first), far_k_pull, each)
+    ends = (None if far[3] is None else _last_to_see(far[3]), far_k_pull, each)
     kernel.launch(
         kernels.causal_attention_keys_kernel,
         (-(-tokens // tiles.keys), groups),

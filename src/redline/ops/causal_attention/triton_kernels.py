@@ -50,7 +50,7 @@ def _far_keys_seen(first, lowest, start, tokens, M: tl.constexpr, N: tl.constexp
     """The same of those that are far."""
     last = tl.minimum(start + M, tokens) - 1
     end = tl.load(lowest + last)
-    begin = tl.load(first + start) // N * N
+    begin = tl.maximum(tl.load(first + start), 0) // N * N
     inner = tl.load(lowest + start) // N * N
     common = tl.maximum(tl.minimum(tl.cdiv(tl.load(first + last), N) * N, inner), begin)
     return begin, common, tl.maximum(inner, common), end
