@@ -1,5 +1,6 @@
 """Files that are never half written."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -39,6 +40,13 @@ def write_bytes(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             raise CannotWrite(path, error) from error
         raise
+
+
+def check_can_write_file(path: Path) -> None:
+    """Raises where no such file could be written, before any work is done; its folder need not be there yet."""
+    if path.is_dir():
+        raise CannotWrite(path, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
+    check_can_write(path.parent)
 
 
 def check_can_write(folder: Path) -> None:

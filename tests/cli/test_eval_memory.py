@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.cli import console, eval_memory
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.recall import Mqar, describe
 from redline.training.text.tokenizer import byte_tokenizer
@@ -47,13 +48,29 @@ def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Calla
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
 
 
-def test_a_page_that_cannot_be_written_costs_no_result(
-    symbolic: Path, tmp_path: Path, command: Callable[..., Seen]
+def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
+    symbolic: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    options = ("--lengths", "40", "--samples", 3, "--device", "cpu", "--page", tmp_path / "file" / "page.html")
-    seen = command("eval", "memory", symbolic, *options)
+    options = ("--lengths", "40", "--samples", 3, "--device", "cpu", "--page")
+    for page, said in ((tmp_path / "file" / "page.html", "is not a folder"), (tmp_path, "Is a directory")):
+        seen = command("eval", "memory", symbolic, *options, page)
+        assert_one_sentence(seen, said)
+        assert seen.out == ""
+    # Whoever takes the folder away meanwhile has the result.
+    monkeypatch.setattr(eval_memory, "check_can_write_file", lambda _: None)
+    seen = command("eval", "memory", symbolic, *options, tmp_path / "file" / "page.html")
     assert seen.code == 2 and seen.out.splitlines()[1].split()[:2] == ["mqar", "40"] and "cannot write" in seen.err
+
+
+def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
+    symbolic: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--lengths", "40,80", "--samples", 3, "--batch", 2, "--device", "cpu")
+    assert "mqar at" not in command("eval", "memory", symbolic, *options).err
+    monkeypatch.setattr(console, "LINE_EVERY_S", 0.0)
+    said = [line for line in command("eval", "memory", symbolic, *options).err.splitlines() if "mqar at" in line]
+    assert said == [f"mqar at {length} tokens: {done} of 3" for length in (40, 80) for done in (0, 2)]
 
 
 def test_text_is_asked_of_any_model_with_a_tokenizer(

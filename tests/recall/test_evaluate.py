@@ -309,6 +309,10 @@ def test_tasks_are_written_and_found_again() -> None:
     [
         ({"lengths": [300]}, "a text of 300 tokens is longer than the model's context of 200"),
         ({"lengths": [0]}, "a length is 1 token or more"),
+        (
+            {"lengths": [40, 10**20]},
+            r"a text of 100,000,000,000,000,000,000 tokens takes .* or more, and there are .*B\.",
+        ),
         ({"samples": 0}, "1 sample or more"),
         ({"batch": -3}, "a batch is 1 text or more, not -3"),
         ({"batch": 0}, "a batch is 1 text or more, not 0"),

@@ -9,9 +9,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results, warnings_as_sentences
+from redline.cli.console import print_json, progress, results, telling, warnings_as_sentences
 from redline.errors import ModelError, RedlineError
-from redline.files import write_text
+from redline.files import check_can_write_file, write_text
 from redline.generation.folder import LOADERS, ModelFolder, read_config
 from redline.generation.precision import choose_holding
 from redline.machine import Machine, resolve_device
@@ -37,7 +37,7 @@ def evaluate_memory(
         str | None, typer.Option(help="Tokens of the texts, from short to long: 1024,4096,16384.")
     ] = None,
     samples: Annotated[int, typer.Option(help="Texts of each length.")] = 64,
-    batch: Annotated[int | None, typer.Option(help="Texts at once; chosen by their length unless given.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Texts at once; by length and model unless given.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file: its loss by position.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed asks the same questions.")] = 0,
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
@@ -55,16 +55,19 @@ def evaluate_memory(
     if not tasks and text is None:
         raise RedlineError("without a task there is nothing to ask: give a text with --text.")
     content = None if text is None else _read_text(text, folder)
+    if page is not None:
+        check_can_write_file(page)
     where = torch.device(resolve_device(device))
     dtype = choose_holding(Machine.detect(str(where)), precision).dtype
     with warnings_as_sentences(), progress.status("reading the model …") as status:
         loaded: Any = folder.load(dtype, where)
+        tell = telling(status)
         sizes = _lengths(lengths, loaded.context)
-        rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, status.update)
+        rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, tell)
         losses = []
         if content is not None:
             tokens = folder.tokenizer.encode(content).ids
-            losses = loss_by_position(loaded, tokens, max(sizes), samples, where, status.update)
+            losses = loss_by_position(loaded, tokens, max(sizes), samples, where, tell)
     if as_json:
         print_json({"model": model, "recall": [asdict(r) for r in rows], "loss": [asdict(r) for r in losses]})
     else:

@@ -17,7 +17,7 @@ from rich.status import Status
 from rich.table import Table
 from typer.core import TyperGroup
 
-from redline.cli.console import print_json, progress, results, warnings_as_sentences
+from redline.cli.console import LINE_EVERY_S, print_json, progress, results, warnings_as_sentences
 from redline.cli.train_lsd import train_lsd
 from redline.machine import resolve_device
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
@@ -26,9 +26,6 @@ from redline.training.loop import Outcome, Progress
 from redline.training.loop import train as run_training
 from redline.training.model_card import Result, write_result
 from redline.training.super_resolution import DrctTask, DrctTraining
-
-# Where nobody watches a line change, a new one this often is enough.
-_LINE_EVERY_S = 15.0
 
 
 class _TextUnlessNamed(TyperGroup):
@@ -42,7 +39,6 @@ class _TextUnlessNamed(TyperGroup):
 
 train = typer.Typer(
     cls=_TextUnlessNamed,
-    help="Train a model, from a settings file to weights and a page about them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -53,7 +49,10 @@ train = typer.Typer(
 
 @train.callback()
 def _train(context: typer.Context) -> None:
-    """Train a model, from a settings file to weights and a page about them."""
+    """Train a model, from a settings file to weights and a page about them.
+
+    Example: redline train mine.toml --source corpus
+    """
     context.with_resource(warnings_as_sentences())
 
 
@@ -172,7 +171,7 @@ class _Line:
     """One line that changes; where nobody watches, one now and then, and one for every new score."""
 
     def __init__(self, status: Status) -> None:
-        self.status, self._last_s, self._figures = status, -_LINE_EVERY_S, {}
+        self.status, self._last_s, self._figures = status, -LINE_EVERY_S, {}
 
     def __call__(self, seen: Progress) -> None:
         rate = f"{seen.items_per_s:,.0f}" if seen.items_per_s >= 1000 else f"{seen.items_per_s:.4g}"
@@ -185,7 +184,7 @@ class _Line:
         line = escape(" · ".join(parts))
         self.status.update(line)
         news = seen.figures != self._figures
-        due = not progress.is_terminal and time.monotonic() - self._last_s >= _LINE_EVERY_S
+        due = not progress.is_terminal and time.monotonic() - self._last_s >= LINE_EVERY_S
         if news or due:
             progress.print(f"[dim]{line}[/]", highlight=False)
             self._last_s, self._figures = time.monotonic(), seen.figures

@@ -10,14 +10,18 @@ import torch
 from torch.nn import functional as F
 
 from redline.errors import ModelError
+from redline.quantities import format_bytes
 from redline.recall.passkey import Passkey
 from redline.recall.reading import PIECE, Advancing, Cached, pieces, predict
 from redline.recall.task import IGNORED, Recall, Sample
 from redline.recall.tasks import name_of
 from redline.recall.text_needles import tokenized_sample
+from redline.resident import available_host_bytes
 
 # Tokens at once where the batch is left open: of whole texts, or of the largest pieces that a memory model reads.
 _TOKENS = 2**16
+# Of a token, beside the one that should follow it, and a copy while texts are put together.
+_TOKEN_BYTES = 3 * 8
 # Up to this many tokens seen, positions are one bucket.
 _FIRST_BUCKET = 64
 # What torch's generators take.
@@ -81,9 +85,14 @@ def _check_counts(samples: int, batch: int | None, seed: int) -> None:
 
 
 def _check(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
+    room = available_host_bytes()
     for length in lengths:
         if length < 1:
             raise ModelError(f"a length is 1 token or more, not {length}.")
+        if (least := _TOKEN_BYTES * length) > room:
+            raise ModelError(
+                f"a text of {length:,} tokens takes {format_bytes(least)} or more, and there are {format_bytes(room)}."
+            )
         if model.context is not None and length > model.context:
             raise ModelError(f"a text of {length:,} tokens is longer than the model's context of {model.context:,}.")
     for task in tasks:

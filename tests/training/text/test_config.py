@@ -4,13 +4,14 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from redline.errors import RedlineError
 from redline.training.bundled import find_settings
-from redline.training.text.config import TextTraining
+from redline.training.text.config import TextData, TextLoopSettings, TextTraining
 from redline.training.text.corpus import TokenizerSettings
 from redline.training.text.decoder_settings import DecoderSettings
 from redline.training.text.memory_settings import MemorySettings
@@ -126,6 +127,20 @@ def test_the_page_has_the_defaults_of_a_memory_model() -> None:
     assert {name: getattr(MemorySettings(), name) for name in shown} == shown
     shared = {field.name for field in fields(DecoderSettings)}
     assert {field.name for field in fields(MemorySettings)} - shared <= set(shown)
+
+
+def test_the_page_has_the_defaults_of_everything_else() -> None:
+    page = (CONFIGS.parents[3] / "docs" / "commands" / "train.md").read_text(encoding="utf-8")
+    shown = tomllib.loads(page.split("```toml\n")[1].partition("```")[0])
+    named = {"model": {"kind"}, "data": {"sources"}, "tokenizer": {"vocabulary"}, "training": {"steps"}}
+    kinds: dict[str, Any] = {"model": DecoderSettings, "data": TextData, "tokenizer": TokenizerSettings}
+    for table, kind in {**kinds, "training": TextLoopSettings}.items():
+        defaults = {field.name: field.default for field in fields(kind)}
+        for name, value in shown[table].items():
+            if name not in named[table]:
+                assert defaults[name] == (tuple(value) if isinstance(value, list) else value), name
+        told = page.partition("[long-term memory]")[0]
+        assert [name for name in defaults if name not in told] == []
 
 
 def test_all_bundled_settings_of_language_models_are_known() -> None:
