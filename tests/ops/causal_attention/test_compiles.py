@@ -41,8 +41,7 @@ def compile_kernel(
     compiles(kernel, types, constants, capability, warps, stages, given, tiles.kib * 1024)
 
 
-@pytest.mark.parametrize("far", [False, True])
-@pytest.mark.parametrize("what", KERNELS)
+@pytest.mark.parametrize(("what", "far"), [*((what, True) for what in KERNELS), ("keys", False)])
 def test_compiles_for_an_h200(
     compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str, far: bool
 ) -> None:
@@ -53,6 +52,14 @@ def test_the_sums_of_pulls_compile(compiles: Callable[..., None]) -> None:
     kernel = kernels.causal_attention_dots_kernel
     types = dict.fromkeys(kernel.arg_names, "i32") | {"out": "*bf16", "pull": "*bf16", "dots": "*fp32"}
     compiles(kernel, types, {"HEADS": 12, "D": 64, "M": host._DOTS_ROWS})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", KERNELS)
+def test_compiles_without_what_is_far(
+    compiles: Callable[..., None], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    compile_kernel(compiles, monkeypatch, what, 64, "bf16", 90, far=False)
 
 
 @pytest.mark.slow
