@@ -1,6 +1,5 @@
 """Files that are never half written."""
 
-import errno
 import os
 import tempfile
 from pathlib import Path
@@ -45,7 +44,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def check_can_write_file(path: Path) -> None:
     """Raises where no such file could be written, before any work is done; its folder need not be there yet."""
     if path.is_dir():
-        raise CannotWrite(path, OSError(errno.EISDIR, os.strerror(errno.EISDIR)))
+        raise RedlineError(f"cannot write {str(path)!r}: it is a folder.")
     check_can_write(path.parent)
 
 

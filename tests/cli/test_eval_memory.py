@@ -53,7 +53,7 @@ def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     options = ("--lengths", "40", "--samples", 3, "--device", "cpu", "--page")
-    for page, said in ((tmp_path / "file" / "page.html", "is not a folder"), (tmp_path, "Is a directory")):
+    for page, said in ((tmp_path / "file" / "page.html", "is not a folder"), (tmp_path, "it is a folder")):
         seen = command("eval", "memory", symbolic, *options, page)
         assert_one_sentence(seen, said)
         assert seen.out == ""

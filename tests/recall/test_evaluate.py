@@ -131,7 +131,7 @@ def test_the_same_questions_are_asked_however_many_are_answered_at_once() -> Non
         assert model.batches == wanted
         asked.append(model.texts)
     assert asked[0] == asked[1] and len({tuple(text) for text in asked[0]}) == 7
-    assert _at_once(Recorder(), 16_384) == 32
+    assert [_at_once(Recorder(), length) for length in (512, 16_384, 2**20, 10**8)] == [128, 32, 16, 1]
 
     class Whole:
         new_cache = prefill = vocabulary = context = None

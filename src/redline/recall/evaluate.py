@@ -20,6 +20,8 @@ from redline.resident import available_host_bytes
 
 # Tokens at once where the batch is left open: of whole texts, or of the largest pieces that a memory model reads.
 _TOKENS = 2**16
+# Tokens of texts that wait to be read in pieces, however long they are.
+_WAITING = 2**24
 # Of a token, beside the one that should follow it, and a copy while texts are put together.
 _TOKEN_BYTES = 3 * 8
 # Up to this many tokens seen, positions are one bucket.
@@ -135,7 +137,8 @@ def _row(
 
 
 def _at_once(model: Cached, length: int) -> int:
-    return max(1, _TOKENS // (min(length, PIECE) if isinstance(model, Advancing) else length))
+    most = min(_TOKENS // min(length, PIECE), _WAITING // length) if isinstance(model, Advancing) else _TOKENS // length
+    return max(1, most)
 
 
 def _sample(

@@ -306,7 +306,7 @@ def test_a_page_that_cannot_be_written_is_said_before_any_work(tmp_path: Path) -
     for path, sentence in (
         ("photo.jpg", "ends in .html"),
         ("folder.html", "is a folder"),
-        ("file/a.html", "nothing can"),
+        ("file/a.html", "is not a folder"),
     ):
         with pytest.raises(RedlineError, match=sentence):
             check_page(tmp_path / path)

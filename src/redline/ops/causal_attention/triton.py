@@ -143,23 +143,14 @@ def _backward(
         *(q, k, v, pull, logs, dots, q_pull, lowest, *far, far_q_pull, *sizes),
         **_constants(q, k, tiles),
     )
-    if bias_pull is not None and each is not None:
+    if each is not None:
         torch.sum(each, 0, out=bias_pull)
     return pulls
 
 
 @_backward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    lowest: Tensor,
-    far_q: Tensor | None,
-    far_k: Tensor | None,
-    bias: Tensor | None,
-    *_: Tensor | None,
-) -> list[Tensor]:
-    return _pull_rooms(q, k, v, far_q, far_k, bias)
+def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, *others: Tensor | None) -> list[Tensor]:
+    return _pull_rooms(q, k, v, *others[:3])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:

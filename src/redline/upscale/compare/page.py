@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from redline.errors import RedlineError
-from redline.files import write_text
+from redline.files import check_can_write_file, write_text
 from redline.quantities import format_bytes, format_seconds
 from redline.upscale.compare.films import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
@@ -60,13 +60,7 @@ def check_page(page: Path) -> None:
     """Asked before any work is done: is this the name of a page that can be written?"""
     if page.suffix.lower() not in (".html", ".htm"):
         raise RedlineError(f"a comparison is a page whose name ends in .html, not {str(page)!r}.")
-    if page.is_dir():
-        raise RedlineError(f"cannot write {str(page)!r}: it is a folder.")
-    folder = page.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise RedlineError(f"cannot write {str(page)!r}: nothing can be written to {str(folder)!r}.")
+    check_can_write_file(page)
 
 
 def write_comparison(page: Path, outcomes: Sequence[Outcome], most_pictures: int = MOST_PICTURES) -> None:
