@@ -64,4 +64,24 @@ def test_on_a_gpu_it_is_the_triton_kernel() -> None:
             with torch.no_grad():
                 torch.testing.assert_close(fast(picture), model(picture), atol=tolerance, rtol=tolerance)
             proof = "1 Drct by triton" if pack == "true" else "1 Drct by reference, 10 WindowAttention by triton"
-            assert FusedOps().proof(fast.job) == proof
+            assert FusedOps().proof(fast.job) == proof + ("" if precision else "; no TF32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pack", ["true", "false"])
+def test_fp32_on_a_gpu_is_strict_unless_the_plan_allows_tf32(pack: str) -> None:
+    # Wide enough for cuDNN's kernels that round to TF32.
+    model = draw(Drct(DrctConfig.of(2, 1, width=64, growth=16, features=64))).eval()
+    picture = torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(picture.double())
+    model, picture = model.cuda(), picture.cuda()
+
+    def error(plan: str) -> float:
+        made = Plan.parse(plan).apply(model, samples=picture)(picture)
+        return float((made.double().cpu() - exact).norm() / exact.norm())
+
+    assert error(f"fused_ops(pack={pack})") < 5e-6
+    assert error(f"fused_ops(pack={pack}) + cuda_graph") < 5e-6
+    assert error(f"fused_ops(pack={pack}) + tf32") > 1e-4
+    assert torch.backends.cudnn.allow_tf32

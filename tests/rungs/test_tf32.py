@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from redline.job import Job
 from redline.machine import Machine
 from redline.metrics import relative_error
 from redline.plan import Plan
-from redline.rungs.tf32 import Tf32, tf32
+from redline.rungs.tf32 import Tf32, strict_fp32, tf32
 
 # Some releases of torch warn about the older switches, which these tests have to set.
 pytestmark = pytest.mark.filterwarnings("ignore:Please use the new API settings")
@@ -99,15 +100,18 @@ STATES: dict[str, list[Callable[[], None]]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_on_inside_and_exactly_restored_from_any_state(state: str) -> None:
+@pytest.mark.parametrize("context", [tf32, strict_fp32])
+def test_set_inside_and_exactly_restored_from_any_state(
+    state: str, context: Callable[[], AbstractContextManager[None]]
+) -> None:
     for act in STATES[state]:
         act()
-    before = flags()
-    with tf32():
+    before, on = flags(), context is tf32
+    with context():
         inside = flags()
-    assert {inside[f"cuda.{op}"] for op in ("all", "matmul", "conv", "rnn")} == {"tf32"}
-    assert inside["cublas"] is True
-    assert state == HALF_KNOWN or inside["cudnn"] is True
+    assert {inside[f"cuda.{op}"] for op in ("all", "matmul", "conv", "rnn")} == {"tf32" if on else "ieee"}
+    assert inside["cublas"] is on
+    assert state == HALF_KNOWN or inside["cudnn"] is on
     assert flags() == before
     # What was inherited is still inherited: changing the parent afterwards reaches the same switches.
     BACKENDS.fp32_precision = "none"
@@ -121,9 +125,10 @@ def test_on_inside_and_exactly_restored_from_any_state(state: str) -> None:
     assert flags() == after_context
 
 
-def test_restored_when_the_call_raises() -> None:
+@pytest.mark.parametrize("context", [tf32, strict_fp32])
+def test_restored_when_the_call_raises(context: Callable[[], AbstractContextManager[None]]) -> None:
     before = flags()
-    with pytest.raises(ZeroDivisionError), tf32():
+    with pytest.raises(ZeroDivisionError), context():
         raise ZeroDivisionError
     assert flags() == before
 

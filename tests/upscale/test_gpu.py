@@ -302,7 +302,7 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, pictures: list[Pat
     settings = UpscaleSettings(weights, device="cuda", memory_bytes=2**31, workers=1)
     one = Upscaling(settings, Listener(said.append))
     assert not any(outcome.error for outcome in one.run(tasks))
-    assert "fused_ops + bf16 + cuda_graph" in said[0] and one.enlarger is not None
+    assert "fused_ops + fp16 + cuda_graph" in said[0] and one.enlarger is not None
     given = replace(settings, tile=one.enlarger.tiling.sizes[0], tile_batch=one.enlarger.batch, memory_bytes=None)
     alone, shared = (find_tasks([tmp_path / "in"], tmp_path / folder, 2) for folder in ("alone", "shared"))
     assert not any(outcome.error for outcome in Upscaling(given).run(alone))

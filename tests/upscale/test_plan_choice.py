@@ -3,12 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.models.drct import Drct, DrctConfig
 from redline.plan import Plan
+from redline.upscale.enlarger import Enlarger
+from redline.upscale.layout import Cut, Tiling
+from redline.upscale.network import Network
 from redline.upscale.plans import choose_plan
 
 CPU = replace(Machine.detect("cpu"), ceilings=None)
@@ -20,12 +24,12 @@ NETWORK = Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4))
 
 
 def test_what_another_network_has_no_use_for_is_left_out() -> None:
-    assert str(choose_plan(GPU, nn.Conv2d(3, 3, 1))) == "bf16 + cuda_graph"
+    assert str(choose_plan(GPU, nn.Conv2d(3, 3, 1))) == "fp16 + cuda_graph"
 
 
 def test_a_precision_takes_the_place_of_the_shipped_one() -> None:
-    assert str(choose_plan(GPU, NETWORK)) == "fused_ops + bf16 + cuda_graph"
-    assert str(choose_plan(GPU, NETWORK, "fp16")) == "fused_ops + fp16 + cuda_graph"
+    assert str(choose_plan(GPU, NETWORK)) == "fused_ops + fp16 + cuda_graph"
+    assert str(choose_plan(GPU, NETWORK, "bf16")) == "fused_ops + bf16 + cuda_graph"
     assert str(choose_plan(GPU, NETWORK, "fp32")) == "fused_ops + cuda_graph"
 
 
@@ -38,3 +42,28 @@ def test_int8_needs_layers_that_it_knows() -> None:
 def test_what_cannot_run_is_said() -> None:
     with pytest.raises(RedlineError, match="fp16 cannot run here: .* has no hardware support for fp16"):
         choose_plan(replace(CPU, hardware_dtypes=("fp32",)), NETWORK, "fp16")
+
+
+@pytest.mark.parametrize(("plan", "expected"), [("", "ieee"), ("channels_last", "ieee"), ("tf32", "tf32")])
+def test_fp32_is_strict_unless_the_plan_allows_tf32(plan: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class Doubling(nn.Conv2d):
+        """Repeats every pixel, and notes whether convolutions may round to TF32 meanwhile."""
+
+        def forward(self, input: Tensor) -> Tensor:
+            seen.append(convolution_precision())
+            return super().forward(input).repeat_interleave(2, -1).repeat_interleave(2, -2)
+
+    detect = Machine.detect
+    monkeypatch.setattr(Machine, "detect", lambda device: replace(detect(device), hardware_dtypes=("fp32", "tf32")))
+    network = Network(Doubling(3, 3, 1), 2, 4, "doubling", "digest")
+    before = convolution_precision()
+    using = Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 1)
+    using(torch.rand(1, 3, 32, 32))
+    assert seen == [expected]
+    assert convolution_precision() == before
+
+
+def convolution_precision() -> str:
+    return torch._C._get_fp32_precision_getter("cuda", "conv")

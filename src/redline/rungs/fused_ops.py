@@ -3,10 +3,13 @@
 Its models come with every such operation written out in plain PyTorch, which is the specification. This rung lets each
 take the fastest implementation that can run where it is: a Triton kernel on a GPU, torch's fused attention on a CPU.
 Some put their weights into another order for it, where nothing else will change them: for inference.
+
+In fp32 the kernels keep fp32's accuracy, so the model's convolutions must not round to TF32 either, which torch allows
+them by default. The rung `tf32` allows it.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -16,6 +19,7 @@ from redline.job import Job
 from redline.machine import Machine
 from redline.nn import Choosing
 from redline.rung import Rung, Stage, option
+from redline.rungs.tf32 import strict_fp32
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ class FusedOps(Rung):
             if self.pack and not job.training:
                 module.pack(job.device)
         ready = [m for m in job.model.modules() if isinstance(m, Choosing)]
+        if _is_fp32_on_gpu(job):
+            job = replace(job, contexts=(*job.contexts, strict_fp32))
         return job.with_evidence(self.name, tuple(ready))
 
     def proof(self, job: Job) -> str:
@@ -44,7 +50,12 @@ class FusedOps(Rung):
         # Asked now and not before: what can run depends on the dtype that later rungs converted to.
         with torch.set_grad_enabled(job.training):
             kinds = Counter((type(module).__name__, module.chosen()) for module in modules)
-        return ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))
+        proof = ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))
+        return f"{proof}; no TF32" if _is_fp32_on_gpu(job) else proof
+
+
+def _is_fp32_on_gpu(job: Job) -> bool:
+    return job.precision == "fp32" and job.device.type == "cuda"
 
 
 def _plain(model: nn.Module) -> list[Choosing]:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import torch
@@ -71,7 +71,8 @@ def _old_cudnn_switch() -> bool:
         return not convolution if convolution == recurrence else True
 
 
-def _hear_the_deprecation() -> None:
+@cache
+def _swallow_deprecation_warning() -> None:
     """Some releases warn once per process that the old switches will go; until then both must agree."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -80,27 +81,52 @@ def _hear_the_deprecation() -> None:
 
 @contextmanager
 def tf32(seen: Seen | None = None) -> Iterator[None]:
-    """TF32 on, then every switch of both generations as it was."""
-    matmul_was_on, cudnn_was_on, own = _old_matmul_switch(), _old_cudnn_switch(), _own_settings()
-    # Only switched from off: setting it again would turn the precision "medium" into "high".
-    if not matmul_was_on:
-        torch._C._set_cublas_allow_tf32(True)
-    if not cudnn_was_on:
-        torch._C._set_cudnn_allow_tf32(True)
-    for switch, value in zip(_SWITCHES, own, strict=True):
-        if value != "tf32":
-            _write(*switch, "tf32")
-    try:
+    """Turns TF32 on, then restores every switch of both generations."""
+    with _every_switch("tf32"):
         if seen is not None:
             seen.calls += _read("cuda", "matmul") == "tf32"
         yield
+
+
+@contextmanager
+def strict_fp32() -> Iterator[None]:
+    """Turns TF32 off, also for convolutions, where torch allows it by default; then restores every switch."""
+    with _every_switch("ieee"):
+        yield
+
+
+@contextmanager
+def _every_switch(precision: str) -> Iterator[None]:
+    _swallow_deprecation_warning()
+    on = precision == "tf32"
+    matmul_was_on, cudnn_was_on, own = _old_matmul_switch(), _old_cudnn_switch(), _own_settings()
+    # Setting a switch to the value that it has would turn the precision "medium" into "high".
+    matmul_precision = _matmul_precision()
+    if matmul_was_on != on:
+        torch._C._set_cublas_allow_tf32(on)
+    if cudnn_was_on != on:
+        torch._C._set_cudnn_allow_tf32(on)
+    for switch, value in zip(_SWITCHES, own, strict=True):
+        if value != precision:
+            _write(*switch, precision)
+    try:
+        yield
     finally:
-        if not matmul_was_on:
-            torch._C._set_cublas_allow_tf32(False)
-        if not cudnn_was_on:
-            torch._C._set_cudnn_allow_tf32(False)
+        if matmul_was_on != on:
+            torch._C._set_cublas_allow_tf32(matmul_was_on)
+            if matmul_precision == "medium":
+                torch._C._set_float32_matmul_precision(matmul_precision)
+        if cudnn_was_on != on:
+            torch._C._set_cudnn_allow_tf32(cudnn_was_on)
         for switch, value in zip(_SWITCHES, own, strict=True):
             _write(*switch, value)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:  # raised when the two generations disagree
+        return ""
 
 
 def _is_product(module: nn.Module) -> bool:
@@ -138,7 +164,6 @@ class Tf32(Rung):
         return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
 
     def apply(self, job: Job) -> Job:
-        _hear_the_deprecation()
         seen = look_at(job.model)
         job = job.with_evidence(self.name, seen)
         return replace(job, contexts=(*job.contexts, partial(tf32, seen)), precision="tf32")

@@ -22,6 +22,7 @@ from redline.machine import Machine
 from redline.memory import is_out_of_memory
 from redline.plan import Plan
 from redline.rung import Stage
+from redline.rungs.tf32 import strict_fp32
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import Arriving, copies_for
 from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile
@@ -150,13 +151,13 @@ class Enlarger:
             shared = not self.plan.rungs  # nothing is changed, so nothing need be copied
             fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
             if not any(name in self.plan for name in _SAFER):
-                return fast
+                return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
             # Compiled or recorded, it would be so for the squares once more.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
             with torch.no_grad():
-                score = GATE.judge(self.network.module(squares), judged(squares))
+                score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
             if score.passed or not self._leave_precision(f"on the first tiles it is {score.value:.1f} dB from fp32"):
                 return fast
 
@@ -220,6 +221,14 @@ class Enlarger:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(tiles: Tensor) -> Tensor:
+        with strict_fp32():
+            return function(tiles)
+
+    return run
 
 
 def _first_line(error: Exception) -> str:
