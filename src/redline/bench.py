@@ -22,7 +22,6 @@ from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_ar
 from redline.workers import WorkerFailed, WorkerPool
 
 SCHEMA = 1
-PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from redline.choices import STREAM_SINKS, STREAM_SOURCES
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
-from redline.stream.places import SINKS, SOURCES, Wishes, open_places, open_sink, open_source
+from redline.stream.places import Wishes, open_places, open_sink, open_source
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import MjpegSink
@@ -114,14 +115,14 @@ def test_other_sinks() -> None:
 def test_unknown_sources_are_answered_with_the_choices(text: str) -> None:
     with pytest.raises(RedlineError) as caught:
         open_source(text)
-    assert str(caught.value) == f"{text!r} is no source of a stream: it is {SOURCES}."
+    assert str(caught.value) == f"{text!r} is no source of a stream: it is {STREAM_SOURCES}."
 
 
 @pytest.mark.parametrize("text", ["nul", "film.avi", "", "rtsp://host"])
 def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
     with pytest.raises(RedlineError) as caught:
         open_sink(text, open_source("synthetic"))
-    assert str(caught.value) == f"{text!r} is no place for a stream to go to: it is {SINKS}."
+    assert str(caught.value) == f"{text!r} is no place for a stream to go to: it is {STREAM_SINKS}."
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """The command line: one file per command, no logic beyond parsing and printing.
 
-A command's file is read when the command is called: `redline --help` must not wait for torch.
+A command's file is imported when the command is called, and torch and other large packages inside the command's
+function: no `--help` waits for them.
 """
 
 import io
 import os
 import select
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -68,38 +67,12 @@ class _Commands(TyperGroup):
 def load_command(name: str) -> Any:
     """The command of a name, made from the function of that name in the file of that name."""
     word = name.replace("-", "_")
-    with _kept_for_later():
-        function = getattr(import_module(f"redline.cli.{word}"), word)
+    function = getattr(import_module(f"redline.cli.{word}"), word)
     if isinstance(function, typer.Typer):
         return typer.main.get_command(function)
     single = typer.Typer(**_LOOK)
     single.command(name)(function)
     return typer.main.get_command(single)
-
-
-@contextmanager
-def _kept_for_later() -> Iterator[None]:
-    """Ctrl-C while packages are imported comes into effect after that: some take it for a package that is missing, and
-    go on without it. A second one does at once."""
-    before = signal.getsignal(signal.SIGINT)
-    # Whoever ignores it, or has another handler, has a reason.
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[bool] = []
-
-    def note(number: int, frame: object) -> None:
-        if came:
-            raise KeyboardInterrupt
-        came.append(True)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        raise KeyboardInterrupt
 
 
 # As a shell says of what SIGPIPE ended.

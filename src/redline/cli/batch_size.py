@@ -1,17 +1,21 @@
 """`redline batch-size`: the largest batch that fits in memory, and the fastest."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from redline.batch_size import BatchSizeResult, Probe, WorkloadCase, search
 from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_bytes, format_seconds, parse_bytes, parse_seconds
-from redline.workload import load_workload
+
+if TYPE_CHECKING:
+    from redline.batch_size import BatchSizeResult, Probe
 
 _STOPPED_BY = {
     "memory": "the next larger batch does not fit",
@@ -38,6 +42,9 @@ def batch_size(
 
     Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
     """
+    with uninterrupted_imports():
+        from redline.batch_size import WorkloadCase, search
+        from redline.workload import load_workload
     options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
     if "batch" in options:
         raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")

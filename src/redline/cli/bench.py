@@ -1,22 +1,26 @@
 """`redline bench`: workloads × plans, saved and compared."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.bench import PRECISIONS, Change, compare_runs, load, save
-from redline.bench import bench as run_bench
+from redline.choices import BENCH_PRECISIONS
 from redline.cli.console import fail, print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.measurement import Measurement
-from redline.plan import brief
 from redline.quantities import format_bytes, format_seconds, parse_seconds
+
+if TYPE_CHECKING:
+    from redline.bench import Change
+    from redline.measurement import Measurement
 
 
 def bench(
@@ -27,7 +31,9 @@ def bench(
         list[str] | None,
         typer.Option("--plan", help=f"{PLAN_HELP} Repeat it. Default: eager."),
     ] = None,
-    matrix: Annotated[bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(PRECISIONS)}.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(BENCH_PRECISIONS)}.")
+    ] = False,
     save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
     compare_path: Annotated[Path | None, typer.Option("--compare", help="Compare with this earlier run.")] = None,
     any_machine: Annotated[bool, typer.Option("--any-machine", help="Compare even when the machines differ.")] = False,
@@ -45,6 +51,9 @@ def bench(
     Examples: redline bench resnet --save baseline.json; redline bench resnet --compare baseline.json;
     redline bench unet_100m unet_390m unet_880m --matrix; redline bench lsd --shapes size=heavy,side=64,steps=1
     """
+    with uninterrupted_imports():
+        from redline.bench import bench as run_bench
+        from redline.bench import compare_runs, load, save
     if workloads == ["lsd"]:
         if matrix or compare_path:
             raise RedlineError("lsd has a matrix of its own, and is not compared: leave out --matrix and --compare.")
@@ -54,7 +63,7 @@ def bench(
         bench_lsd(shapes or [], plan or [], device, save_path, as_json)
     if matrix and plan:
         raise RedlineError("--matrix has plans of its own: leave out --plan, or --matrix.")
-    texts = list(PRECISIONS) if matrix else (plan or ["eager"])
+    texts = list(BENCH_PRECISIONS) if matrix else (plan or ["eager"])
     plans = [read_plan(text) for text in texts]
     then = load(compare_path) if compare_path else []
     with progress.status("starting …") as status:
@@ -89,6 +98,8 @@ def bench(
 
 
 def _print_rows(rows: list[Measurement]) -> None:
+    from redline.plan import brief
+
     eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
     table = Table(
         "workload",
@@ -132,6 +143,8 @@ def _print_rows(rows: list[Measurement]) -> None:
 
 
 def _print_changes(changes: list[Change]) -> None:
+    from redline.plan import brief
+
     colours = {
         "faster": "green",
         "smaller": "green",

@@ -1,12 +1,14 @@
 """`redline climb`: try each optimization, measure it, judge it, keep it or drop it."""
 
+from __future__ import annotations
+
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -16,15 +18,14 @@ from rich.spinner import Spinner
 
 from redline.brackets import split_outside_brackets
 from redline.cli.console import print_json, progress, results
-from redline.cli.ladder_table import ladder_table
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
-from redline.climb import Climbed, Settings
-from redline.climb import climb as run_climb
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.measurement import Measurement
 from redline.quantities import parse_seconds
-from redline.report import ladder_rows, write_report
-from redline.target import Target
+
+if TYPE_CHECKING:
+    from redline.climb import Climbed, Settings
+    from redline.measurement import Measurement
 
 
 def climb(
@@ -65,6 +66,12 @@ def climb(
     Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
     redline climb resnet --shapes batch=1 --shapes batch=8
     """
+    with uninterrupted_imports():
+        from redline.cli.ladder_table import ladder_table
+        from redline.climb import Settings
+        from redline.climb import climb as run_climb
+        from redline.report import ladder_rows
+        from redline.target import Target
     aim = Target.parse(target) if target is not None else Target()
     settings = Settings(
         workload=workload,
@@ -130,6 +137,8 @@ def _folder_name(workload: str) -> str:
 @contextlib.contextmanager
 def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]:
     """Live progress on stderr: a table that grows on a terminal, a line per event elsewhere."""
+    from redline.cli.ladder_table import ladder_table
+
     rows: list[Measurement] = []
     if not sys.stderr.isatty():
 
@@ -155,6 +164,8 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
 
 
 def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
+    from redline.report import write_report
+
     plan = settings.folder / "plan.toml"
     climbed.plan.save(
         plan,

@@ -1,18 +1,21 @@
 """`redline doctor`: what this machine is and can do, and which rungs it can climb."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
-from redline.course import ask_machine
-from redline.machine import Machine
+from redline.cli.signals import uninterrupted_imports
 from redline.quantities import format_bytes, format_rate
-from redline.rung import Rung
-from redline.rungs import RUNGS
 from redline.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from redline.machine import Machine
+    from redline.rung import Rung
 
 
 def doctor(
@@ -26,6 +29,9 @@ def doctor(
 
     Example: redline doctor --json | jq .ceilings
     """
+    with uninterrupted_imports():
+        from redline.course import ask_machine
+        from redline.rungs import RUNGS
     with WorkerPool() as pool, progress.status("measuring the ceilings (a few seconds, once per machine) …"):
         machine = ask_machine(pool, device, again=again)
     precision, why = machine.recommended_precision()

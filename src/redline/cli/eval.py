@@ -1,10 +1,11 @@
 """`redline eval`: how good a model is, by the figures that its field uses."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
@@ -13,13 +14,15 @@ from rich.text import Text
 from redline.cli.console import print_json, progress, results
 from redline.cli.eval_drift import evaluate_drift
 from redline.cli.eval_memory import evaluate_memory
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.machine import resolve_device
-from redline.models.drct import load_drct
-from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
-from redline.super_resolution.evaluate import Model, PictureScores
-from redline.training.precision import computing_in
 from redline.training.settings import choices
+
+if TYPE_CHECKING:
+    import torch
+
+    from redline.super_resolution import Evaluation
+    from redline.super_resolution.evaluate import Model, PictureScores
 
 _BICUBIC = "bicubic"
 
@@ -56,6 +59,12 @@ def evaluate_sr(
 
     Example: redline eval sr model.safetensors Set5 --bicubic
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.machine import resolve_device
+        from redline.super_resolution import bicubic_model, evaluate, find_pairs
+        from redline.training.precision import computing_in
     choices("precision", precision, ("fp32", "bf16"))
     where = torch.device(resolve_device(device))
     pairs = find_pairs(folder)
@@ -78,6 +87,9 @@ def evaluate_sr(
 
 
 def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:
+    from redline.models.drct import load_drct
+    from redline.super_resolution import bicubic_model
+
     if weights == _BICUBIC:
         if scale is None or scale < 1:
             raise RedlineError("bicubic enlarges by any factor: say which, with --scale 4.")

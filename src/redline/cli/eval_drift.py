@@ -1,33 +1,34 @@
 """`redline eval drift`: whether a live model stays what it is over a thousand frames."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
-from torch import Tensor
 
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
-from redline.drift import CONTROLS, Case, Finding, Watched, film_case, judge, photo_cases, watch
-from redline.drift.controls import Make
-from redline.drift.page import headline, render_page
-from redline.drift.watch import LEAST_FRAMES, Begin, check_frames
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.files import write_text
-from redline.machine import resolve_device
 from redline.stream.figure_file import check_place
-from redline.stream.frame_model import FrameModel
-from redline.stream.loading import load_model
 from redline.stream.settings import Settings
-from redline.stream.sources.video_file import VideoFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from redline.drift import Case, Finding, Watched
+    from redline.drift.controls import Make
+    from redline.drift.watch import Begin
+    from redline.stream.frame_model import FrameModel
 
 
 def evaluate_drift(
@@ -55,6 +56,14 @@ def evaluate_drift(
 
     Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.drift import judge, watch
+        from redline.drift.page import render_page
+        from redline.drift.watch import LEAST_FRAMES, check_frames
+        from redline.machine import resolve_device
+        from redline.stream.loading import load_model
     check_frames(frames)
     if size < 1:
         raise RedlineError(f"a clip has at least one pixel a side, not {size}.")
@@ -95,6 +104,9 @@ def evaluate_drift(
 
 
 def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -> list[Case]:
+    from redline.drift import film_case, photo_cases
+    from redline.stream.sources.video_file import VideoFile
+
     if clip.is_dir():
         return photo_cases(str(clip), frames, running.padded_px(size), running.device, seed)
     film = VideoFile(clip)
@@ -135,6 +147,8 @@ def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
 
 
 def _watch_controls(cases: list[Case], status: Status) -> dict[str, list[Finding]]:
+    from redline.drift import CONTROLS, judge, watch
+
     def refuse(name: str, make: Make) -> list[Finding]:
         told = {case.name: _told(status, f"{name}, {case.name}", case.frames) for case in cases}
         return [finding for case in cases for finding in judge(watch(lambda: make, case, told[case.name]))]
@@ -152,6 +166,8 @@ def _line(watched: Watched, index: int, row: dict[str, float]) -> str:
 
 
 def _print(findings: list[Finding], controls: list[str], passed: list[str]) -> None:
+    from redline.drift.page import headline
+
     table = Table("case", "finding", "holds", "seen", box=None, header_style="bold", pad_edge=False)
     for finding in findings:
         holds = "[green]yes[/]" if finding.holds else "[red]no[/]"

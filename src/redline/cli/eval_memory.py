@@ -1,26 +1,25 @@
 """`redline eval memory`: what a language model recalls as its text grows, and what it holds for it."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results, telling, warnings_as_sentences
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import ModelError, RedlineError
 from redline.files import check_can_write_file, write_text
-from redline.generation.folder import LOADERS, ModelFolder, read_config
-from redline.generation.precision import choose_holding
-from redline.machine import Machine, resolve_device
 from redline.quantities import format_bytes, format_seconds
-from redline.recall import LossRow, Recall, RecallRow, evaluate, loss_by_position, make_task, task_in
-from redline.recall.page import Subject, render_page
-from redline.recall.passkey import KINDS
-from redline.recall.tasks import SYMBOLIC, name_of
 from redline.training.settings import choices
+
+if TYPE_CHECKING:
+    from redline.generation.folder import ModelFolder
+    from redline.recall import LossRow, Recall, RecallRow
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
@@ -49,6 +48,13 @@ def evaluate_memory(
 
     Example: redline eval memory out/model --lengths 1024,4096,16384 --page memory.html
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.generation.precision import choose_holding
+        from redline.machine import Machine, resolve_device
+        from redline.recall import evaluate, loss_by_position
+        from redline.recall.page import Subject, render_page
     choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
     folder, own = _language_folder(model)
     tasks = [] if task == ["none"] else _tasks(task or [], own, folder)
@@ -85,6 +91,9 @@ def evaluate_memory(
 
 def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
     """A model's folder, and the recall task that it was trained on; of symbols, it has no tokenizer."""
+    from redline.generation.folder import LOADERS, ModelFolder, read_config
+    from redline.recall import task_in
+
     place = Path(path)
     if not place.is_dir() or (place / "tokenizer.json").exists():
         folder = ModelFolder.open(place)
@@ -97,6 +106,10 @@ def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
 
 
 def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Recall]:
+    from redline.recall import make_task
+    from redline.recall.passkey import KINDS
+    from redline.recall.tasks import SYMBOLIC, name_of
+
     if not names:
         if own is not None:
             return [own]

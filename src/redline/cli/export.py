@@ -7,14 +7,9 @@ import typer
 from rich.markup import escape
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_bytes
-from redline.upscale.export import export_onnx
-from redline.upscale.layout import smallest_tile
-from redline.upscale.network import load_network
-from redline.upscale.picture_tiles import tiles_of
-from redline.upscale.settings import UpscaleSettings
-from redline.workloads.drct import smooth_pictures
 
 _JUDGED_ON = 4
 
@@ -38,6 +33,13 @@ def export(
     Example: redline export drct --format onnx --tile 256
     Example: redline export drct --int8 --calibrate photos/ -o drct-int8.onnx
     """
+    with uninterrupted_imports():
+        from redline.upscale.export import export_onnx
+        from redline.upscale.layout import smallest_tile
+        from redline.upscale.network import load_network
+        from redline.upscale.picture_tiles import tiles_of
+        from redline.upscale.settings import UpscaleSettings
+        from redline.workloads.drct import smooth_pictures
     if model != "drct":
         raise RedlineError(f"{model!r} cannot be exported: drct can.")
     if format != "onnx":

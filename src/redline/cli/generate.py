@@ -1,23 +1,24 @@
 """`redline generate`: text from a language model, as it comes."""
 
+from __future__ import annotations
+
 import sys
 from contextlib import suppress
 from pathlib import Path
 from statistics import quantiles
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
+from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import print_json, progress
 from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.files import check_can_write
-from redline.generation import InferenceEngine, Sampling, TokenStream
-from redline.generation.folder import ModelFolder
-from redline.generation.precision import PRECISIONS, choose_holding
-from redline.generation.text_stream import TextStream
-from redline.machine import Machine, resolve_device
+
+if TYPE_CHECKING:
+    from redline.generation import TokenStream
 
 
 def generate(
@@ -31,7 +32,7 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes what came before less likely.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
     memory: Annotated[
         Path | None, typer.Option(help="What a memory model remembers: read if it is there, written at the end.")
@@ -44,6 +45,14 @@ def generate(
     Example: redline generate my-run/model "Call me Ishmael." --memory moby.safetensors
     Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.generation import InferenceEngine, Sampling
+        from redline.generation.folder import ModelFolder
+        from redline.generation.precision import choose_holding
+        from redline.generation.text_stream import TextStream
+        from redline.machine import Machine, resolve_device
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     text = _read_prompt(prompt)
     folder = ModelFolder.open(model)

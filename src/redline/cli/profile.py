@@ -1,9 +1,11 @@
 """`redline profile`: where a step's time and memory go."""
 
+from __future__ import annotations
+
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -12,14 +14,13 @@ from rich.table import Table
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.machine import Machine
-from redline.profile import Attention, LayerTimes, Memory, Profile, profile_workload, write_page
-from redline.profile.deeper import why_no_nvtx
-from redline.profile.kernels import KernelTime
-from redline.profile.sentences import layer_name, measuring_cost, memory_totals
 from redline.quantities import format_bytes, format_rate, format_seconds
-from redline.workload import load_workload
+
+if TYPE_CHECKING:
+    from redline.profile import Attention, LayerTimes, Memory, Profile
+    from redline.profile.kernels import KernelTime
 
 
 def profile(
@@ -49,6 +50,11 @@ def profile(
 
     Example: redline profile mine.py:model --layers --attention --page profile.html
     """
+    with uninterrupted_imports():
+        from redline.machine import Machine
+        from redline.profile import profile_workload, write_page
+        from redline.profile.deeper import why_no_nvtx
+        from redline.workload import load_workload
     chosen = layers or memory or attention or trace is not None or nvtx
     machine = Machine.detect(device)
     sentence = why_no_nvtx(machine.device) if nvtx else ""
@@ -125,10 +131,14 @@ def _show(table: Table) -> None:
 
 def _name(name: str, kind: str) -> str:
     """A layer and its class; what is no layer has none."""
+    from redline.profile.sentences import layer_name
+
     return escape(layer_name(name)) + ("" if kind == name else f" [dim]{escape(kind)}[/]")
 
 
 def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
+    from redline.profile.sentences import measuring_cost
+
     backward = ("backward",) if training else ()
     ceiling = ("ceiling",) if times.ceiling_flops_per_s else ()
     columns = ("layer", "self", *backward, "share", "with inner", "FLOPs", *ceiling)
@@ -162,6 +172,8 @@ def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> No
 
 
 def _print_memory(memory: Memory, top: int) -> None:
+    from redline.profile.sentences import memory_totals
+
     largest = memory.largest(top)
     fields = ("weight_bytes", "activation_bytes", "gradient_bytes", "optimizer_bytes", "at_peak_bytes")
     titles = ("weights", "activations", "gradients", "optimizer", "at peak")

@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 
 from redline.cli.console import print_json, results
-from redline.measurement import load_measurements
-from redline.report import ladder_rows, write_report
+from redline.cli.signals import uninterrupted_imports
 
 
 def report(
@@ -31,6 +30,9 @@ def report(
 
     Example: [bold]redline report climb.jsonl -o report.html --markdown report.md[/]
     """
+    with uninterrupted_imports():
+        from redline.measurement import load_measurements
+        from redline.report import ladder_rows, write_report
     page = output or file.with_suffix(".html")
     climb = write_report(load_measurements(file), page, markdown, run=run)
     if as_json:

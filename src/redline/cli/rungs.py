@@ -7,8 +7,7 @@ import typer
 from rich.table import Table
 
 from redline.cli.console import print_json, results
-from redline.rungs import RUNGS, find_rung
-from redline.workloads import BUNDLED
+from redline.cli.signals import uninterrupted_imports
 
 
 def rungs(
@@ -20,6 +19,8 @@ def rungs(
 
     Example: redline rungs compile
     """
+    with uninterrupted_imports():
+        from redline.rungs import RUNGS, find_rung
     if workloads:
         _workloads(as_json)
         return
@@ -70,6 +71,8 @@ def _print_one(row: dict, module: str) -> None:
 
 
 def _workloads(as_json: bool) -> None:
+    from redline.workloads import BUNDLED
+
     data = [
         {
             "name": name,

@@ -1,39 +1,40 @@
 """`redline stream`: live video through a diffusion model, from a camera, a film or the network to where it is seen."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.status import Status
 from rich.table import Table
 
+from redline.choices import SAMPLER_NAMES, STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_bytes, format_seconds, parse_seconds
-from redline.samplers import SAMPLERS
 from redline.stream.changes import numbers
-from redline.stream.latency import STAGES
-from redline.stream.places import SINKS, SOURCES, Wishes
-from redline.stream.plans import PRECISIONS
-from redline.stream.session import Request, Result, Session
-from redline.stream.sources.video_file import DamagedFilm
-from redline.stream.watch import Sample
+
+if TYPE_CHECKING:
+    from redline.stream.session import Result
+    from redline.stream.watch import Sample
 
 
 def stream(
-    source: Annotated[str, typer.Argument(metavar="IN", help=f"{SOURCES[0].upper()}{SOURCES[1:]}.")],
-    sink: Annotated[str, typer.Argument(metavar="OUT", help=f"{SINKS[0].upper()}{SINKS[1:]}.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help=f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}.")],
+    sink: Annotated[str, typer.Argument(metavar="OUT", help=f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}.")],
     model: Annotated[
         Path | None,
         typer.Option(
             "--model", "-m", help="Weights of an LSD, a folder of its training, or a diffusers pipeline; else shipped."
         ),
     ] = None,
-    sampler: Annotated[str | None, typer.Option(help=f"{', '.join(SAMPLERS)}; distilled by default.")] = None,
+    sampler: Annotated[str | None, typer.Option(help=f"{', '.join(SAMPLER_NAMES)}; distilled by default.")] = None,
     prompt: Annotated[str, typer.Option(help="What to show, for a diffusers pipeline.")] = "",
     steps: Annotated[int | None, typer.Option(help="Steps a frame; as the model was made by default.")] = None,
     strength: Annotated[float | None, typer.Option(help="How far from the input, 0 to 1; likewise.")] = None,
@@ -47,7 +48,7 @@ def stream(
     reset_at_cuts: Annotated[
         bool, typer.Option("--reset-at-cuts", help="Forget the last output when the scene changes.")
     ] = False,
-    precision: Annotated[str, typer.Option(help=f"{', '.join(PRECISIONS)}.")] = "auto",
+    precision: Annotated[str, typer.Option(help=f"{', '.join(STREAM_PRECISIONS)}.")] = "auto",
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     duration: Annotated[str | None, typer.Option(help="Stop so long after the first frame: 30s, 5m, 1h.")] = None,
@@ -70,6 +71,10 @@ def stream(
     Example: redline stream webcam browser
     Example: redline stream film.mp4 restored.mp4 --steps 2 --report stream.html
     """
+    with uninterrupted_imports():
+        from redline.stream.places import Wishes
+        from redline.stream.session import Request, Session
+        from redline.stream.sources.video_file import DamagedFilm
     request = Request(
         source=source,
         sink=sink,
@@ -116,6 +121,8 @@ def _say(sentence: str) -> None:
 
 
 def _show(status: Status, sample: Sample, kind: str) -> None:
+    from redline.stream.latency import STAGES
+
     latency = "/".join(f"{1e3 * seconds:.3g}" for seconds in (sample.p50_s, sample.p95_s, sample.p99_s))
     stages = ", ".join(f"{stage.replace('_', ' ')} {1e3 * sample.stages_p50_s[stage]:.2g}" for stage in STAGES)
     drops = ", ".join(f"{count:,} {cause}" for cause, count in sample.drops.items()) or "0"
@@ -126,6 +133,8 @@ def _show(status: Status, sample: Sample, kind: str) -> None:
 
 
 def _print(result: Result) -> None:
+    from redline.stream.latency import STAGES
+
     report = result.outcome.report
     table = Table("stage", "p50", "p95", "p99", "mean", "most", box=None, pad_edge=False)
     for name, spread in [*((stage, report.stages[stage]) for stage in STAGES), ("latency", report.latency)]:

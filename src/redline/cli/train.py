@@ -3,14 +3,15 @@
 `redline train CONFIG.toml` trains a language model; other kinds of model have a word of their own before the file.
 """
 
+from __future__ import annotations
+
 import shlex
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 from rich.status import Status
@@ -18,14 +19,14 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from redline.cli.console import LINE_EVERY_S, print_json, progress, results, warnings_as_sentences
+from redline.cli.signals import uninterrupted_imports
 from redline.cli.train_lsd import train_lsd
-from redline.machine import resolve_device
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
 from redline.training.bundled import find_settings
-from redline.training.loop import Outcome, Progress
-from redline.training.loop import train as run_training
-from redline.training.model_card import Result, write_result
-from redline.training.super_resolution import DrctTask, DrctTraining
+
+if TYPE_CHECKING:
+    from redline.training.loop import Outcome, Progress
+    from redline.training.model_card import Result
 
 
 class _TextUnlessNamed(TyperGroup):
@@ -73,8 +74,11 @@ def train_text(
 
     Example: redline train text decoder-tiny --source corpus --out tiny, or in short: redline train mine.toml
     """
-    from redline.training.text.run import prepare_training, run_text
+    with uninterrupted_imports():
+        import torch
 
+        from redline.machine import resolve_device
+        from redline.training.text.run import prepare_training, run_text
     path = find_settings(config, "text")
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     where = torch.device(resolve_device(device))
@@ -140,6 +144,13 @@ def train_drct(
 
     Example: redline train drct drct-small-x4 --photos photos --validation Set5 --out small-x4
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.machine import resolve_device
+        from redline.training.loop import train as run_training
+        from redline.training.model_card import write_result
+        from redline.training.super_resolution import DrctTask, DrctTraining
     path = find_settings(config, "drct")
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     settings = DrctTraining.read(path, photos=photos, validation=validation, start=start, steps=steps, minutes=minutes)

@@ -1,24 +1,24 @@
 """`redline train lsd`: a model that restores live video, from a settings file to weights and a page about them."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
-from redline.machine import resolve_device
+from redline.cli.signals import uninterrupted_imports
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
 from redline.training.bundled import find_settings
-from redline.training.loop import Outcome
-from redline.training.loop import train as run_training
-from redline.training.lsd.result import LsdResult, write_lsd_result
-from redline.training.lsd.settings import LsdTraining
-from redline.training.lsd.task import LsdTask
+
+if TYPE_CHECKING:
+    from redline.training.loop import Outcome
+    from redline.training.lsd.result import LsdResult
 
 
 def train_lsd(
@@ -38,6 +38,14 @@ def train_lsd(
 
     Example: redline train lsd lsd-tiny --photos photos --validation held-out --out tiny
     """
+    with uninterrupted_imports():
+        import torch
+
+        from redline.machine import resolve_device
+        from redline.training.loop import train as run_training
+        from redline.training.lsd.result import write_lsd_result
+        from redline.training.lsd.settings import LsdTraining
+        from redline.training.lsd.task import LsdTask
     # That file registers this command, so it is read first.
     shared: Any = import_module("redline.cli.train")
     path = find_settings(config, "lsd")

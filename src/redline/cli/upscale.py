@@ -1,25 +1,26 @@
 """`redline upscale`: pictures, folders and films, several times larger."""
 
+from __future__ import annotations
+
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from redline.choices import PIXEL_LIMIT, UPSCALE_PRESETS
 from redline.cli.console import print_json, progress, results
+from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_seconds, parse_bytes
-from redline.upscale.compare import check_page, write_comparison
-from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures import PIXEL_LIMIT, Encoding
-from redline.upscale.session import Upscaling
-from redline.upscale.settings import PRESETS, PictureSettings, UpscaleSettings, with_preset
-from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.video import VideoProgress, VideoSettings, check_encoding
-from redline.upscale.workers.torchrun import Rank, gather, work_as
+
+if TYPE_CHECKING:
+    from redline.upscale.listener import Listener, Outcome
+    from redline.upscale.tasks import Task
+    from redline.upscale.video import VideoProgress
 
 
 def upscale(
@@ -34,7 +35,9 @@ def upscale(
         Path | None,
         typer.Option("--weights", "-w", help="A .pth, .safetensors or exported .onnx file; decides the scale."),
     ] = None,
-    preset: Annotated[str, typer.Option(help=f"{', '.join(PRESETS)}: settings that belong together.")] = "balanced",
+    preset: Annotated[
+        str, typer.Option(help=f"{', '.join(UPSCALE_PRESETS)}: settings that belong together.")
+    ] = "balanced",
     precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16 or int8.")] = "auto",
     plan: Annotated[
         Path | None, typer.Option(help="A plan of the ladder to run under; a shipped one by default.")
@@ -77,6 +80,14 @@ def upscale(
     Example: redline upscale photo.jpg
     Example: redline upscale holidays/ -o large/ --resume
     """
+    with uninterrupted_imports():
+        from redline.upscale.compare import check_page
+        from redline.upscale.pictures import Encoding
+        from redline.upscale.session import Upscaling
+        from redline.upscale.settings import PictureSettings, UpscaleSettings, with_preset
+        from redline.upscale.tasks import find_tasks
+        from redline.upscale.video import VideoSettings, check_encoding
+        from redline.upscale.workers.torchrun import Rank, gather, work_as
     settings = UpscaleSettings(
         weights=weights,
         scale=scale,
@@ -132,6 +143,8 @@ def upscale(
 
 def _compare(page: Path, tasks: list[Task], outcomes: list[Outcome]) -> bool:
     """Whether the page could be written; the pictures are done in any case."""
+    from redline.upscale.compare import write_comparison
+
     place = {task: number for number, task in enumerate(tasks)}
     try:
         write_comparison(page, sorted(outcomes, key=lambda outcome: place[outcome.task]))
@@ -186,6 +199,8 @@ class _Watch:
         self._noted: set[tuple[Task, str]] = set()
 
     def listener(self) -> Listener:
+        from redline.upscale.listener import Listener
+
         return Listener(self.say, self._finished, self._picture, self._film)
 
     def begin(self, tasks: list[Task]) -> None:

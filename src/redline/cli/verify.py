@@ -11,9 +11,8 @@ from rich.table import Table
 from redline.cli.console import print_json, progress, results
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
-from redline.course import Settings
+from redline.cli.signals import uninterrupted_imports
 from redline.quantities import format_bytes, format_seconds, parse_seconds
-from redline.verify import verify as verify_plan
 
 
 def verify(
@@ -35,6 +34,9 @@ def verify(
 
     Example: redline verify redline-out/resnet/plan.toml resnet
     """
+    with uninterrupted_imports():
+        from redline.course import Settings
+        from redline.verify import verify as verify_plan
     asked = read_plan(plan)
     settings = Settings(
         workload,

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
+from redline.choices import GENERATION_PRECISIONS
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.plan import Plan, parse_rung
 from redline.plans import shipped_plan
 
-PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "fp8")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # A step reads every weight once and multiplies little, so the bytes are what counts.
 _WEIGHTS_ONLY = {"int8": "int8", "fp8": "fp8(mode=weight_only)"}
@@ -26,8 +26,8 @@ class Holding:
 
 def choose_holding(machine: Machine, precision: str = "auto", given: Plan | None = None) -> Holding:
     """A precision asked for by name that cannot run here is refused; `auto` takes what the machine is good at."""
-    if precision not in PRECISIONS:
-        raise RedlineError(f"there is no precision {precision!r}: choose from {', '.join(PRECISIONS)}.")
+    if precision not in GENERATION_PRECISIONS:
+        raise RedlineError(f"there is no precision {precision!r}: choose from {', '.join(GENERATION_PRECISIONS)}.")
     usual = "bf16" if machine.is_cuda and not machine.why_slow("bf16") else "fp32"
     if given is not None:
         if precision != "auto":

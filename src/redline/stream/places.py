@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from redline.choices import STREAM_SINKS, STREAM_SOURCES, VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
@@ -15,7 +16,7 @@ from redline.stream.sinks import Sink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import PORT, MjpegSink
 from redline.stream.sinks.null import NullSink
-from redline.stream.sinks.video_file import CONTAINERS, VideoFileSink
+from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources import Source
@@ -28,11 +29,6 @@ from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
 from redline.stream.sources.webcam import Asked, open_webcam
 
-SOURCES = (
-    "a film, a folder of pictures[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, or "
-    "synthetic[:WxH@FPS,SECONDS]"
-)
-SINKS = f"a film ({', '.join(CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
 _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
 _WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")
 _FOLDER = re.compile(r"(.+)@(\d+(?:\.\d+)?)")
@@ -117,11 +113,11 @@ def open_sink(text: str, source: Source, wishes: Wishes | None = None) -> Sink:
     if word == "virtual-camera":
         return VirtualCameraSink(source.rate, rest or None)
     path = Path(text)
-    if path.suffix.lower() in CONTAINERS:
+    if path.suffix.lower() in VIDEO_CONTAINERS:
         return _film(path, source)
     if text and (text.endswith(("/", "\\")) or path.is_dir()):
         return ImageFolderSink(path)
-    raise RedlineError(f"{text!r} is no place for a stream to go to: it is {SINKS}.")
+    raise RedlineError(f"{text!r} is no place for a stream to go to: it is {STREAM_SINKS}.")
 
 
 def _named_source(text: str, wishes: Wishes, drop: Callable[[str], None]) -> Source:
@@ -142,7 +138,7 @@ def _named_source(text: str, wishes: Wishes, drop: Callable[[str], None]) -> Sou
     if text and (path.exists() or path.suffix):
         keep_going = wishes.keep_going or wishes.live
         return VideoFile(path, drop=drop if keep_going else None, size=size, ahead=not wishes.live)
-    raise RedlineError(f"{text!r} is no source of a stream: it is {SOURCES}.")
+    raise RedlineError(f"{text!r} is no source of a stream: it is {STREAM_SOURCES}.")
 
 
 def _webcam(text: str, rest: str, drop: Callable[[str], None], size: tuple[int, int] | None) -> LiveInput:

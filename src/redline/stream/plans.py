@@ -1,18 +1,18 @@
 """Which plan a stream's model runs under: the one that was given, or the one shipped for this kind of machine."""
 
+from redline.choices import STREAM_PRECISIONS
 from redline.errors import RedlineError
 from redline.machine import Machine
 from redline.plan import Plan, parse_rung
 from redline.plans import shipped_plan
 
-PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 _PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
 
 
 def choose_plan(machine: Machine, precision: str = "auto", given: Plan | None = None) -> Plan:
     """A precision asked for by name that cannot run here is refused; `auto` takes what the machine is good at."""
-    if precision not in PRECISIONS:
-        raise RedlineError(f"there is no precision {precision!r}: choose from {', '.join(PRECISIONS)}.")
+    if precision not in STREAM_PRECISIONS:
+        raise RedlineError(f"there is no precision {precision!r}: choose from {', '.join(STREAM_PRECISIONS)}.")
     if given is not None:
         if precision != "auto":
             raise RedlineError("the plan says the precision: leave out --precision, or --plan.")

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from redline.choices import PIXEL_LIMIT
 from redline.cores import cores
 from redline.errors import RedlineError
-from redline.upscale.pictures import PIXEL_LIMIT, Encoding
+from redline.upscale.pictures import Encoding
 from redline.upscale.video import VideoSettings
 
 # Widths and heights of all tiles of a run.

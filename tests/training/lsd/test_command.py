@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from redline.cli.train import Progress, train
+from redline.cli.train import train
 from redline.errors import RedlineError
 from redline.models.lsd import load_lsd
+from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
 # The package may hold the command under the module's own name.

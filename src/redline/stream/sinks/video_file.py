@@ -20,13 +20,13 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
+from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.films import first_frame, main_stream, opened
 from redline.partial import hidden_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.sound import SoundCopy, check_sound
 
-CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 _BT709 = 1
 _FINEST_CLOCK = (1 << 31) - 1
 # As much of a live recording is lost at the most where its disk is full.
@@ -53,15 +53,15 @@ class VideoFileSink:
         crf: int = 18,
         preset: str = "veryfast",
     ) -> None:
-        if path.suffix.lower() not in CONTAINERS:
-            raise RedlineError(f"a film is written as {', '.join(CONTAINERS)}, not {path.name!r}.")
+        if path.suffix.lower() not in VIDEO_CONTAINERS:
+            raise RedlineError(f"a film is written as {', '.join(VIDEO_CONTAINERS)}, not {path.name!r}.")
         if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             reason = "it is a folder" if path.is_dir() else "its folder is not there, or may not be written to"
             raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
         if sound is not None:
             if path.exists() and sound.exists() and path.samefile(sound):
                 raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
-            check_sound(sound, CONTAINERS[path.suffix.lower()], path.suffix)
+            check_sound(sound, VIDEO_CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self._path, self._rate = path.name, path, Fraction(rate)
         self._origin_s, self._sound, self._is_live = origin_s, sound, is_live
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
@@ -120,7 +120,7 @@ class _Film:
         self._sound: SoundCopy | None = None
         self._output: OutputContainer | None = None
         try:
-            self._output = _open(self.partial, CONTAINERS[path.suffix.lower()], first.time_base, sink._is_live)
+            self._output = _open(self.partial, VIDEO_CONTAINERS[path.suffix.lower()], first.time_base, sink._is_live)
             self._stream = self._add_stream(self._output, sink)
             if sink._sound is not None:
                 self._sound = SoundCopy(sink._sound, self._output, self._origin_s)

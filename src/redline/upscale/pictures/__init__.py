@@ -6,12 +6,11 @@ from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
 from redline.upscale.pictures.formats import FORMATS, Format, check_can_hold, format_for, format_named
 from redline.upscale.pictures.metadata import Metadata
 from redline.upscale.pictures.sink import MEMORY_LIMIT_BYTES, PictureSink, create_picture
-from redline.upscale.pictures.source import PIXEL_LIMIT, PictureSource, open_picture, sniffed
+from redline.upscale.pictures.source import PictureSource, open_picture, sniffed
 
 __all__ = [
     "FORMATS",
     "MEMORY_LIMIT_BYTES",
-    "PIXEL_LIMIT",
     "Encoding",
     "Format",
     "Metadata",

@@ -17,6 +17,7 @@ from types import TracebackType
 
 import numpy as np
 
+from redline.choices import PIXEL_LIMIT
 from redline.upscale.pictures.errors import PictureError
 from redline.upscale.pictures.formats import HEAD_BYTES, Format, brands_of, sniff
 from redline.upscale.pictures.metadata import Metadata, read_metadata
@@ -24,8 +25,6 @@ from redline.upscale.pictures.png import count_png_frames
 from redline.upscale.pictures.samples import bits_of, normalise
 from redline.upscale.pictures.tiff import has_raw_ycbcr
 from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
-
-PIXEL_LIMIT = 1_000_000_000
 
 # How many rows are asked of libvips at once: few calls, and little memory.
 _ROWS_AT_ONCE = 64
