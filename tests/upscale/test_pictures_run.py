@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import ModelError
+from redline.machine import Machine
 from redline.partial import is_partial
 from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
@@ -200,8 +201,12 @@ class Overflowing(Twice):
 
 
 @pytest.mark.parametrize("dark_rows", [0, 60])
-def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("safer", ["bf16", "fp32"])
+def test_a_tile_that_overflows_in_fp16_is_done_again(
+    safer: str, dark_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, or when a bright tile comes after dark ones; in bf16, or in fp32 where the machine has no bf16."""
+    monkeypatch.setattr(Machine, "why_slow", lambda _, dtype, *__: "" if dtype in ("fp16", safer) else "no hardware")
     samples = save(tmp_path / "in.png", (100, 40, 3)) | 128
     samples[:dark_rows] >>= 3
     Image.fromarray(samples).save(tmp_path / "in.png")
@@ -210,7 +215,7 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(dark_rows: int, tmp_path: P
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
     result = pixels(tmp_path / "out.png").astype(int)
     assert not outcome.error and np.abs(result - doubled(samples)).max() <= 2
-    assert len(said) == 1 and said[0].startswith("fp16 was left for")
+    assert len(said) == 1 and said[0].startswith(f"fp16 was left for {safer}: ")
     assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
 
 
@@ -302,6 +307,7 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
     assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
 
 
+@pytest.mark.usefixtures("any_precision")
 def test_an_overflow_under_autocast_leaves_it_too(tmp_path: Path) -> None:
     class Wide(Twice):
         """Under autocast the convolution is computed in fp16, and overflows where a tile is bright."""
