@@ -54,7 +54,7 @@ def quantize_dynamic(source: Path, target: Path, external: bool) -> None:
 def quantize_static(
     source: Path,
     target: Path,
-    batches: Sequence[dict[str, Any]],
+    batches: Iterable[dict[str, Any]],
     method: str,
     percentile: float,
     symmetric: bool,

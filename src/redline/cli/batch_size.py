@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
@@ -50,12 +51,12 @@ def batch_size(
         raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")
     # A workload without the option should be told so before any process is started for it.
     load_workload(workload, {**options, "batch": start})
-    with progress.status(f"trying a batch of {start} …") as status:
+    with LiveLine(f"trying a batch of {start} …") as line:
 
         def tell(probe: Probe) -> None:
             said = "fits" if probe.fits else probe.reason
             progress.print(f"[dim]batch {probe.batch}: {said}[/]", highlight=False)
-            status.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
+            line.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
         found = search(
             WorkloadCase(workload, options),

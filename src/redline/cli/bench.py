@@ -12,6 +12,7 @@ from rich.table import Table
 
 from redline.choices import BENCH_PRECISIONS
 from redline.cli.console import fail, print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
@@ -66,7 +67,7 @@ def bench(
     texts = list(BENCH_PRECISIONS) if matrix else (plan or ["eager"])
     plans = [read_plan(text) for text in texts]
     then = load(compare_path) if compare_path else []
-    with progress.status("starting …") as status:
+    with LiveLine("starting …") as line:
         rows = run_bench(
             workloads or ["resnet", "vit", "gpt"],
             plans,
@@ -75,7 +76,7 @@ def bench(
             objective,
             parse_seconds(timeout),
             parse_seconds(sampling),
-            say=lambda text: status.update(f"{text} …"),
+            say=lambda text: line.update(f"{text} …"),
         )
     # Saved first: what was measured is worth keeping even where it cannot be compared.
     if save_path:

@@ -11,7 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, results
+from redline.cli.live_line import LiveLine
 from redline.cli.shapes import parse_shape
 from redline.errors import RedlineError
 from redline.files import write_text
@@ -39,9 +40,9 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
     about: dict[str, Any] = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
     about |= {"cores": machine.cores, "threads": torch.get_num_threads()}
     about["command"] = command_line(sys.argv)
-    with progress.status("starting …") as status:
+    with LiveLine("starting …") as line:
         for shape in shapes:
-            for row in measure(shape, arms, where, say=lambda text: status.update(f"{text} …")):
+            for row in measure(shape, arms, where, say=lambda text: line.update(f"{text} …")):
                 rows.append(row)
                 if save_path is not None:
                     write_text(save_path, "".join(json.dumps(about | one.as_dict()) + "\n" for one in rows))

@@ -4,18 +4,14 @@ import json
 import math
 import os
 import sys
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.status import Status
 
-# Where nobody watches a line change, a new one this often is enough.
-LINE_EVERY_S = 15.0
 # Whoever closes them wants to hear nothing.
 sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
 # Piped output is read by programs and pagers: wide enough that no table is squeezed to 80 columns.
@@ -45,20 +41,6 @@ def _finite(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return None
     return data
-
-
-def telling(status: Status) -> Callable[[str], None]:
-    """Says where long work stands: in the line that changes, and where nobody watches it, in a new one now and then."""
-    last_s = time.monotonic()
-
-    def tell(said: str) -> None:
-        nonlocal last_s
-        status.update(escape(said))
-        if not progress.is_terminal and time.monotonic() - last_s >= LINE_EVERY_S:
-            progress.print(f"[dim]{escape(said)}[/]", highlight=False)
-            last_s = time.monotonic()
-
-    return tell
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, results
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.quantities import format_bytes, format_rate
 from redline.workers import WorkerPool
@@ -32,7 +33,7 @@ def doctor(
     with uninterrupted_imports():
         from redline.course import ask_machine
         from redline.rungs import RUNGS
-    with WorkerPool() as pool, progress.status("measuring the ceilings (a few seconds, once per machine) …"):
+    with WorkerPool() as pool, LiveLine("measuring the ceilings (a few seconds, once per machine) …"):
         machine = ask_machine(pool, device, again=again)
     precision, why = machine.recommended_precision()
     reasons = {name: _why_not(rung, machine) for name, rung in RUNGS.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from redline.cli.console import print_json, progress, results
 from redline.cli.eval_drift import evaluate_drift
 from redline.cli.eval_memory import evaluate_memory
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.training.settings import choices
@@ -69,13 +70,11 @@ def evaluate_sr(
     where = torch.device(resolve_device(device))
     pairs = find_pairs(folder)
     model, factor, window = _model(weights, scale, where)
-    with progress.status("") as status, computing_in(precision, where):
-
-        def tell(picture: PictureScores) -> None:
-            status.update(Text(f"{picture.name}: {picture.psnr_y_db:.2f} dB"))
-
-        seen = evaluate(model, pairs, factor, window, where, tell)
-    baseline = evaluate(bicubic_model(factor), pairs, factor, device=where) if bicubic else None
+    with LiveLine("scoring …") as line:
+        with computing_in(precision, where):
+            seen = evaluate(model, pairs, factor, window, where, _counter(line, "scoring", len(pairs)))
+        tell = _counter(line, "scoring bicubic", len(pairs))
+        baseline = evaluate(bicubic_model(factor), pairs, factor, device=where, tell=tell) if bicubic else None
     made = sum(picture.made for picture in seen.pictures)
     if made:
         which = "all" if made == len(seen.pictures) else f"{made} of {len(seen.pictures)}"
@@ -84,6 +83,18 @@ def evaluate_sr(
         print_json(_as_dict(weights, folder, seen, baseline))
     else:
         _print(seen, baseline)
+
+
+def _counter(line: LiveLine, what: str, total: int) -> Callable[[PictureScores], None]:
+    done = 0
+    line.count(what, done, total, "image")
+
+    def tell(picture: PictureScores) -> None:
+        nonlocal done
+        done += 1
+        line.count(what, done, total, "image", f"{picture.name}: {picture.psnr_y_db:.2f} dB")
+
+    return tell
 
 
 def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:

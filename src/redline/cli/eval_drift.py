@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
@@ -79,12 +79,12 @@ def evaluate_drift(
     settings = Settings(chosen, loaded.steps if steps is None else steps, seed)
     running.check(settings)
     cases = _cases(clip, frames, size, running, seed)
-    with progress.status("") as status:
+    with LiveLine("setting up …") as line:
         watched = [
-            watch(_beginner(running, settings, case), case, _told(status, case.name, case.frames)) for case in cases
+            watch(_beginner(running, settings, case), case, _told(line, case.name, case.frames)) for case in cases
         ]
         # Whole cases of their own, the cut in the middle: the beginning of a long one would be no case at all.
-        refused = _watch_controls(_cases(clip, LEAST_FRAMES, size, running, seed), status) if controls else {}
+        refused = _watch_controls(_cases(clip, LEAST_FRAMES, size, running, seed), line) if controls else {}
     findings = [finding for one in watched for finding in judge(one)]
     if out is not None:
         write_text(out, "".join(_line(one, index, row) for one in watched for index, row in enumerate(one.rows)))
@@ -146,18 +146,18 @@ def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
     return lambda: make
 
 
-def _watch_controls(cases: list[Case], status: Status) -> dict[str, list[Finding]]:
+def _watch_controls(cases: list[Case], line: LiveLine) -> dict[str, list[Finding]]:
     from redline.drift import CONTROLS, judge, watch
 
     def refuse(name: str, make: Make) -> list[Finding]:
-        told = {case.name: _told(status, f"{name}, {case.name}", case.frames) for case in cases}
+        told = {case.name: _told(line, f"{name}, {case.name}", case.frames) for case in cases}
         return [finding for case in cases for finding in judge(watch(lambda: make, case, told[case.name]))]
 
     return {name: refuse(name, make) for name, make in CONTROLS.items()}
 
 
-def _told(status: Status, name: str, frames: int) -> Callable[[int], None]:
-    return lambda frame: status.update(f"{name}: frame {frame:,} of {frames:,}")
+def _told(line: LiveLine, name: str, frames: int) -> Callable[[int], None]:
+    return lambda frame: line.count(name, frame, frames, "frame")
 
 
 def _line(watched: Watched, index: int, row: dict[str, float]) -> str:

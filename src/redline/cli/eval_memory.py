@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results, telling, warnings_as_sentences
+from redline.cli.console import print_json, progress, results, warnings_as_sentences
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import ModelError, RedlineError
 from redline.files import check_can_write_file, write_text
@@ -65,9 +66,9 @@ def evaluate_memory(
         check_can_write_file(page)
     where = torch.device(resolve_device(device))
     dtype = choose_holding(Machine.detect(str(where)), precision).dtype
-    with warnings_as_sentences(), progress.status("reading the model …") as status:
+    with warnings_as_sentences(), LiveLine("reading the model …") as line:
         loaded: Any = folder.load(dtype, where)
-        tell = telling(status)
+        tell = line.update
         sizes = _lengths(lengths, loaded.context)
         rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, tell)
         losses = []

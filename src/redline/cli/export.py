@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, results
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_bytes
@@ -60,13 +61,17 @@ def export(
     if tile < least:
         raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: take {least} or more.")
     target = out or Path(f"drct-x{network.scale}{'-int8' if int8 else ''}.onnx")
-    if calibrate is None:
-        judged_on, calibration = smooth_pictures(_JUDGED_ON, tile), []
-    else:
-        judged_on = tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
-        calibration = [pixels[None] for pixels in tiles_of(calibrate, tile, samples)]
-    with progress.status(f"exporting {network.name} …"):
-        exported = export_onnx(network, target, tile, judged_on, calibration)
+    with LiveLine("reading tiles …") as line:
+        if calibrate is None:
+            judged_on, calibration = smooth_pictures(_JUDGED_ON, tile), []
+        else:
+            judged_on = tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
+            calibration = [pixels[None] for pixels in tiles_of(calibrate, tile, samples)]
+
+        def tell(what: str, done: int, total: int) -> None:
+            line.count(what, done, total, "tile") if total else line.update(f"{what} …")
+
+        exported = export_onnx(network, target, tile, judged_on, calibration, tell)
     if as_json:
         print_json(
             {

@@ -12,6 +12,7 @@ import typer
 
 from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import print_json, progress
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
@@ -67,7 +68,7 @@ def generate(
     tokens = folder.tokenizer.encode(text, add_special_tokens=not goes_on).ids
     if not tokens:
         raise RedlineError("the prompt is empty.")
-    with progress.status("reading the model …"):
+    with LiveLine("reading the model …"):
         loaded = folder.load(holding.dtype, torch.device(where))
         engine = InferenceEngine(loaded, holding.plan, share=True, vocabulary=folder.tokens)
         state = None if memory is None else engine.new_state()

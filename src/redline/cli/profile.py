@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
 from redline.cli.signals import uninterrupted_imports
@@ -63,7 +64,7 @@ def profile(
     # What the user's own code prints belongs beside the result, not in it.
     with redirect_stdout(sys.stderr):
         what = load_workload(workload, _options(shape or []))
-    with redirect_stdout(sys.stderr), progress.status(f"profiling {escape(what.label)} on {escape(machine.name)}…"):
+    with redirect_stdout(sys.stderr), LiveLine(f"profiling {what.label} on {machine.name} …"):
         seen = profile_workload(
             what,
             read_plan(plan),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 
 from redline.choices import SAMPLER_NAMES, STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
@@ -95,14 +95,14 @@ def stream(
         report=report,
         changes=changes,
     )
-    with progress.status("reading the model …") as status:
+    with LiveLine("reading the model …") as line:
         session = Session(request, _say)
         for address in session.places.addresses:
             progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
-        status.update("setting up …")
+        line.update("setting up …")
         kind = "GPU" if session.device.type == "cuda" else "CPU"
         try:
-            result = session.run(lambda sample: _show(status, sample, kind))
+            result = session.run(lambda sample: _show(line, sample, kind))
         except DamagedFilm as error:
             raise RedlineError(f"{error} With --keep-going what is damaged is left out.") from error
     _print_json(result) if as_json else _print(result)
@@ -120,15 +120,15 @@ def _say(sentence: str) -> None:
     progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
 
 
-def _show(status: Status, sample: Sample, kind: str) -> None:
+def _show(line: LiveLine, sample: Sample, kind: str) -> None:
     from redline.stream.latency import STAGES
 
     latency = "/".join(f"{1e3 * seconds:.3g}" for seconds in (sample.p50_s, sample.p95_s, sample.p99_s))
     stages = ", ".join(f"{stage.replace('_', ' ')} {1e3 * sample.stages_p50_s[stage]:.2g}" for stage in STAGES)
     drops = ", ".join(f"{count:,} {cause}" for cause, count in sample.drops.items()) or "0"
-    status.update(
+    line.update(
         f"{sample.frames_per_s:.1f} frames/s, p50/p95/p99 {latency} ms, jitter {1e3 * sample.jitter_s:.2g} ms, "
-        f"dropped {escape(drops)}, {kind} {sample.busy_share:.0%}, {format_bytes(sample.memory_bytes)}\n  {stages} ms"
+        f"dropped {drops}, {kind} {sample.busy_share:.0%}, {format_bytes(sample.memory_bytes)}\n  {stages} ms"
     )
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.status import Status
 from rich.table import Table
 from typer.core import TyperGroup
 
-from redline.cli.console import LINE_EVERY_S, print_json, progress, results, warnings_as_sentences
+from redline.cli.console import print_json, progress, results, warnings_as_sentences
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.cli.train_lsd import train_lsd
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
@@ -83,10 +82,10 @@ def train_text(
     minutes = None if time_limit is None else parse_seconds(time_limit) / 60
     where = torch.device(resolve_device(device))
     folder = out or Path("redline-out") / "train" / path.stem
-    with progress.status("reading text …") as status:
-        task = prepare_training(path, folder, where, resume, status.update, _say, source, steps, minutes)
-        status.update("the first steps …")
-        outcome, result = run_text(task, folder, where, resume, _Line(status), _say)
+    with LiveLine("reading text …") as line:
+        task = prepare_training(path, folder, where, resume, line.update, _say, source, steps, minutes)
+        line.update("the first steps …")
+        outcome, result = run_text(task, folder, where, resume, _Line(line), _say)
     if result is None:
         given = {"--source": source or [], "--steps": [steps], "--time": [time_limit]}
         _stopped(outcome, _again([config], given, device, folder))
@@ -156,7 +155,7 @@ def train_drct(
     settings = DrctTraining.read(path, photos=photos, validation=validation, start=start, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
     where = torch.device(resolve_device(device))
-    with progress.status("reading photos …") as status:
+    with LiveLine("reading photos …") as line:
         task = DrctTask(settings, where)
         for sentence in task.crops.pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
@@ -164,13 +163,13 @@ def train_drct(
         _say(f"{said}, {task.precision}")
         if task.start and not resume:
             _say(f"beginning with {task.start}")
-        status.update("the first steps …")
-        outcome = run_training(task, settings.loop, folder, where, resume, _Line(status))
+        line.update("the first steps …")
+        outcome = run_training(task, settings.loop, folder, where, resume, _Line(line))
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--start": [start]}
             given |= {"--steps": [steps], "--time": [time_limit]}
             _stopped(outcome, _again(["drct", config], given, device, folder))
-        status.update("scoring …")
+        line.update("scoring …")
         result = write_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
 
@@ -179,10 +178,10 @@ train.command("lsd")(train_lsd)
 
 
 class _Line:
-    """One line that changes; where nobody watches, one now and then, and one for every new score."""
+    """Shows each step in the live line, and prints a line that stays for every new score."""
 
-    def __init__(self, status: Status) -> None:
-        self.status, self._last_s, self._figures = status, -LINE_EVERY_S, {}
+    def __init__(self, line: LiveLine) -> None:
+        self._line, self._figures = line, {}
 
     def __call__(self, seen: Progress) -> None:
         rate = f"{seen.items_per_s:,.0f}" if seen.items_per_s >= 1000 else f"{seen.items_per_s:.4g}"
@@ -192,13 +191,11 @@ class _Line:
         parts += [f"{format_seconds(seen.left_s)} left", format_bytes(seen.peak_bytes)]
         parts += [f"{seen.skipped} skipped"] if seen.skipped else []
         parts += [f"{name} {value:.4g}" for name, value in seen.figures.items()]
-        line = escape(" · ".join(parts))
-        self.status.update(line)
-        news = seen.figures != self._figures
-        due = not progress.is_terminal and time.monotonic() - self._last_s >= LINE_EVERY_S
-        if news or due:
-            progress.print(f"[dim]{line}[/]", highlight=False)
-            self._last_s, self._figures = time.monotonic(), seen.figures
+        text = " · ".join(parts)
+        self._line.update(text)
+        if seen.figures != self._figures:
+            _say(text)
+            self._figures = seen.figures
 
 
 def _print(outcome: Outcome, result: Result) -> None:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
 from redline.training.bundled import find_settings
@@ -53,19 +54,19 @@ def train_lsd(
     settings = LsdTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
     where = torch.device(resolve_device(device))
-    with progress.status("reading photos …") as status:
+    with LiveLine("reading photos …") as line:
         task = LsdTask(settings, where)
         pairs = task.clips.crops.pairs
         for sentence in pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
         said = f"{pairs.photos} photos, {format_megapixels(pairs.pixels)}, on {where}, {task.precision}"
         progress.print(f"[dim]{escape(said)}[/]", highlight=False)
-        status.update("the first steps …")
-        outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(status))
+        line.update("the first steps …")
+        outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(line))
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--steps": [steps], "--time": [time_limit]}
             shared._stopped(outcome, shared._again(["lsd", config], given, device, folder))
-        status.update("judging …")
+        line.update("judging …")
         result = write_lsd_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from redline.choices import PIXEL_LIMIT, UPSCALE_PRESETS
 from redline.cli.console import print_json, progress, results
+from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_seconds, parse_bytes
@@ -114,17 +114,8 @@ def upscale(
         work_as(rank, device)
         return
     crew = gather(rank, device) if rank is not None else None
-    with (
-        crew or nullcontext(),
-        Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[said]}", markup=False),
-            TimeRemainingColumn(),
-            console=progress,
-        ) as bar,
-    ):
-        watch = _Watch(bar, as_json)
+    with crew or nullcontext(), LiveLine("reading the model …") as line:
+        watch = _Watch(line, as_json)
         upscaling = Upscaling(with_preset(settings, preset), watch.listener(), crew)
         tasks = find_tasks(sources, out, upscaling.network.scale, format, watch.say)
         watch.begin(tasks)
@@ -189,11 +180,10 @@ def _without_effect(tasks: list[Task], for_pictures: dict[str, bool], for_films:
 
 
 class _Watch:
-    """The live line: how many files, how far those under way are; and a line for each result as it is finished."""
+    """Counts files and how far those under way are in the live line, and prints a line for each that is finished."""
 
-    def __init__(self, bar: Progress, as_json: bool) -> None:
-        self._bar, self._as_json = bar, as_json
-        self._files: TaskID | None = None
+    def __init__(self, line: LiveLine, as_json: bool) -> None:
+        self._line, self._as_json = line, as_json
         self._total = self._done = 0
         self._under_way: dict[Task, float] = {}
         self._noted: set[tuple[Task, str]] = set()
@@ -205,25 +195,27 @@ class _Watch:
 
     def begin(self, tasks: list[Task]) -> None:
         self._total = len(tasks)
-        self._files = self._bar.add_task("enlarging", total=len(tasks), said=f"0 of {len(tasks)}")
+        self._update()
 
     def say(self, text: str) -> None:
         progress.print(f"[dim]{escape(text)}[/]", highlight=False)
 
-    def _update(self, said: str) -> None:
-        if self._files is not None:
-            completed = self._done + sum(list(self._under_way.values()))
-            self._bar.update(self._files, completed=min(completed, self._total), said=said)
+    def _update(self, detail: str = "") -> None:
+        done = self._done + sum(list(self._under_way.values()))
+        self._line.count("enlarging", min(done, self._total), self._total, "file", detail)
 
     def _finished(self, outcome: Outcome) -> None:
-        self._done += 1
         self._under_way.pop(outcome.task, None)
+        if outcome.skipped:  # took no time, which would make the time left too short
+            self._total -= 1
+        else:
+            self._done += 1
         if outcome.error:
             self.say(outcome.error)
         elif not outcome.skipped and not self._as_json:
             _print_result(outcome)
         self._note(outcome.task, outcome.notes)
-        self._update(f"{self._done} of {self._total}")
+        self._update()
 
     def _note(self, task: Task, notes: tuple[str, ...]) -> None:
         """Each once: a film's are told as soon as they are known, and again with what became of it."""
@@ -234,14 +226,14 @@ class _Watch:
 
     def _picture(self, task: Task, rows: int, total: int) -> None:
         self._under_way[task] = rows / total
-        self._update(f"{self._done} of {self._total}, {task.source.name}")
+        self._update(task.source.name)
 
     def _film(self, task: Task, film: VideoProgress) -> None:
         self._note(task, film.notes)
         rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
-        left = f", {format_seconds(film.left_s)} left" if film.left_s else ""
+        left = f", {format_seconds(film.left_s)} left" if film.left_s and self._total > 1 else ""
         self._under_way[task] = film.frames_done / film.frames_total if film.frames_total else 0.0
-        self._update(f"frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
+        self._update(f"{task.source.name}: frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
 
 
 def _print_result(outcome: Outcome) -> None:

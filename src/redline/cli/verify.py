@@ -8,7 +8,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import print_json, results
+from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
@@ -47,8 +48,8 @@ def verify(
         timeout_s=parse_seconds(timeout),
         sampling_s=parse_seconds(sampling),
     )
-    with progress.status("starting …") as status:
-        seen = verify_plan(asked, settings, lambda text: status.update(f"{text} …"))
+    with LiveLine("starting …") as line:
+        seen = verify_plan(asked, settings, lambda text: line.update(f"{text} …"))
     if as_json:
         print_json({**asdict(seen), "machine": seen.machine.as_dict()})
     else:

@@ -5,7 +5,7 @@ it agrees. What it needs to be used (scale, window, tile) stands in its metadata
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
 EXACT = Gate("picture_psnr", 70.0)
 ROUNDED = Gate("picture_psnr", 40.0)
 
+Tell = Callable[[str, int, int], None]
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -35,25 +37,35 @@ class Exported:
 
 
 def export_onnx(
-    network: Network, target: Path, tile: int, judged_on: Tensor, calibration: Sequence[Tensor] = ()
+    network: Network,
+    target: Path,
+    tile: int,
+    judged_on: Tensor,
+    calibration: Sequence[Tensor] = (),
+    tell: Tell = lambda _what, _done, _total: None,
 ) -> Exported:
-    """`judged_on` and each of `calibration` are tiles (N, 3, tile, tile) in [0, 1]; with calibration it is int8."""
+    """`judged_on` and each of `calibration` are tiles (N, 3, tile, tile) in [0, 1]; with calibration it is int8.
+
+    Calls `tell` with what is done now, and how many of how many tiles are done; 0 of 0 where it is one step.
+    """
     if tile % network.window:
         raise ModelError(f"{network.name} takes tiles that are multiples of {network.window}, not {tile}.")
     module = network.module.cpu().eval()
     with tempfile.TemporaryDirectory(prefix="redline-export-") as folder:
         path = Path(folder) / "model.onnx"
+        tell(f"exporting {network.name} as a graph", 0, 0)
         _export(module, tile, path)
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
             # Convolutions stay in float: what they read is a sum of many layers, and they write the pixels.
             options = {"symmetric": False, "external": False, "choose": normalized_linears}
-            quantize_static(path, rounded, batches, "minmax", 99.9, **options)
+            quantize_static(path, rounded, _counted(batches, tell), "minmax", 99.9, **options)
             path = rounded
         data = _with_facts(path, network, tile, "int8" if calibration else "fp32")
         path.write_bytes(data)
         gate = ROUNDED if calibration else EXACT
+        tell("comparing the file with the network", 0, 0)
         with torch.no_grad():
             score = gate.judge(module(judged_on), Onnx(path, providers_for("cpu", judged_on.device))(judged_on))
         if not score.passed:
@@ -64,6 +76,14 @@ def export_onnx(
             )
     write_bytes(target, data)
     return Exported(target, tile, len(data), score)
+
+
+def _counted(batches: Sequence[dict[str, Any]], tell: Tell) -> Iterator[dict[str, Any]]:
+    """Calibration asks for the next batch when it has run the one before."""
+    for done, batch in enumerate(batches):
+        tell("calibrating", done, len(batches))
+        yield batch
+    tell("writing int8 weights", 0, 0)
 
 
 def _export(module: torch.nn.Module, tile: int, path: Path) -> None:

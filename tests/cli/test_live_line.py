@@ -1,0 +1,112 @@
+"""Where stderr is no terminal, every long command says every few seconds how far it is."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from redline.cli import eval as evaluating
+from redline.cli import live_line
+from redline.cli.live_line import LiveLine
+from redline.models.drct import Drct, DrctConfig, save_drct
+from redline.quiet import quiet
+from redline.upscale import export as exporting
+from redline.upscale.journal import Journal
+from synthetic_photos import save_synthetic_photos
+
+from .conftest import Seen
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_line, "LINE_EVERY_S", 0.05)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save_drct(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4)), tmp_path / "tiny.safetensors")
+    return tmp_path / "tiny.safetensors"
+
+
+def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Long enough for several lines."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.2)
+        return function(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.usefixtures("often")
+def test_a_line_comes_while_a_single_step_takes_long_and_a_library_is_silenced(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with LiveLine("reading …") as line, quiet():
+        time.sleep(0.2)
+        line.count("scoring", 0, 8, "image")
+        time.sleep(0.2)
+        line.count("scoring", 2, 8, "image", "a [b]: 30 dB")
+        time.sleep(0.2)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("reading … (") and said[0].endswith(" so far)")
+    assert any(text.startswith("scoring: 0 of 8 images (0%) (") for text in said)
+    assert "scoring: 2 of 8 images (25%), " in said[-1] and " images/s, " in said[-1]
+    assert " left · a [b]: 30 dB (" in said[-1]
+
+
+def test_nothing_is_printed_by_what_is_quick(capsys: pytest.CaptureFixture[str]) -> None:
+    with LiveLine("reading …") as line:
+        line.count("scoring", 1, 2, "image")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_follows_the_rate_and_runs_down() -> None:
+    count = live_line._Count("scoring", "image", 10, first_done=2, first_s=0, done=4, at_s=20, detail="")
+    assert count.text(20) == "scoring: 4 of 10 images (40%), 6 images/min, 60 s left"
+    assert count.text(50).endswith("30 s left") and count.text(500).endswith(", 1 s left")
+    assert live_line._Count("reading", "frame", None, 0, 0, 90, 45, "").text(45) == "reading: 90 frames, 2 frames/s"
+    assert live_line._format_rate(0.001, "image") == "3.6 images/h"
+
+
+@pytest.mark.usefixtures("often")
+def test_eval_sr(weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    save_synthetic_photos(tmp_path / "set", 2, 41, 50, seed=3)
+    model = Drct.forward
+    monkeypatch.setattr(Drct, "forward", slowed(model))
+    seen = command("eval", "sr", weights, "set", "--bicubic", "--device", "cpu")
+    assert seen.code == 0 and "scoring: 0 of 2 images (0%)" in seen.err
+    assert "scoring: 1 of 2 images (50%), " in seen.err and " left · 0: " in seen.err
+    assert evaluating.LiveLine is LiveLine
+
+
+@pytest.mark.usefixtures("often")
+def test_upscale(weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (30, 20)).save(tmp_path / "in" / f"{name}.png")
+    monkeypatch.setattr(Journal, "record", slowed(Journal.record))
+    seen = command("upscale", "in", "-o", "out", "-w", weights, "--device", "cpu")
+    assert seen.code == 0 and "enlarging: 0 of 2 files (" in seen.err
+    assert "enlarging: 1 of 2 files (" in seen.err and " left" in seen.err
+
+
+@pytest.mark.usefixtures("often")
+def test_export(weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    save_synthetic_photos(tmp_path / "photos", 2, 90, 90, seed=3)
+
+    def quantized(source: Path, target: Path, batches: Any, *_: Any, **__: Any) -> None:
+        for _batch in batches:
+            time.sleep(0.1)
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(exporting, "quantize_static", quantized)
+    options = ("--tile", 80, "--int8", "--calibrate", "photos", "--samples", 4, "-o", "a.onnx")
+    seen = command("export", "drct", "-w", weights, *options)
+    assert seen.code == 0 and "exporting " in seen.err and " as a graph … (" in seen.err
+    assert "calibrating: 2 of 4 tiles (50%), " in seen.err and " left" in seen.err
