@@ -23,18 +23,29 @@ _DECODED_PER_THREAD, _CONVERTED_PER_THREAD, _MOST_THREADS = 2**17, 2**16, 16
 # error for some damage.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
 _MOST_AT_ONCE = 6
+# Demuxers that read one file only. Playlists (HLS, DASH, ffconcat, image sequences) open other files and addresses that
+# they name, so a file from an untrusted source could pull in any local file.
+_FORMATS = (
+    "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,nut,mxf,gxf,gif,apng,ivf,obu,av1,h261,h263,h264,hevc,vvc,m4v,"
+    "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim"
+)
+_ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[InputContainer]:
-    """The file, open for reading; anything that is no film is one sentence."""
+    """Opens a local video for reading and closes it. Raises RedlineError if it is not one."""
+    with open_video(path) as container:
+        yield container
+
+
+def open_video(path: Path) -> InputContainer:
+    """Opens a local video, and no other file that it may refer to. Raises RedlineError if it is not a video."""
     try:
         # "file:" keeps a name with a colon from being read as a protocol; tags need not be valid UTF-8 to be kept.
-        container = av.open(f"file:{path}", metadata_errors="surrogateescape")
+        return av.open(f"file:{path}", options=_ONE_FILE, metadata_errors="surrogateescape")
     except (av.FFmpegError, OSError) as error:
         raise RedlineError(_why_not(path, error)) from error
-    with container:
-        yield container
 
 
 def main_stream(container: InputContainer, path: Path) -> VideoStream:
@@ -145,4 +156,6 @@ def _why_not(path: Path, error: Exception) -> str:
         return f"cannot read {str(path)!r}: {error.strerror}."
     if path.is_file() and path.stat().st_size == 0:
         return f"{path.name!r} is empty."
+    if isinstance(error, av.ArgumentError):  # FFmpeg's error for a format that is not in the whitelist
+        return f"{path.name!r} is a playlist or another format that is not read: give the video file itself."
     return f"{path.name!r} is no film that can be read, or its end, with the index, is missing."

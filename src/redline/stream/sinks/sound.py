@@ -18,6 +18,7 @@ from av.packet import Packet
 from av.stream import Stream
 
 from redline.errors import RedlineError
+from redline.films import open_video
 from redline.stream.joined import Joined
 
 
@@ -95,10 +96,7 @@ def check_sound(path: Path, container: str, suffix: str) -> None:
 def _opened(path: Path) -> InputContainer:
     if not path.is_file():
         raise RedlineError(f"{str(path)!r}, of which the sound is wanted, does not exist.")
-    try:
-        return av.open(f"file:{path}", metadata_errors="surrogateescape")
-    except (av.FFmpegError, OSError) as error:
-        raise RedlineError(f"the sound of {path.name!r} cannot be read.") from error
+    return open_video(path)
 
 
 def _start_s(packet: Packet) -> Fraction:

@@ -10,6 +10,8 @@ from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.paced import Paced
 
 SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
+# A playlist from the network may name further addresses, and no local files.
+_PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp,tls,udp"
 # Over UDP a lost packet smears the picture until the next key frame.
 _RTSP = {"rtsp_transport": "tcp"}
 
@@ -31,7 +33,7 @@ def open_network(
         raise RedlineError(f"{url!r} is no address: {error}.") from error
     if parts.scheme not in SCHEMES or not host:
         raise RedlineError(f"{url!r} is no address of a stream: it begins with one of {', '.join(SCHEMES)} and a host.")
-    options = _RTSP if parts.scheme.startswith("rtsp") else {}
+    options = {"protocol_whitelist": _PROTOCOLS, **(_RTSP if parts.scheme.startswith("rtsp") else {})}
     # Names and passwords are part of some addresses, and of no sentence.
     name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
     source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop, size)

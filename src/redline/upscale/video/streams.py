@@ -193,7 +193,7 @@ def _cover(
         return None, f"the cover picture is left out: {container} cannot hold it"
     if container == "matroska":
         # Read from a copy: what else comes before the cover's packet must not be missed later.
-        with av.open(source.name, metadata_errors="surrogateescape") as again:
+        with opened(Path(source.name.removeprefix("file:"))) as again:
             packet = next((packet for packet in again.demux(again.streams[stream.index]) if packet.size), None)
             if packet is not None:
                 output.add_attachment(*_COVERS[codec], bytes(packet))
