@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from redline.cpu_features import cpu_limit
 from redline.errors import RedlineError
 from redline.files import write_text
 from redline.machine import Ceilings, Machine
@@ -58,6 +59,8 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     copied = _copy_rate(size, device)
     matmul, convolution = {}, {}
     for name, dtype in _FLOATS.items():
+        if _is_hidden(name, machine):
+            continue
         with _tf32_allowed(False), _onednn_kept():
             matmul[name] = _matmul_rate(device, dtype)
             convolution[name] = _convolution_rate(device, dtype)
@@ -65,13 +68,19 @@ def measure_ceilings(machine: Machine) -> Ceilings:
         with _tf32_allowed(True):
             matmul["tf32"] = _matmul_rate(device, torch.float32)
             convolution["tf32"] = _convolution_rate(device, torch.float32)
-    matmul["int8"] = _matmul_rate(device, torch.int8)
-    if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
-        # torch's own int8 product is not tuned on every CPU; the ceiling is what some engine reaches.
-        matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
+    if not _is_hidden("int8", machine):
+        matmul["int8"] = _matmul_rate(device, torch.int8)
+        if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
+            # torch's own int8 product is not tuned on every CPU; the ceiling is what some engine reaches.
+            matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
     if "fp8" in machine.hardware_dtypes:
         matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
     return Ceilings(copied, matmul, convolution)
+
+
+def _is_hidden(dtype: str, machine: Machine) -> bool:
+    """Returns whether a CPU limit hides this dtype; the libraries still use the hardware, so its rate says nothing."""
+    return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from redline.cores import cores
+from redline.cpu_features import cpu_flags, cpu_limit
 from redline.errors import MachineError
 from redline.resident import host_bytes
 
@@ -73,7 +74,7 @@ class Machine:
     @classmethod
     def detect(cls, device: str = "auto") -> "Machine":
         """Reads the machine; the ceilings come from the cache when they were measured before."""
-        found = _detect(resolve_device(device))
+        found = _detect(resolve_device(device), cpu_limit())
         path = found.cache_path
         if path.is_file():
             try:
@@ -131,14 +132,15 @@ class Machine:
             best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
             return best, "by hardware support; run `redline doctor` for measured rates"
         matmul, convolution = self.ceilings.matmul_flops_per_s, self.ceilings.convolution_flops_per_s
-        gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in ("bf16", "fp16")}
+        measured = [d for d in ("bf16", "fp16") if d in matmul]
+        gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in measured}
         said = "; ".join(f"{d} is {m:.2g}× fp32 in products, {c:.2g}× in convolutions" for d, (m, c) in gains.items())
         good = {d: m for d, (m, c) in gains.items() if min(m, c) > 1.2}
         if "bf16" in good and good["bf16"] >= 0.8 * max(good.values()):
             return "bf16", f"{said}; bf16 keeps fp32's range, so nothing overflows"
         if "fp16" in good:
             return "fp16", f"{said}; fp16 needs the overflow check, which the rung does"
-        return "fp32", said
+        return "fp32", said or "the CPU limit hides the hardware for bf16 and fp16"
 
     def as_dict(self) -> dict[str, Any]:
         """As it reads back from a file: lists for tuples."""
@@ -161,7 +163,7 @@ def resolve_device(device: str) -> str:
 
 
 @cache
-def _detect(device: str) -> Machine:
+def _detect(device: str, limit: str) -> Machine:
     common: dict[str, Any] = {
         "device": device,
         "cores": cores(),
@@ -171,7 +173,8 @@ def _detect(device: str) -> Machine:
     if device == "cpu":
         flags = cpu_flags()
         return Machine(
-            name=_cpu_name(),
+            # In the name, so that fingerprints and caches differ.
+            name=f"{_cpu_name()} (limited to {limit})" if limit else _cpu_name(),
             device_bytes=common["host_bytes"],
             features=tuple(sorted(flags & set(_CPU_FEATURES))),
             hardware_dtypes=("fp32", *_cpu_dtypes(flags)),
@@ -217,16 +220,6 @@ _CPU_FEATURES = {
 
 def _cpu_dtypes(flags: set[str]) -> list[str]:
     return sorted({_CPU_FEATURES[f] for f in flags & set(_CPU_FEATURES)} - {""})
-
-
-def cpu_flags() -> set[str]:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return set(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return set()
 
 
 def _cpu_name() -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.cpu_features import cpu_flags
 from redline.errors import RungError
-from redline.machine import cpu_flags
 from redline.quiet import quiet
 
 # Entropy is left out: ONNX Runtime gives it as many bins as levels, so that it never clips anything.

@@ -8,8 +8,8 @@ from pathlib import Path
 from av.codec import Codec
 from av.video.format import VideoFormat
 
+from redline.cpu_features import hardware_flags
 from redline.errors import RedlineError
-from redline.machine import cpu_flags
 from redline.upscale.video.colour import RGB, Colour
 from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
@@ -148,7 +148,7 @@ def _check_crf(crf: float | None, codec: str) -> None:
 
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
-    if codec == "h264" and "avx512f" in cpu_flags():
+    if codec == "h264" and "avx512f" in hardware_flags():
         # Its AVX-512 code gives another film each time at some widths, and a resumed one has to be the same.
         options["x264-params"] = "asm=avx2"
     _check_crf(settings.crf, codec)
