@@ -135,8 +135,9 @@ def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Any) -> N
         for parameter in oracle.parameters():
             parameter.add_(0.25 * torch.randn_like(parameter))
     oracle.save_pretrained(tmp_path)
+    oracle.double()
     batch = prompts(5, 23)
-    found = InferenceEngine(load_decoder(tmp_path)).generate(batch, max_tokens=48)
+    found = InferenceEngine(load_decoder(tmp_path).double()).generate(batch, max_tokens=48)
     for prompt, completion in zip(batch, found, strict=True):
         text = oracle.generate(torch.tensor([prompt]), max_new_tokens=48, do_sample=False)[0].tolist()
         assert completion.tokens == text[len(prompt) :]
@@ -233,6 +234,7 @@ def test_engines_that_cannot_be(model: Decoder) -> None:
 
 
 def test_a_plan_is_one_argument(model: Decoder) -> None:
+    model.float()  # torchao quantizes no fp64
     (prompt,) = prompts(12)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     engine = InferenceEngine(model, "fused_ops + int8(min_features=16)")

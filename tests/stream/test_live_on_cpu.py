@@ -1,4 +1,7 @@
-"""On two cores the shipped model is live: at least ten frames a second at 256×256, through the whole pipeline."""
+"""On two cores the shipped model is live: at least ten frames a second at 256×256, through the whole pipeline.
+
+Where there is only one core, half of that.
+"""
 
 from fractions import Fraction
 
@@ -18,13 +21,11 @@ from redline.stream.sinks.null import NullSink
 from redline.stream.sources.synthetic import SyntheticClip
 
 pytestmark = pytest.mark.alone
-CORES = cores()
 
 
-@pytest.mark.skipif(CORES < 2, reason="needs two cores")
 def test_tiny_at_256_reaches_ten_frames_a_second() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    before, threads = torch.get_num_threads(), min(2, cores())
+    torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
         once = Settings(strength=1.0, steps=1)
@@ -36,7 +37,7 @@ def test_tiny_at_256_reaches_ten_frames_a_second() -> None:
             clip = SyntheticClip(256, 256, count=40, rate=Fraction(60))
             report = Pipeline(clip, Engine(frames, once), NullSink(), settings=LiveSettings(once)).run().report
             rates.append(min(report.frames_per_s, 1 / report.stages["compute"].p95_s))
-            live += rates[-1] >= 10
+            live += rates[-1] >= 5 * threads
             if live == 3:
                 break
         assert live == 3, rates
