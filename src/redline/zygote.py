@@ -23,7 +23,9 @@ def _preload() -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the climb decides when its workers end
+    # The parent process decides when workers end, also where a signal is sent to the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _preload()
     control.sendall(b"ready\n")
     while True:
@@ -54,6 +56,7 @@ def _exit_status(pid: int) -> int | None:
 
 
 def _become_worker(channel: int, log: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # so that a hung worker is killed together with the compilers it started
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -2,11 +2,9 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,6 @@ import pytest
 from patience import PATIENCE_S
 from redline import choices
 from redline.cli import COMMANDS, load_command
-from redline.cli.signals import uninterrupted_imports
 from redline.rungs import RUNGS
 from redline.samplers import SAMPLERS
 from redline.upscale.settings import PRESETS
@@ -173,21 +170,3 @@ def test_output_that_cannot_be_written_is_a_sentence() -> None:
             )
             said = "redline: the output cannot be written: No space left on device."
             assert (seen.returncode, seen.stderr.strip()) == (2, said), arguments
-
-
-def test_ctrl_c_during_imports_takes_effect_after_them() -> None:
-    """Some packages take the interrupt for a missing dependency and continue without it."""
-    imported = False
-    with pytest.raises(KeyboardInterrupt), uninterrupted_imports(), suppress(BaseException):
-        signal.raise_signal(signal.SIGINT)
-        imported = True
-    assert imported and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_ctrl_c_during_imports_takes_effect_at_once() -> None:
-    finished = False
-    with pytest.raises(KeyboardInterrupt), uninterrupted_imports():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        finished = True
-    assert not finished and signal.getsignal(signal.SIGINT) is signal.default_int_handler

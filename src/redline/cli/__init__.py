@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from redline.cli.console import fail
+from redline.cli.signals import TERMINATED, Termination, sigterm_as_interrupt
 from redline.errors import RedlineError
 from redline.version import VERSION
 
@@ -109,7 +110,13 @@ def _redline(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted, 141 unread."""
+    """Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted (Ctrl-C), 141
+    nobody reads the output, 143 terminated (SIGTERM)."""
+    with sigterm_as_interrupt() as termination:
+        _main(termination)
+
+
+def _main(termination: Termination) -> None:
     # Kept apart, because who notices a broken pipe puts another file in the place of stdout.
     output = None
     with suppress(OSError, AttributeError):  # there may be none
@@ -140,8 +147,10 @@ def main() -> None:
         _print_nothing_more()
         sys.exit(_UNREAD)
     except SystemExit as end:
-        if end.code == 130:  # what Typer makes of Ctrl-C
-            fail("interrupted.")
+        if end.code == 130:  # Typer's exit code for KeyboardInterrupt
+            fail("terminated." if termination.requested else "interrupted.")
+            if termination.requested:
+                sys.exit(TERMINATED)
         if end.code == 1 and output is not None and not _has_reader(output):
             sys.exit(_UNREAD)
         raise

@@ -1,34 +1,78 @@
-"""How commands react to Ctrl-C."""
+"""How commands react to Ctrl-C and SIGTERM.
+
+SIGTERM (from `kill`, `timeout` or a batch system) ends a command as Ctrl-C does: `KeyboardInterrupt` unwinds the stack,
+so temporary folders are deleted and child processes ended. A command that handles SIGTERM itself replaces the handler
+while it runs.
+"""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+TERMINATED = 128 + signal.SIGTERM
+
+
+@dataclass
+class Termination:
+    """Handler of SIGTERM; `requested` says that the signal came."""
+
+    requested: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # Only the first signal has an effect: `timeout` sends it twice, and the second would interrupt the cleanup.
+        if not self.requested:
+            self.requested = True
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[Termination]:
+    """Raises `KeyboardInterrupt` on SIGTERM, unless the caller has a handler of its own or ignores the signal."""
+    termination = Termination()
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or not _in_main_thread():
+        yield termination
+        return
+    signal.signal(signal.SIGTERM, termination)
+    try:
+        yield termination
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def uninterrupted_imports() -> Iterator[None]:
-    """Delays Ctrl-C until the imports in the block are done; a second Ctrl-C interrupts at once.
+    """Delays Ctrl-C and SIGTERM until the imports in the block are done; a second signal takes effect at once.
 
     Some packages take an interrupt for a missing optional dependency and continue without it. Commands import large
     packages in such a block inside their function, so that `--help` does not wait for them.
     """
-    before = signal.getsignal(signal.SIGINT)
-    # Another handler, or a caller that ignores the signal, stays in charge.
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[bool] = []
+    # Handlers of a caller, and signals that it ignores, stay as they are.
+    delayed: dict[int, Callable[[int, FrameType | None], object]] = {}
+    if _in_main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if handler is signal.default_int_handler or isinstance(handler, Termination):
+                delayed[number] = handler  # pyright: ignore[reportArgumentType]
+    came: list[int] = []
 
-    def note(number: int, frame: object) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         if came:
-            raise KeyboardInterrupt
-        came.append(True)
+            delayed[number](number, frame)
+        came.append(number)
 
-    signal.signal(signal.SIGINT, note)
+    for number in delayed:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in delayed.items():
+            signal.signal(number, handler)
     if came:
-        raise KeyboardInterrupt
+        delayed[came[0]](came[0], None)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
