@@ -91,6 +91,7 @@ class WorkerPool:
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
         self.scratch = Path(self._scratch.name)
         self._control, theirs = socket.socketpair()
+        self._reader = self._control.makefile("rb")
         environment = {
             **os.environ,
             # Lets the preload ask whether there is a GPU without starting CUDA, which a fork could not inherit.
@@ -112,12 +113,16 @@ class WorkerPool:
             stdout=log,
             stderr=log,
         )
-        theirs.close()
-        log.close()
-        self._reader = self._control.makefile("rb")
-        if self._reader.readline() != b"ready\n":
-            said = (self.scratch / "zygote.log").read_text(errors="replace").strip().splitlines()
-            raise RedlineError(f"the worker process did not start: {said[-1] if said else 'no message'}.")
+        try:
+            theirs.close()
+            log.close()
+            if self._reader.readline() != b"ready\n":
+                said = (self.scratch / "zygote.log").read_text(errors="replace").strip().splitlines()
+                raise RedlineError(f"the worker process did not start: {said[-1] if said else 'no message'}.")
+        except BaseException:
+            self._process.kill()  # it would create folders in the scratch folder while it imports torch
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

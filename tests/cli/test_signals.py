@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,24 @@ def test_sigterm_ends_a_climb_without_leftovers(
     assert pool._process.returncode == 0, "it ended by itself, after its workers"
     assert [os.path.exists(f"/proc/{worker.pid}") for worker in pool._workers] == [False]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_pool_that_is_interrupted_while_it_starts_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    process: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            process.append(self)
+            threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM]).start()
+
+    monkeypatch.setattr("redline.workers.subprocess.Popen", Interrupted)
+    with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt), WorkerPool():
+        pass
+    assert process[0].returncode is not None and list(tmp_path.iterdir()) == []
 
 
 def test_a_second_sigterm_does_not_interrupt_the_cleanup() -> None:
