@@ -1,10 +1,16 @@
-"""Whether a file's end is missing, told before hours of work: MP4, Matroska and AVI say how long they are."""
+"""Tells whether a file's end is missing, before hours of work: MP4, Matroska and AVI say how long they are, and MPEG-TS
+is made of packets of one length."""
 
 from pathlib import Path
 from typing import BinaryIO
 
 _BOXES = b"ftyp moov mdat free skip wide moof mfra uuid sidx styp meta pnot".split()
 _EBML, _SEGMENT = bytes.fromhex("1A45DFA3"), bytes.fromhex("18538067")
+_CLUSTER = bytes.fromhex("1F43B675")
+# The parts of a segment, each with an id of four bytes; those of a cluster have shorter ids.
+_LONGEST_ID = 4
+# MPEG-TS packets begin with this byte; on Blu-ray and in cameras four bytes of time come before each.
+_TS_SYNC, _TS_PACKETS = 0x47, ((0, 188), (4, 192))
 _RIFF, _RIFF_KINDS = b"RIFF", (b"AVI ", b"AVIX")
 
 
@@ -12,11 +18,13 @@ def missing_bytes(path: Path) -> int:
     """How much of the file is missing at its end, as far as its container tells; 0 where it does not."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(8)
+        start = file.read(4 * 192)
         if start[:4] == _EBML:
-            end = _end_of_matroska(file)
+            end = _end_of_matroska(file, size_bytes)
         elif start[:4] == _RIFF:
             end = _end_of_avi(file, size_bytes)
+        elif (packet := _ts_packet(start)) is not None:
+            end = _end_of_ts(file, size_bytes, *packet)
         else:
             end = _end_of_mp4(file, size_bytes)
     return max(0, end - size_bytes)
@@ -52,8 +60,8 @@ def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
     return offset
 
 
-def _end_of_matroska(file: BinaryIO) -> int:
-    """The head, and one segment that holds the rest."""
+def _end_of_matroska(file: BinaryIO, size_bytes: int) -> int:
+    """The head, and one segment that holds the rest; its length is unknown where a recorder was ended early."""
     file.seek(len(_EBML))
     head = _length(file)
     if head is None:
@@ -62,7 +70,42 @@ def _end_of_matroska(file: BinaryIO) -> int:
     if file.read(len(_SEGMENT)) != _SEGMENT:
         return 0
     length = _length(file)
-    return 0 if length is None else file.tell() + length
+    return _end_of_elements(file, size_bytes) if length is None else file.tell() + length
+
+
+def _end_of_elements(file: BinaryIO, size_bytes: int) -> int:
+    """Follows the elements of a segment and of clusters of unknown length; what is no element is not judged."""
+    offset = file.tell()
+    while offset < size_bytes:
+        first = file.read(1)
+        more = 8 - first[0].bit_length()
+        if more >= _LONGEST_ID:
+            return 0
+        name, length = first + file.read(more), _length(file)
+        if length is None and name != _CLUSTER:
+            return size_bytes + 1 if file.tell() >= size_bytes else 0
+        offset = file.tell() + (length or 0)
+        file.seek(offset)
+    return offset
+
+
+def _ts_packet(start: bytes) -> tuple[int, int] | None:
+    """Returns where the first byte of a packet is, and how long packets are; None if this is not MPEG-TS."""
+    for offset, length in _TS_PACKETS:
+        syncs = start[offset::length]
+        if len(syncs) > 2 and set(syncs) == {_TS_SYNC}:
+            return offset, length
+    return None
+
+
+def _end_of_ts(file: BinaryIO, size_bytes: int, offset: int, length: int) -> int:
+    """The end of the last packet, where that is cut off; one that does not begin in its place is not judged."""
+    last = size_bytes // length * length
+    file.seek(max(0, last - length + offset))
+    tail = file.read()
+    syncs = tail[::length]
+    is_aligned = len(syncs) == 2 and set(syncs) == {_TS_SYNC}
+    return last + length if last < size_bytes and is_aligned else size_bytes
 
 
 def _length(file: BinaryIO) -> int | None:

@@ -159,6 +159,16 @@ def test_damage_is_told_with_what_would_leave_it_out(stream: Callable[..., Seen]
     assert stream(tmp_path / "a.mkv", tmp_path / "out.mp4", "--keep-going").code == 0
 
 
+def test_a_truncated_video_is_an_error_unless_it_is_to_go_on(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=12)
+    data = (tmp_path / "a.mkv").read_bytes()
+    (tmp_path / "a.mkv").write_bytes(data[: len(data) * 4 // 5])
+    assert sentence(stream("a.mkv", "out.mp4")).endswith("at its end. With --keep-going what is damaged is left out.")
+    assert not (tmp_path / "out.mp4").exists()
+    seen = stream("a.mkv", "out.mp4", "--keep-going")
+    assert seen.code == 0 and "dropped (missing)" in seen.out
+
+
 def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> None:
     assert sentence(stream("/dev/video99", "null")).startswith("there is no camera '/dev/video99'")
     with socket.socket() as taken:

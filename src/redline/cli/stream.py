@@ -21,7 +21,7 @@ from redline.quantities import format_bytes, format_seconds, parse_seconds
 from redline.stream.changes import numbers
 
 if TYPE_CHECKING:
-    from redline.stream.session import Result
+    from redline.stream.session import Request, Result, Session
     from redline.stream.watch import Sample
 
 
@@ -73,7 +73,7 @@ def stream(
     """
     with uninterrupted_imports():
         from redline.stream.places import Wishes
-        from redline.stream.session import Request, Session
+        from redline.stream.session import Request
         from redline.stream.sources.video_file import DamagedFilm
     request = Request(
         source=source,
@@ -95,16 +95,10 @@ def stream(
         report=report,
         changes=changes,
     )
-    with LiveLine("reading the model …") as line:
-        session = Session(request, _say)
-        for address in session.places.addresses:
-            progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
-        line.update("setting up …")
-        kind = "GPU" if session.device.type == "cuda" else "CPU"
-        try:
-            result = session.run(lambda sample: _show(line, sample, kind))
-        except DamagedFilm as error:
-            raise RedlineError(f"{error} With --keep-going what is damaged is left out.") from error
+    try:
+        session, result = _run(request)
+    except DamagedFilm as error:
+        raise RedlineError(f"{error} With --keep-going what is damaged is left out.") from error
     _print_json(result) if as_json else _print(result)
     if report is not None and not result.outcome.report.frames:
         _say("no frame came, so there is nothing to report")
@@ -114,6 +108,18 @@ def stream(
     # A camera has no other end than Ctrl-C; a film that was stopped is not whole.
     if result.interrupted and not session.places.source.is_live:
         raise typer.Exit(130)
+
+
+def _run(request: Request) -> tuple[Session, Result]:
+    from redline.stream.session import Session  # noqa: F811
+
+    with LiveLine("reading the model …") as line:
+        session = Session(request, _say)
+        for address in session.places.addresses:
+            progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
+        line.update("setting up …")
+        kind = "GPU" if session.device.type == "cuda" else "CPU"
+        return session, session.run(lambda sample: _show(line, sample, kind))
 
 
 def _say(sentence: str) -> None:

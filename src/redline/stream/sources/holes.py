@@ -9,6 +9,9 @@ seen depends on the file:
   joined, which count anew.
 - AVI has an index of its pictures, and no times, so that all behind a hole come too early: one of the index does not
   come.
+- Fragmented MP4 may declare its duration at its start: fragments at the end are missing.
+
+How many pictures are missing behind a cut is counted by the declared duration.
 """
 
 from fractions import Fraction
@@ -19,7 +22,7 @@ from av.container import InputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-_MATROSKA, _MPEGTS, _AVI = "matroska,webm", "mpegts", "avi"
+_MATROSKA, _MPEGTS, _AVI, _MP4 = "matroska,webm", "mpegts", "avi", "mov,mp4,m4a,3gp,3g2,mj2"
 # What a whole file has between two packets are a few dozen bytes.
 _PASSED_OVER_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
@@ -46,6 +49,7 @@ class Holes:
         self._kind = container.format.name
         self._end_bytes = 0
         self._last_s: Fraction | None = None
+        self._end_s = Fraction(0)
         # The last time before each.
         self._holes_s: list[Fraction] = []
         entries = stream.index_entries if self._kind == _AVI else ()
@@ -68,6 +72,7 @@ class Holes:
         if is_picture and packet.pts is not None:
             time_s = packet.pts * Fraction(packet.time_base)
             self._last_s = time_s if self._last_s is None else max(self._last_s, time_s)
+            self._end_s = max(self._end_s, time_s + (packet.duration or 0) * Fraction(packet.time_base))
 
     @property
     def are_possible(self) -> bool:
@@ -90,14 +95,31 @@ class Holes:
             # Where the index counts its places from elsewhere, all of them are unknown.
             first = min(self._listed.values(), default=0) * Fraction(self._stream.time_base or 0)
             return Missing(self._unread, first) if self._unread > 0 else None
-        container = self._container
-        if self._kind != _MATROSKA or not container.duration:
+        end_s = self._declared_end_s()
+        if end_s is None:
             return None
-        end_s = Fraction(container.duration + (container.start_time or 0), av.time_base)
-        is_unread = container.size - self._end_bytes > _UNREAD_SHARE * container.size
-        if not is_unread or end_s - last_s <= _END_MISSING_S:
-            return None
-        return Missing(self._pictures(last_s, end_s), last_s)
+        if self._kind == _MATROSKA:
+            size = self._container.size
+            # The declared duration is that of the longest stream: sound may go on behind the last picture.
+            is_short = size - self._end_bytes > _UNREAD_SHARE * size and end_s - last_s > _END_MISSING_S
+        else:
+            # With a complete index at its start, a file that is too short for it is known before it is read.
+            is_fragmented = self._kind == _MP4 and not self._stream.frames
+            is_short = is_fragmented and end_s - self._end_s > _END_MISSING_S
+        return Missing(self._pictures(last_s, end_s), last_s) if is_short else None
+
+    def behind_cut(self, last_s: Fraction) -> Missing:
+        """Returns what is missing behind the last picture of a file that is known to be cut off: at least one."""
+        end_s = self._declared_end_s()
+        return Missing(1 if end_s is None else self._pictures(last_s, end_s), last_s)
+
+    def _declared_end_s(self) -> Fraction | None:
+        stream, container = self._stream, self._container
+        if stream.duration and stream.time_base:
+            return (stream.duration + (stream.start_time or 0)) * Fraction(stream.time_base)
+        if container.duration:
+            return Fraction(container.duration + (container.start_time or 0), av.time_base)
+        return None
 
     def _is_behind_hole(self, packet: Packet, is_picture: bool) -> bool:
         if self._kind == _MPEGTS:

@@ -80,8 +80,9 @@ class VideoFile:
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
             self.has_sound = bool(container.streams.audio)
         missing = missing_bytes(path)
-        # What is there is worth a stream, and must not pass for the whole.
         cut = f"{self.name!r} is cut off: {missing:,} bytes are missing at its end."
+        if missing and drop is None:
+            raise DamagedFilm(cut)
         self._is_cut_off = missing > 0
         self.notes = (*((cut,) if missing else ()), *why_pale(first, repr(self.name)))
 
@@ -132,11 +133,12 @@ class VideoFile:
                 index, given.count, given.last = given.count, given.count + 1, pts
                 yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
                 captured_s = self._clock.now_s()
-            if last is not None and not self._is_cut_off:
-                missing = holes.at_end(last * time_base)
+            if last is not None:
+                last_s = last * time_base
+                missing = holes.behind_cut(last_s) if self._is_cut_off else holes.at_end(last_s)
                 if missing is not None and is_ahead:
                     raise Trouble
-                self._tell_missing(missing, last * time_base)
+                self._tell_missing(missing, last_s)
 
     def _packets(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[Packet]:
         """Those of pictures, where they belong."""
