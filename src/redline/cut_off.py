@@ -1,6 +1,7 @@
 """Tells whether a file's end is missing, before hours of work: MP4, Matroska and AVI say how long they are, and MPEG-TS
 is made of packets of one length."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,21 +31,38 @@ def missing_bytes(path: Path) -> int:
     return max(0, end - size_bytes)
 
 
+def whole_pieces_bytes(path: Path) -> int:
+    """Returns where the last whole piece ends in a recording that was not finished: a fragment of an MP4, or an element of
+    a Matroska file. Returns the size of the file if all are whole."""
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(len(_EBML)) == _EBML:
+            ends = _ends_of_elements(file, size_bytes) if _enter_segment(file) is None else iter(())
+        else:
+            # Behind its head (moof), a fragment's data.
+            ends = (end for kind, end in _boxes(file, size_bytes) if kind in (b"moov", b"mdat"))
+        return max((end for end in ends if end <= size_bytes), default=size_bytes)
+
+
 def _end_of_mp4(file: BinaryIO, size_bytes: int) -> int:
-    """Follows the boxes; what is no known box is something that was appended, and is not judged."""
+    return max((end for _, end in _boxes(file, size_bytes)), default=0)
+
+
+def _boxes(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """The kind and the end of each; what is no known box is something that was appended, and is not judged."""
     offset = 0
     while offset < size_bytes:
         file.seek(offset)
         header = file.read(16)
         if header[4:8] not in _BOXES:
-            break
+            return
         length = int.from_bytes(header[:4])
         if length == 1:
             length = int.from_bytes(header[8:16])
         if length < 8:
-            break
+            return
         offset += length
-    return offset
+        yield header[4:8], offset
 
 
 def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
@@ -62,31 +80,36 @@ def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
 
 def _end_of_matroska(file: BinaryIO, size_bytes: int) -> int:
     """The head, and one segment that holds the rest; its length is unknown where a recorder was ended early."""
+    length = _enter_segment(file)
+    return max(_ends_of_elements(file, size_bytes), default=0) if length is None else file.tell() + length
+
+
+def _enter_segment(file: BinaryIO) -> int | None:
+    """Goes to the content of the segment and returns its length: 0 if there is no segment, None if it is unknown."""
     file.seek(len(_EBML))
     head = _length(file)
     if head is None:
         return 0
     file.seek(head, 1)
-    if file.read(len(_SEGMENT)) != _SEGMENT:
-        return 0
-    length = _length(file)
-    return _end_of_elements(file, size_bytes) if length is None else file.tell() + length
+    return _length(file) if file.read(len(_SEGMENT)) == _SEGMENT else 0
 
 
-def _end_of_elements(file: BinaryIO, size_bytes: int) -> int:
-    """Follows the elements of a segment and of clusters of unknown length; what is no element is not judged."""
+def _ends_of_elements(file: BinaryIO, size_bytes: int) -> Iterator[int]:
+    """The ends of the elements of a segment, and of those in clusters of unknown length."""
     offset = file.tell()
     while offset < size_bytes:
+        file.seek(offset)
         first = file.read(1)
         more = 8 - first[0].bit_length()
         if more >= _LONGEST_ID:
-            return 0
+            return  # no element, but something that was appended
         name, length = first + file.read(more), _length(file)
         if length is None and name != _CLUSTER:
-            return size_bytes + 1 if file.tell() >= size_bytes else 0
+            if file.tell() >= size_bytes:
+                yield size_bytes + 1
+            return
         offset = file.tell() + (length or 0)
-        file.seek(offset)
-    return offset
+        yield offset
 
 
 def _ts_packet(start: bytes) -> tuple[int, int] | None:

@@ -21,12 +21,33 @@ _PARTIAL = ".redline-partial"
 # Characters of the target's name in the hidden one, which must not become longer than a name may be.
 _NAME_LENGTH = 40
 _OWNER = re.compile(r"\.(\d+)\.([0-9a-f]{4})[0-9a-f]{8}" + re.escape(_PARTIAL))
+_RECORDING = re.compile(r"(.+)\.recording-(\d+)-([0-9a-f]{4})[0-9a-f]{8}(\.\w+)")
 
 
 def hidden_path(path: Path) -> Path:
     """A new name beside the target."""
     token = _machine() + secrets.token_hex(4)
     return path.parent / f".{path.name[:_NAME_LENGTH]}.{os.getpid()}.{token}{_PARTIAL}"
+
+
+def recording_path(path: Path) -> Path:
+    """Returns a new name beside the target for a live recording. It is not hidden, and ends as the target does: should
+    the process be killed, it is found and can be played as it is."""
+    token = _machine() + secrets.token_hex(4)
+    return path.parent / f"{path.stem[:_NAME_LENGTH]}.recording-{os.getpid()}-{token}{path.suffix}"
+
+
+def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
+    """Returns the recordings that processes of this machine that are gone left in the folder, each with its target."""
+    try:
+        found = [(path, _RECORDING.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_file()]
+    except OSError:
+        return []  # there is no such folder yet, or whoever writes there will say what is wrong with it
+    return [
+        (path, folder / f"{owner[1]}{owner[4]}")
+        for path, owner in found
+        if owner is not None and owner[3] == _machine() and not _is_alive(int(owner[2]))
+    ]
 
 
 def is_partial(path: Path | str) -> bool:

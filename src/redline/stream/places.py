@@ -86,7 +86,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
         except BaseException:
             came.close()
             raise
-        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _shortcomings(came, goes))
+        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _notes(came, goes))
     return _open_with_browser(source, sink, words, wishes, settings, latency)
 
 
@@ -173,13 +173,15 @@ def _film(path: Path, source: Source) -> VideoFileSink:
     return VideoFileSink(path, source.rate, origin_s=film.origin_s, sound=sound, is_live=source.is_live)
 
 
-def _shortcomings(source: Source, sink: Sink) -> tuple[str, ...]:
+def _notes(source: Source, sink: Sink) -> tuple[str, ...]:
+    """What the user is told of source and sink before the stream starts."""
     inner = _innermost(source)
-    if not isinstance(inner, (VideoFile, LiveInput)):
-        return ()
-    if not (isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound):
-        return inner.notes
-    return (*inner.notes, f"the sound of {inner.name} is not recorded: only that of a film on this disk is.")
+    notes = sink.notes if isinstance(sink, VideoFileSink) else ()
+    if isinstance(inner, (VideoFile, LiveInput)):
+        notes = (*notes, *inner.notes)
+    if isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_sound:
+        notes = (*notes, f"the sound of {inner.name} is not recorded: only that of a film on this disk is.")
+    return notes
 
 
 def _innermost(source: Source) -> Source:
@@ -245,5 +247,5 @@ def _open_with_browser(
             came.close()
         raise
     addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
-    notes = (*(() if came is None else _shortcomings(came, goes)), *((_WAITS,) if waits else ()))
+    notes = (*_notes(shown if came is None else came, goes), *((_WAITS,) if waits else ()))
     return Places(shown, goes, addresses, notes, page.close)

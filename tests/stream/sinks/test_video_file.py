@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.partial import hidden_path
+from redline.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
@@ -201,6 +201,61 @@ def test_what_a_killed_stream_left_is_removed_by_the_next(tmp_path: Path, monkey
         path.touch()
     write(VideoFileSink(tmp_path / "a.mp4", Fraction(25)), clip([0, 1], Fraction(1, 25)))
     assert sorted(tmp_path.iterdir()) == sorted([mine, tmp_path / "a.mp4"])
+
+
+RECORD = """
+import sys
+from fractions import Fraction
+from pathlib import Path
+from redline.stream.sinks.video_file import VideoFileSink
+from redline.stream.sources.synthetic import SyntheticClip
+
+for case in sys.argv[2:]:
+    rate, seconds = map(int, case.split("-"))
+    folder = Path(sys.argv[1]) / case
+    sinks = [VideoFileSink(folder / name, Fraction(rate), is_live=True) for name in ("a.mp4", "b.mov", "c.mkv")]
+    for frame in SyntheticClip(34, 50, count=seconds * rate, rate=Fraction(rate)).frames():
+        for sink in sinks:
+            sink.write(frame)
+print("recorded", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tmp_path: Path) -> None:
+    # A slow model gives few frames, and none of them may wait in the encoder; a short recording is on the disk too.
+    cases = ["25-7", "2-5", "25-2"]
+    for case in cases:
+        (tmp_path / case).mkdir()
+    command = [sys.executable, "-c", RECORD, str(tmp_path), *cases]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"recorded\n"
+        for case in cases:
+            recording = sorted((tmp_path / case).iterdir())
+            assert VideoFileSink(tmp_path / case / "d.mp4", Fraction(25)).notes == ()
+            assert len(recording) == 3 and sorted((tmp_path / case).iterdir()) == recording, "it is still at work"
+        child.kill()
+    for case in cases:
+        folder, (rate, seconds) = tmp_path / case, map(int, case.split("-"))
+        (folder / "a.recovered.mp4").write_bytes(b"another")
+        remove_abandoned(folder)
+        notes = VideoFileSink(folder / "a.mp4", Fraction(25)).notes
+        kept = ["a.recovered-2.mp4", "b.recovered.mov", "c.recovered.mkv"]
+        assert notes == tuple(f"recovered {name!r}, the recording of a stream that was killed." for name in kept)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(["a.recovered.mp4", *kept])
+        for name in kept:
+            times = [frame.time_s for frame in VideoFile(folder / name).frames()]
+            assert times == [Fraction(index, rate) for index in range(len(times))]
+            assert seconds - len(times) / rate <= 2, (name, rate, len(times))
+
+
+def test_a_killed_recording_without_a_picture_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: gone.pid)
+        recording_path(tmp_path / "a.mp4").write_bytes(bytes(88))
+    assert VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes == () and list(tmp_path.iterdir()) == []
 
 
 def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:

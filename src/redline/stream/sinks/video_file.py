@@ -1,7 +1,7 @@
 """A film, written beside its place and moved there when it is whole; every frame keeps its exact time.
 
-A live recording will not come again: it is written in pieces that can be played by themselves, so that a disk that is
-full ends it and does not take it away.
+A live recording will not come again: it is written in pieces that are on the disk a second later, so that neither a
+full disk nor a killed process takes it away. What a killed process left is kept by the next recording in that folder.
 
 No frame refers to a later one (no B-frames): frames leave the encoder in the order of showing, and steady times are
 not needed.
@@ -22,22 +22,26 @@ from av.video.stream import VideoStream
 
 from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
-from redline.films import first_frame, main_stream, opened
-from redline.partial import hidden_path, remove_abandoned
+from redline.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
+from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
 from redline.stream.sinks.sound import SoundCopy, check_sound
 
 _BT709 = 1
 _FINEST_CLOCK = (1 << 31) - 1
-# As much of a live recording is lost at the most where its disk is full.
-_PIECE_S = 2
+# Of a live recording at most two seconds are lost when the process is killed or the disk is full: a piece of it is on
+# the disk when it is this long, and the encoder holds back no frame.
+_PIECE_S = 1
+_KEY_FRAME_EVERY_S = 2
+_NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink:
     """`origin_s` is the time, on the source's clock, that becomes 0 in the film; None takes the first frame's.
 
     Of an `is_live` recording that cannot be written on, what is there is kept. `sound` is the film whose sound is
-    copied. It needs no delay: pictures keep their times however long they took.
+    copied. It needs no delay: pictures keep their times however long they took. `notes` say what was recovered in the
+    folder.
     """
 
     takes_new_size = False
@@ -66,8 +70,9 @@ class VideoFileSink:
         self._origin_s, self._sound, self._is_live = origin_s, sound, is_live
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
         if is_live:
-            self._options["g"] = str(max(1, round(_PIECE_S * self._rate)))
+            self._options |= {**_NO_DELAY, "g": str(max(1, round(_KEY_FRAME_EVERY_S * self._rate)))}
         self._film: _Film | None = None
+        self.notes = recover_recordings(path.parent)
 
     def write(self, frame: Frame) -> None:
         try:
@@ -107,7 +112,7 @@ class _Film:
     def __init__(self, sink: VideoFileSink, first: Frame) -> None:
         path = sink._path
         remove_abandoned(path.parent)
-        self.partial = hidden_path(path)
+        self.partial = recording_path(path) if sink._is_live else hidden_path(path)
         self._size, self._time_base = (first.height, first.width), first.time_base
         self._pixel_aspect = first.pixel_aspect
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
@@ -163,12 +168,12 @@ class _Film:
         """Whether there is a picture in it."""
         self._close()
         try:
-            with opened(self.partial) as film:
-                first_frame(film, main_stream(film, self.partial), self.partial)
-            os.replace(self.partial, path)
-        except (RedlineError, OSError):
-            return False
-        return True
+            if trim_to_playable(self.partial):
+                os.replace(self.partial, path)
+                return True
+        except OSError:
+            pass
+        return False
 
     def let_go(self) -> None:
         self._close()
@@ -205,8 +210,8 @@ class _Film:
         context.sample_aspect_ratio = self._pixel_aspect
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         context.color_range = ColorRange.MPEG
-        # Threads over slices, PyAV's default, would cut every picture into bands.
-        context.thread_type = "AUTO"
+        # Threads over slices cut every picture into bands, which costs some bytes; those over frames hold frames back.
+        context.thread_type = "SLICE" if sink._is_live else "AUTO"
         try:
             context.open()
         except (ValueError, av.FFmpegError) as error:
@@ -222,9 +227,18 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # The first frame's time is counted on this clock in MP4.
         clock = math.lcm(1000, time_base.denominator)
         options = {"movie_timescale": str(clock if clock <= _FINEST_CLOCK else 1000)}
-        if is_live:
-            # Pieces while it is written, and an ordinary file when it is finished; sound may begin before 0 in both.
-            options |= {"movflags": "+hybrid_fragmented+frag_keyframe+delay_moov"}
+    if is_live:
+        # Sound that has ended must not keep pictures waiting for it.
+        options |= {"flush_packets": "1", "max_interleave_delta": str(_PIECE_S * av.time_base // 4)}
+    if is_live and container == "matroska":
+        # A cluster ends behind this time, not at it.
+        options |= {"cluster_time_limit": str(_PIECE_S * 1000 - 1)}
+    elif is_live:
+        # Fragments while it is written, and an ordinary file when it is finished; sound may begin before 0 in both.
+        options |= {
+            "movflags": "+hybrid_fragmented+delay_moov",
+            "frag_duration": str(_PIECE_S * av.time_base),
+        }
     return av.open(f"file:{path}", "w", format=container, container_options=options)
 
 

@@ -1,0 +1,43 @@
+"""Keeps live recordings whose process was killed: they are played as far as they were written."""
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from redline.cut_off import whole_pieces_bytes
+from redline.errors import RedlineError
+from redline.films import first_frame, main_stream, opened
+from redline.partial import abandoned_recordings
+
+
+def recover_recordings(folder: Path) -> tuple[str, ...]:
+    """Renames what killed processes recorded in the folder to `NAME.recovered.mp4`, and removes what has no picture.
+    Returns a sentence for each recording that is kept."""
+    notes = list[str]()
+    for left, target in abandoned_recordings(folder):
+        with suppress(OSError):  # another run was quicker, or may not write here
+            if not trim_to_playable(left):
+                left.unlink()
+                continue
+            kept = _free(target)
+            os.rename(left, kept)
+            notes.append(f"recovered {kept.name!r}, the recording of a stream that was killed.")
+    return tuple(notes)
+
+
+def trim_to_playable(path: Path) -> bool:
+    """Removes the piece at the end that was not written whole. Returns whether there is a picture in the rest."""
+    os.truncate(path, whole_pieces_bytes(path))
+    try:
+        with opened(path) as video:
+            first_frame(video, main_stream(video, path), path)
+    except RedlineError:
+        return False
+    return True
+
+
+def _free(target: Path) -> Path:
+    """Returns a name beside the target that no file has."""
+    names = (f"{target.stem}.recovered{f'-{number}' if number > 1 else ''}{target.suffix}" for number in count(1))
+    return next(path for name in names if not (path := target.with_name(name)).exists())
