@@ -3,7 +3,7 @@
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, is_loopback
+from redline.stream.access import Access, is_loopback, reachable_hosts, urls
 
 KEY = "correct horse battery"
 
@@ -76,3 +76,21 @@ def test_another_origin_is_refused(origin: str | None) -> None:
 def test_the_own_origin_is_taken(origin: str) -> None:
     host = origin.partition("://")[2].lower()
     assert Access("127.0.0.1").why_not_origin(origin, host) == ""
+
+
+def test_a_server_that_listens_everywhere_is_shown_at_addresses_that_others_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = [(0, 0, 0, "", (host, 0)) for host in ("127.0.1.1", "192.168.1.7", "192.168.1.7", "169.254.3.3")]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: found)
+    hosts = reachable_hosts("0.0.0.0")
+    assert hosts[-1] == "192.168.1.7" and len(hosts) <= 2 and not any(host.startswith("127.") for host in hosts)
+    assert reachable_hosts("127.0.0.1") == ("127.0.0.1",) and reachable_hosts("studio.example") == ("studio.example",)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: found[:1])
+    monkeypatch.setattr("socket.socket.connect", _no_network)
+    assert reachable_hosts("") == ("127.0.0.1",), "there is no network"
+    assert urls("http", "::", 8, "/a", "b&c") == ("http://[::1]:8/a?key=b%26c",)
+
+
+def _no_network(*_: object) -> None:
+    raise OSError(101, "Network is unreachable")

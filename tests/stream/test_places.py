@@ -203,7 +203,7 @@ def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: py
         open_places("synthetic", "nowhere", Wishes(), LiveSettings(), Latency())
     assert closed == [True]
     places = open_places("synthetic", "mjpeg:0", Wishes(), LiveSettings(), Latency())
-    assert places.addresses == (places.sink.url,)
+    assert [url.rpartition("/")[2] for url in places.addresses] == ["stream.mjpeg", ""]
     places.sink.close()
 
 
@@ -212,7 +212,7 @@ class FakePage:
 
     def __init__(self, host: str, port: int, key: str | None, **options: Any) -> None:
         self.options = {"host": host, "port": port, "key": key, **options}
-        self.url, self.closed = f"http://{host}:{port}/", 0
+        self.urls, self.closed = (f"http://{host}:{port}/",), 0
         self.source = SyntheticClip(8, 8, count=2) if options["as_source"] else None
         self.sink = NullSink() if options["as_sink"] else None
         self.tapped: list[object] = []

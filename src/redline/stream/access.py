@@ -9,12 +9,18 @@ import hmac
 import ipaddress
 import secrets
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from redline.errors import RedlineError
 
 SHORTEST_KEY = 12
+_ANY = {
+    "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+    "": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
+    "::": (socket.AF_INET6, "2001:db8::1", "::1"),
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -22,6 +28,29 @@ def is_loopback(host: str) -> bool:
         return True
     address = _address(host)
     return address is not None and address.is_loopback
+
+
+def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple[str, ...]:
+    """Returns the addresses under which a server that listens at this host is opened, with the key in them."""
+    query = f"?key={quote(key, safe='')}" if key is not None else ""
+    hosts = (f"[{shown}]" if ":" in shown else shown for shown in reachable_hosts(host))
+    return tuple(f"{scheme}://{shown}:{port}{path}{query}" for shown in hosts)
+
+
+def reachable_hosts(host: str) -> tuple[str, ...]:
+    """Returns the addresses of this machine that others can use, where the server listens at all of them."""
+    if host not in _ANY:
+        return (host,)
+    family, elsewhere, loopback = _ANY[host]
+    found = list[str]()
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Sends nothing: it only asks which address would be used. This one is of a documentation network.
+        probe.connect((elsewhere, 9))
+        found.append(probe.getsockname()[0])
+    with suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, family)]
+    usable = [shown for shown in found if (known := _address(shown)) and not known.is_loopback | known.is_link_local]
+    return tuple(dict.fromkeys(usable)) or (loopback,)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, 
         except BaseException:
             came.close()
             raise
-        return Places(came, goes, (goes.url,) if isinstance(goes, MjpegSink) else (), _notes(came, goes))
+        return Places(came, goes, goes.urls if isinstance(goes, MjpegSink) else (), _notes(came, goes))
     return _open_with_browser(source, sink, words, wishes, settings, latency)
 
 
@@ -246,6 +246,6 @@ def _open_with_browser(
         if came is not None:
             came.close()
         raise
-    addresses = (page.url, *((goes.url,) if isinstance(goes, MjpegSink) else ()))
+    addresses = (*page.urls, *(goes.urls if isinstance(goes, MjpegSink) else ()))
     notes = (*_notes(shown if came is None else came, goes), *((_WAITS,) if waits else ()))
     return Places(shown, goes, addresses, notes, page.close)

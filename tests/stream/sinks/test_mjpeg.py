@@ -5,9 +5,9 @@ import io
 import socket
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
+from redline.stream.admission import MOST_WAITING_PER_ADDRESS
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 
@@ -25,8 +26,9 @@ FRAMES = list(SyntheticClip(24, 40, count=5).frames())
 def connected(
     sink: MjpegSink, path: str = "/stream.mjpeg", method: str = "GET", **headers: str
 ) -> http.client.HTTPResponse:
-    parts = urlsplit(sink.url)
-    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+    hosts = {"0.0.0.0": "127.0.0.1"}
+    host, port = sink._server.server_address[:2]
+    connection = http.client.HTTPConnection(hosts.get(str(host), str(host)), port, timeout=PATIENCE_S)
     connection.request(method, path, headers=headers)
     return connection.getresponse()
 
@@ -139,10 +141,8 @@ def test_viewers_are_few_and_a_place_is_free_again() -> None:
 
 def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
     sink = MjpegSink(port=0, most_viewers=2)
-    address = urlsplit(sink.url)
-    assert address.hostname is not None and address.port is not None
     for _ in range(2):
-        with socket.create_connection((address.hostname, address.port)) as viewer:
+        with socket.create_connection(("127.0.0.1", sink.port)) as viewer:
             viewer.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert b"200" in viewer.recv(100)
     until_watched(sink, 0)  # no frame was needed to see that they are gone
@@ -157,7 +157,7 @@ def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
 
 def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
     sink = MjpegSink(port=0)
-    port = urlsplit(sink.url).port
+    port = sink.port
     with socket.create_connection(("127.0.0.1", port)) as dead:
         dead.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         dead.sendall(f"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
@@ -182,13 +182,69 @@ def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
         with pytest.raises(RedlineError, match="a key has at least 12 characters"):
             MjpegSink("0.0.0.0", 0, key=short)
     sink = MjpegSink("0.0.0.0", 0, key="a b&c, and more")
-    assert sink.url.endswith("/?key=a%20b%26c%2C%20and%20more")
+    assert sink.url.endswith("/stream.mjpeg?key=a%20b%26c%2C%20and%20more")
     assert connected(sink).status == 403 and connected(sink, "/?key=wrong").status == 403
     assert connected(sink, "/?key=a%20b%26c%2C%20and%20more").status == 200
     sink.close()
     own = MjpegSink(port=0)
     assert connected(own, "/", Host="evil.example").status == 403
     own.close()
+
+
+def test_the_addresses_are_those_of_the_stream_and_of_its_page_that_others_can_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redline.stream.access.reachable_hosts", lambda host: ("192.168.1.7", "10.0.0.3"))
+    sink = MjpegSink("0.0.0.0", 0, key="a long enough key")
+    query = "?key=a%20long%20enough%20key"
+    assert sink.urls == tuple(
+        f"http://{host}:{sink.port}/{path}{query}"
+        for path in ("stream.mjpeg", "")
+        for host in ("192.168.1.7", "10.0.0.3")
+    )
+    sink.close()
+
+
+def test_silent_connections_do_not_keep_a_viewer_out() -> None:
+    sink = MjpegSink(port=0)
+    with ExitStack() as held:
+        silent = [held.enter_context(socket.create_connection(("127.0.0.1", sink.port))) for _ in range(80)]
+        response = connected(sink)
+        assert response.status == 200
+        until_watched(sink)
+        sink.write(FRAMES[0])
+        assert picture(response).shape == (24, 40, 3)
+        # Whoever has waited longest was closed; a viewer that was let in is none of those who wait.
+        silent[0].settimeout(PATIENCE_S)
+        assert silent[0].recv(1) == b""
+        for _ in range(MOST_WAITING_PER_ADDRESS):
+            held.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
+        assert connected(sink, "/").status == 200
+        sink.write(FRAMES[1])
+        assert picture(response).shape == (24, 40, 3)
+        response.close()
+    sink.close()
+
+
+def test_a_request_has_one_deadline_however_it_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.sinks.mjpeg.REQUEST_S", 0.3)
+    sink = MjpegSink(port=0)
+    with socket.create_connection(("127.0.0.1", sink.port)) as slow:
+        slow.settimeout(0.05)
+        slow.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nX-Slow: ")
+        end_s = time.monotonic() + 5
+        while time.monotonic() < end_s:
+            try:
+                slow.sendall(b"x")
+                if slow.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            raise AssertionError("the connection stays open for as long as bytes come")
+    sink.close()
 
 
 def test_the_newer_kind_of_address() -> None:

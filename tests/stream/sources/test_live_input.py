@@ -52,7 +52,7 @@ def shown(sink: MjpegSink, height: int = 32, width: int = 48) -> Iterator[str]:
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:
-        yield sink.url + "stream.mjpeg"
+        yield sink.url
     finally:
         stop.set()
         feeder.join()
@@ -95,7 +95,7 @@ def test_live_pictures_come_in_the_size_that_is_asked_for() -> None:
 
 def test_a_stream_that_ends_is_a_fault_and_is_opened_anew() -> None:
     sink = MjpegSink(port=0)
-    port = int(sink.url.rsplit(":")[-1].strip("/"))
+    port = sink.port
     with shown(sink) as url:
         source = open_network(url, read_s=2.0)
         frames = source.frames()

@@ -11,12 +11,11 @@ from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access
+from redline.stream.access import Access, urls
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
@@ -31,12 +30,18 @@ _NEEDED = ("aiortc", "aiohttp")
 
 
 class Page:
-    """A page that is being served. `source` and `sink` are there where they were asked for."""
+    """A page that is being served. `urls` are its addresses, of which `url` is the first; `source` and `sink` are there
+    where they were asked for."""
 
     def __init__(
-        self, url: str, site: "Site", source: Source | None, sink: Sink | None, outlets: "dict[str, Outlet]"
+        self,
+        urls: tuple[str, ...],
+        site: "Site",
+        source: Source | None,
+        sink: Sink | None,
+        outlets: "dict[str, Outlet]",
     ) -> None:
-        self.url, self.source, self.sink = url, source, sink
+        self.urls, self.url, self.source, self.sink = urls, urls[0], source, sink
         self._site, self._outlets = site, outlets
 
     def tap(self, source: Source, waits: bool = False) -> Source:
@@ -126,7 +131,8 @@ def serve(
     except BaseException:
         listener.close()
         raise
-    return Page(_url(access, listener.getsockname()[1], tls is not None), site, source, sink, outlets)
+    scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
+    return Page(urls(scheme, host, bound_port, "/", key), site, source, sink, outlets)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -148,14 +154,6 @@ def _tls(certificate: Path | None) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         raise RedlineError(f"{str(certificate)!r} is no PEM file with a key and its certificate: {error}.") from error
     return context
-
-
-def _url(access: Access, port: int, is_secure: bool) -> str:
-    """One that can be clicked on this machine, where the page listens everywhere."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(access.host, access.host)
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    query = f"?key={quote(access.key, safe='')}" if access.key is not None else ""
-    return f"{'https' if is_secure else 'http'}://{host}:{port}/{query}"
 
 
 __all__ = ["Page", "serve"]

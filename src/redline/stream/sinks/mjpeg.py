@@ -16,12 +16,13 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from redline.errors import RedlineError
-from redline.stream.access import Access
+from redline.stream.access import Access, urls
+from redline.stream.admission import REQUEST_S, WaitingConnections
 from redline.stream.frames import Frame
 from redline.stream.sinks.shown import as_shown
 
 PORT, MOST_VIEWERS = 8182, 8
-_MOST_CONNECTIONS = 64
+_STREAM = "/stream.mjpeg"
 _BOUNDARY = "redline-frame"
 _QUALITY = 85
 # A viewer that takes nothing for so long is dead.
@@ -37,7 +38,8 @@ img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="T
 
 
 class MjpegSink:
-    """`url` is what to open. Another host than this machine's own needs a `key`, which is then part of the address."""
+    """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it. Another host than
+    this machine's own needs a `key`, which is then part of the address."""
 
     takes_new_size = True
 
@@ -47,11 +49,10 @@ class MjpegSink:
         self._latest = _Latest()
         shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(most_viewers))
         self._server = _listen(host, port, shared)
-        shown = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-        shown = f"[{shown}]" if ":" in shown else shown
-        query = f"?key={quote(key, safe='')}" if key else ""
-        self.url = f"http://{shown}:{self._server.server_address[1]}/{query}"
-        self.name = f"mjpeg at port {self._server.server_address[1]}"
+        self.port = int(self._server.server_address[1])
+        self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
+        self.url = self.urls[0]
+        self.name = f"mjpeg at port {self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
 
@@ -128,23 +129,30 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # The threads of viewers are waited for by hand: their sockets have to be shut first.
     block_on_close = False
+    # Connections that wait to be accepted: beyond these the system refuses everybody for a second.
+    request_queue_size = 128
     shared: _Shared
 
     def __init__(self, host: str, port: int) -> None:
         self._viewers: dict[threading.Thread, socket.socket] = {}
+        self.waiting = WaitingConnections[socket.socket]()
         flags = socket.AI_PASSIVE
         self.address_family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
         super().__init__((host, port), _Viewer)
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Those who connect and say nothing are few too."""
-        return len(self._viewers) < _MOST_CONNECTIONS
+    def process_request(self, request: Any, client_address: Any) -> None:
+        ended = self.waiting.add(request, client_address[0])
+        if ended is not None:
+            with suppress(OSError):
+                ended.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         self._viewers[threading.current_thread()] = request
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.waiting.remove(request)
             self._viewers.pop(threading.current_thread(), None)
 
     def end_viewers(self) -> None:
@@ -160,11 +168,31 @@ class _Server(ThreadingHTTPServer):
         """A viewer that goes away in the middle is no error."""
 
 
+class _Request(io.RawIOBase):
+    """What a client sends, until its time is over: a timeout of the socket would count anew with every byte."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._end_s = connection, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        left_s = self._end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request did not come in time")
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
 class _Viewer(BaseHTTPRequestHandler):
-    timeout = _DEAD_S
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = io.BufferedReader(_Request(self.connection, REQUEST_S))
 
     def do_GET(self) -> None:
         server: Any = self.server
+        self.connection.settimeout(_DEAD_S)
         shared: _Shared = server.shared
         asked = urlsplit(self.path)
         key = shared.access.key
@@ -179,13 +207,14 @@ class _Viewer(BaseHTTPRequestHandler):
             self.end_headers()
             if self.command == "GET":
                 self.wfile.write(body)
-        elif asked.path != "/stream.mjpeg":
+        elif asked.path != _STREAM:
             self.send_error(404)
         elif self.command == "HEAD":
             self._send_kind()
         elif not shared.places.acquire(blocking=False):
             self.send_error(503, "Too many are looking")
         else:
+            server.waiting.remove(self.connection)
             number = shared.latest.come()
             try:
                 self._send_frames(shared.latest, number)
