@@ -32,8 +32,9 @@ def missing_bytes(path: Path) -> int:
 
 
 def whole_pieces_bytes(path: Path) -> int:
-    """Returns where the last whole piece of an unfinished recording ends: a fragment of MP4 or an element of Matroska. This
-    is the size of the file if all are whole."""
+    """Returns where the last whole piece of an unfinished recording ends: a fragment of MP4 or an element of Matroska.
+
+    This is the size of the file if all are whole."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         if file.read(len(_EBML)) == _EBML:

@@ -38,8 +38,8 @@ img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="T
 
 
 class MjpegSink:
-    """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it. Another host than
-    this machine's own needs a `key`, which is then part of the address."""
+    """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it. Another host
+    than this machine's own needs a `key`, which is then part of the address."""
 
     takes_new_size = True
 
