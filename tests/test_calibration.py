@@ -39,6 +39,32 @@ def test_layers_that_cannot_be_calibrated_have_no_limit() -> None:
         assert 0 < limits["first"].value <= float(job.samples[0].abs().max())
 
 
+class Twice(nn.Module):
+    """Calls one layer with inputs of two ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.once = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.once(self.shared(x)) + self.shared(x[0])
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "mse"])
+def test_a_layer_called_with_two_ranks_has_no_limit(method: str) -> None:
+    job = Job.of(Twice(), samples=(torch.randn(3, 6), torch.randn(5, 6)))
+    layers = linear_layers(job.model)
+    assert set(clipping_limits(job, layers, method, 99.9)) == {"once"}
+    assert observe(job, layers)["shared"].rows == 1
+
+
+def test_values_of_all_samples_are_counted_together() -> None:
+    """99 small values in the first sample, one large value in the second: the 90th percentile is a small one."""
+    job = Job.of(nn.Sequential(nn.Linear(1, 1)), samples=(torch.full((99, 1), 0.5), torch.full((1, 1), 8.0)))
+    limits = clipping_limits(job, linear_layers(job.model), "percentile", 90.0)
+    assert limits["0"].value == pytest.approx(0.5, abs=8 / 4096)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_never_passes(bad: float) -> None:
     x = torch.randn(3, 6)

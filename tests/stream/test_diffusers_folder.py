@@ -130,6 +130,15 @@ def test_the_encoder_gives_the_mode_of_theirs(folder: Path) -> None:
         assert torch.allclose(frames.to_latents(picture), expected, atol=1e-5)
 
 
+def test_latents_are_shifted_and_scaled_as_the_pipeline_says(folder: Path) -> None:
+    """No model in these tests has a shift, so it is set here; what goes in comes out again."""
+    frames, picture = loaded(folder), torch.randn(1, 4, 2, 2)
+    frames._scale, frames._shift = 0.5, 3.0
+    frames.encode = frames.decode = lambda given: given
+    assert torch.equal(frames.to_latents(picture), (picture - 3.0) * 0.5)
+    assert torch.allclose(frames.to_picture(frames.to_latents(picture)), picture)
+
+
 def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
     frame = clip(1, 21, 30)[0]
     engine = Engine(loaded(folder), Settings(0.5, 1))

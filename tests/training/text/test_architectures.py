@@ -15,7 +15,7 @@ from redline.generation import InferenceEngine
 from redline.generation.folder import ModelFolder
 from redline.models.memory import TitanModel
 from redline.nn.packing import Packing
-from redline.training.text.architecture import Architecture, products_per_token
+from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 from redline.training.text.architectures import ARCHITECTURES
 from redline.training.text.decoder_settings import DecoderSettings
 from redline.training.text.memory_settings import MemorySettings
@@ -83,6 +83,17 @@ def test_a_lookup_is_no_product(tied: bool) -> None:
     settings = DecoderSettings(width=16, layers=2, heads=2, mlp_width=24, context=8, tied_embeddings=tied)
     per_block = 16 * 48 + 16 * 16 + 3 * 16 * 24
     assert products_per_token(settings.build(50)) == 2 * per_block + 16 * 50
+
+
+def test_what_the_blocks_keep_for_the_backward_pass_is_counted_per_token() -> None:
+    """Per block four tensors of the width (two inputs, query, attention's output) and two of the feed-forward's."""
+    assert kept_by_blocks(layers=3, width=10, mlp_width=100) == 3 * (10 + 10 + 10 + 10 + 100 + 100)
+
+
+def test_the_most_layers_are_allowed_and_one_more_is_not() -> None:
+    check_layers(2**14)
+    with pytest.raises(RedlineError, match=r"layers = 16,385 .* 16,384 are the most"):
+        check_layers(2**14 + 1)
 
 
 def test_a_window_is_all_that_attention_costs() -> None:

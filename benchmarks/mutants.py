@@ -1,0 +1,336 @@
+"""Checks the tests by mutation: changes one operator at a time and counts the changes that a test notices.
+
+    python benchmarks/mutants.py --seed 7 --count 25 [src/redline/stream ...]
+
+Chooses `count` random places in the named files (all of src/redline by default) and mutates each in a copy of the
+repository, never in the working tree. Each mutant runs against the mirrored test file (tests/a/test_b.py for
+src/redline/a/b.py) and the test files that are nearest to the module in the import graph, three files in all.
+
+found      a test failed
+hung       a test ran into its timeout; counts as found
+survived   every test passed, or none had failed when the time limit of one mutant was reached
+skipped    the test that failed also fails without the mutant, or there is no test to run; not counted
+
+Not mutated, because no test can or should notice: annotations, texts (f-strings, string sums), arguments of log calls,
+`raise` statements, `if TYPE_CHECKING`, overloads, and all files that use Triton. Functions that use `torch.cuda` are
+mutated only where a CUDA device is present. The last line is JSON.
+"""
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = Path("src/redline")
+MOST_TEST_FILES = 3
+# Only for the module that they mirror.
+LONG_TESTS = (
+    "tests/test_climb.py",
+    "tests/cli/test_climb.py",
+    "tests/docs/test_snippets.py",
+    "tests/examples/test_examples.py",
+)
+WITH_CUDA = torch.cuda.is_available()
+# A comparison has two mutants: its boundary moved, and its opposite.
+MUTATIONS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
+    ast.Add: ("+", ("-",)),
+    ast.Sub: ("-", ("+",)),
+    ast.Mult: ("*", ("/",)),
+    ast.Div: ("/", ("*",)),
+    ast.FloorDiv: ("//", ("*",)),
+    ast.Mod: ("%", ("//",)),
+    ast.Pow: ("**", ("*",)),
+    ast.BitAnd: ("&", ("|",)),
+    ast.LShift: ("<<", (">>",)),
+    ast.RShift: (">>", ("<<",)),
+    ast.Lt: ("<", ("<=", ">=")),
+    ast.LtE: ("<=", ("<", ">")),
+    ast.Gt: (">", (">=", "<=")),
+    ast.GtE: (">=", (">", "<")),
+    ast.Eq: ("==", ("!=",)),
+    ast.NotEq: ("!=", ("==",)),
+    ast.Is: ("is", ("is not",)),
+    ast.IsNot: ("is not", ("is",)),
+    ast.In: ("in", ("not in",)),
+    ast.NotIn: ("not in", ("in",)),
+    ast.And: ("and", ("or",)),
+    ast.Or: ("or", ("and",)),
+    ast.Not: ("not", ("",)),
+}
+LOG_CALLS = {"debug", "info", "warning", "error", "exception", "print", "warn", "fail", "say", "log"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    path: str
+    line: int
+    # Byte offsets in the file.
+    begin: int
+    end: int
+    old: str
+    new: str
+
+    def apply(self, source: bytes) -> bytes:
+        return source[: self.begin] + self.new.encode() + source[self.end :]
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.old} → {self.new or '(removed)'}"
+
+
+def mutants_of(path: str, source: bytes) -> list[Mutant]:
+    """Every mutant of one file, in the order of the file."""
+    tree = ast.parse(source)
+    if "triton" in path or any(name.split(".")[0] == "triton" for name in _imports(tree)):
+        return []
+    lines = [0]
+    for line in source.splitlines(keepends=True):
+        lines.append(lines[-1] + len(line))
+
+    found = []
+    for operator, after, before in _operators(tree):
+        old, replacements = MUTATIONS[type(operator)]
+        begin = lines[after[0] - 1] + after[1]
+        end = lines[before[0] - 1] + before[1]
+        # Between two operands there is nothing but the operator, brackets and comments.
+        pattern = rb"\s+".join(re.escape(word).encode() for word in old.split())
+        match = re.search(pattern, re.sub(rb"#[^\n]*", lambda text: b" " * len(text[0]), source[begin:end]))
+        assert match, f"{path}:{after[0]}: no {old!r} in {source[begin:end]!r}"
+        place = begin + match.start(), begin + match.end()
+        line = source.count(b"\n", 0, place[0]) + 1
+        found += [Mutant(path, line, *place, old, new) for new in replacements]
+    return sorted(found, key=lambda mutant: (mutant.begin, mutant.new))
+
+
+def _operators(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int]]]:
+    """Each operator with the two positions between which it is written."""
+    if _is_left_out(node):
+        return
+    match node:
+        case ast.BinOp(left, operator, right) if type(operator) in MUTATIONS and not (
+            _is_text(left) or _is_text(right)
+        ):
+            yield operator, _end(left), _begin(right)
+        case ast.BoolOp(operator, values):
+            for left, right in zip(values, values[1:], strict=False):
+                yield operator, _end(left), _begin(right)
+        case ast.Compare(first, operators, others):
+            for operator, left, right in zip(operators, [first, *others], others, strict=False):
+                yield operator, _end(left), _begin(right)
+        case ast.UnaryOp(ast.Not() as operator, operand):
+            yield operator, _begin(node), _begin(operand)
+        case _:
+            pass
+    for name, child in ast.iter_fields(node):
+        if name not in ("annotation", "returns"):
+            for part in child if isinstance(child, list) else [child]:
+                if isinstance(part, ast.AST):
+                    yield from _operators(part)
+
+
+def _is_left_out(node: ast.AST) -> bool:
+    match node:
+        case ast.Raise() | ast.JoinedStr():
+            return True
+        case ast.If(ast.Name("TYPE_CHECKING")) | ast.If(ast.Compare(ast.Name("__name__"))):
+            return True
+        case ast.Call(ast.Name(name) | ast.Attribute(attr=name)):
+            return name in LOG_CALLS
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            text = ast.unparse(node)
+            return "@overload" in text or ("torch.cuda." in text and not WITH_CUDA)
+    return False
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _begin(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr) -> tuple[int, int]:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return node.end_lineno, node.end_col_offset
+
+
+def _imports(tree: ast.AST) -> set[str]:
+    """Every module that is imported anywhere in a file; a name imported from a package may be a module too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return found
+
+
+class TestFiles:
+    """Which test files a module is run against."""
+
+    def __init__(self, root: Path) -> None:
+        self.tests = {
+            str(path.relative_to(root)): _imports(ast.parse(path.read_bytes()))
+            for path in root.glob("tests/**/test_*.py")
+            if WITH_CUDA or not re.search("gpu|triton|compiles", path.name)
+        }
+        self.importers: dict[str, set[str]] = {}
+        for path in root.glob(f"{SOURCES}/**/*.py"):
+            for name in _imports(ast.parse(path.read_bytes())):
+                self.importers.setdefault(name, set()).add(_module(str(path.relative_to(root))))
+
+    def of(self, path: str) -> list[str]:
+        """The mirrored file first, then by distance in the import graph, then by how many folders are shared."""
+        folder, stem = os.path.split(os.path.relpath(path, SOURCES))
+        if stem == "__init__.py":
+            folder, stem = os.path.split(folder)
+        mirrored = os.path.join("tests", folder, f"test_{stem.removesuffix('.py')}.py")
+        chosen = [mirrored] if mirrored in self.tests else []
+        seen, nearest = set(), {_module(path)}
+        while nearest and len(chosen) < MOST_TEST_FILES:
+            seen |= nearest
+            found = [
+                t for t, names in self.tests.items() if names & nearest and t not in chosen and t not in LONG_TESTS
+            ]
+            chosen += sorted(found, key=lambda test: (-len(os.path.commonpath([test, mirrored])), test))
+            nearest = {name for module in nearest for name in self.importers.get(module, ())} - seen
+        return chosen[:MOST_TEST_FILES]
+
+
+def _module(path: str) -> str:
+    return os.path.relpath(path, "src").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+class Copy:
+    """A copy of the repository in which mutants are tried."""
+
+    def __init__(self, folder: Path, *, timeout_s: int, limit_s: int) -> None:
+        self.root, self.home, self.limit_s = folder / "copy", folder / "home", limit_s
+        self.home.mkdir()
+        shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "redline-out"))
+        self.pytest = ["-rfE", "--tb=no", "-p", "no:cacheprovider", f"--timeout={timeout_s}"]
+        self.pytest += ["-m", "not slow and not alone" + ("" if WITH_CUDA else " and not gpu")]
+
+    def try_mutant(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, str]:
+        """Returns the result, and the test that failed or why there is no result."""
+        if not tests:
+            return "skipped", "no test file"
+        path = self.root / mutant.path
+        source = path.read_bytes()
+        path.write_bytes(mutant.apply(source))
+        try:
+            code, output = self.run(["-x", *tests])
+        finally:
+            path.write_bytes(source)
+        if code is None:
+            return "survived", f"not finished after {self.limit_s} s"
+        if code == pytest.ExitCode.OK:
+            return "survived", ""
+        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return "skipped", "no test in the test files"
+        return "hung" if "from pytest-timeout" in output else "found", next(iter(failures(output)), "")
+
+    def run(self, arguments: Sequence[str]) -> tuple[int | None, str]:
+        """Runs pytest in a fork of this process, which saves the import of torch; returns its exit code and output."""
+        said = self.home / "output.txt"
+        child = os.fork()
+        if child == 0:
+            self._become_pytest(said, arguments)
+        try:
+            until_s = time.monotonic() + self.limit_s
+            while time.monotonic() < until_s:
+                done, status = os.waitpid(child, os.WNOHANG)
+                if done:
+                    return os.waitstatus_to_exitcode(status), said.read_text(errors="replace")
+                time.sleep(0.05)
+            return None, ""
+        finally:
+            # The group has the id of its first process, and holds whatever the tests left running.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+
+    def _become_pytest(self, said: Path, arguments: Sequence[str]) -> NoReturn:
+        code = 1
+        try:
+            os.setsid()
+            os.chdir(self.root)
+            with open(os.devnull) as nothing, said.open("w") as file:
+                os.dup2(nothing.fileno(), 0)
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+            # Tests write into the home folder only. Bytecode of a mutant would be taken for the file's own later on.
+            os.environ |= {"HOME": str(self.home), "TMPDIR": str(self.home), "OMP_NUM_THREADS": "1"}
+            os.environ |= {"PYTHONPATH": str(self.root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+            sys.dont_write_bytecode = True
+            sys.path.insert(0, str(self.root / "src"))
+            code = int(pytest.main([*self.pytest, *arguments]))
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+
+def failures(output: str) -> list[str]:
+    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Counts how many changed operators the tests notice.")
+    parser.add_argument("paths", nargs="*", default=[str(SOURCES)], help="files or folders to mutate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=25, help="how many mutants to try")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds that one test may take")
+    parser.add_argument("--limit", type=int, default=180, help="seconds that the tests of one mutant may take")
+    given = parser.parse_args()
+
+    files = sorted({f for path in map(Path, given.paths) for f in ([path] if path.is_file() else path.rglob("*.py"))})
+    everything = [m for file in files for m in mutants_of(str(file), file.read_bytes())]
+    chosen = random.Random(given.seed).sample(everything, min(given.count, len(everything)))
+    print(f"{len(chosen)} of {len(everything):,} mutants in {len(files)} files, seed {given.seed}", flush=True)
+
+    test_files = TestFiles(ROOT)
+    results: list[tuple[Mutant, str, str]] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
+        copy = Copy(Path(folder), timeout_s=given.timeout, limit_s=given.limit)
+        for number, mutant in enumerate(chosen, 1):
+            began_s = time.monotonic()
+            result, detail = copy.try_mutant(mutant, test_files.of(mutant.path))
+            results.append((mutant, result, detail))
+            seconds = time.monotonic() - began_s
+            print(f"{number:4}/{len(chosen)}  {result:8}  {seconds:5.1f} s  {mutant}  {detail}", flush=True)
+        noticed_by = sorted({detail for _, result, detail in results if result in ("found", "hung") and detail})
+        unreliable = set(failures(copy.run(noticed_by)[1])) if noticed_by else set()
+    for number, (mutant, _, detail) in enumerate(results):
+        if detail in unreliable:
+            results[number] = mutant, "skipped", f"{detail} fails without the mutant"
+            print(f"skipped: {mutant}: {detail} fails without the mutant")
+
+    counts = {
+        name: sum(result == name for _, result, _ in results) for name in ("found", "hung", "survived", "skipped")
+    }
+    counted = len(results) - counts["skipped"]
+    survivors = sorted(str(mutant) for mutant, result, _ in results if result == "survived")
+    print("\nsurvivors:", *survivors, sep="\n  ")
+    print("".join(f"{name:>10}" for name in (*counts, "score")))
+    score = (counts["found"] + counts["hung"]) / counted if counted else None
+    print("".join(f"{count:>10}" for count in counts.values()) + (f"{score:>10.0%}" if counted else "         –"))
+    print(json.dumps({"seed": given.seed, **counts, "score": score, "survivors": survivors}))
+
+
+if __name__ == "__main__":
+    main()

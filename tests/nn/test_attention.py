@@ -1,0 +1,43 @@
+"""Grouped-query attention: the sizes of its projections, its norms, and how one token a row attends."""
+
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.nn.attention import GroupedQueryAttention
+from redline.nn.rope import RotaryTables
+
+
+class OnGpu:
+    """Stands for a tensor on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("fused", "x", "expected"),
+    [(True, OnGpu(), "auto"), (False, OnGpu(), "reference"), (True, torch.zeros(1), "reference")],
+)
+def test_the_step_kernel_runs_only_on_a_gpu_and_only_if_allowed(fused: bool, x: object, expected: str) -> None:
+    attention = GroupedQueryAttention(16, heads=2, key_value_heads=1, head_dim=8)
+    attention.implementation, attention.fused_step = "auto", fused
+    assert attention.step_implementation(cast(Tensor, x)) == expected
+
+
+def test_queries_keys_and_values_have_their_own_number_of_heads() -> None:
+    attention = GroupedQueryAttention(12, heads=6, key_value_heads=2, head_dim=4, qkv_bias=True)
+    assert attention.qkv.weight.shape == ((6 + 2 + 2) * 4, 12) and attention.qkv.bias is not None
+    assert attention.out.weight.shape == (12, 6 * 4) and attention.out.bias is None
+    assert attention.q_norm is None and attention.k_norm is None
+    assert attention(torch.randn(3, 5, 12), RotaryTables(8, 4, 10_000.0)).shape == (3, 5, 12)
+
+
+def test_norms_make_the_scale_of_queries_and_keys_irrelevant() -> None:
+    attention = GroupedQueryAttention(16, heads=2, key_value_heads=1, head_dim=8, norm_eps=1e-12).double()
+    x, tables = torch.randn(2, 5, 16, dtype=torch.float64), RotaryTables(8, 8, 10_000.0)
+    before = attention(x, tables)
+    with torch.no_grad():
+        attention.qkv.weight[: 3 * 8] *= 7.0  # two heads of queries, one of keys
+    assert torch.allclose(attention(x, tables), before, atol=1e-9)
