@@ -118,7 +118,16 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
 ) -> None:
     monkeypatch.setattr("redline.candidates.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
-    result = climb(Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=90, sampling_s=1))
+    events: list[str] = []
+    set_up = SetUps.open
+
+    def recorded(self: SetUps, plan: Plan, *given: Any, **about: Any) -> Arm:
+        events.append(str(plan))
+        return set_up(self, plan, *given, **about)
+
+    monkeypatch.setattr(SetUps, "open", recorded)
+    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=90, sampling_s=1)
+    result = climb(settings, lambda text, row: events.append(text))
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
     assert told == [
         ("trial", "planted_later", "dropped"),
@@ -127,6 +136,9 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
         ("trial", "planted_slow", "dropped"),
     ]
     assert str(result.plan) == "planted_later + planted_engine"
+    # A plan that is kept goes on running in its process, also beside a candidate that is dropped.
+    opened = events[: events.index("the final race")]
+    assert opened.count("eager") == 1 and opened.count(str(result.plan)) == 1
 
 
 @pytest.mark.usefixtures("without_compiler")
