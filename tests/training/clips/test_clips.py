@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from goldens import check_golden
 from redline.errors import RedlineError
-from redline.training.clips import Clips, ClipSettings
+from redline.training.clips import Clips, ClipSettings, Degradation
+from redline.training.clips.scene import Scene
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -94,3 +96,15 @@ def test_on_a_gpu_the_same_scenes_without_waiting(
         list(there.clip(step, 4))
     torch.cuda.synchronize()
     assert 20 * 4 * 8 / (time.perf_counter() - began_s) > 1000
+
+
+def test_what_a_seed_draws_never_changes() -> None:
+    """A training that is resumed, or repeated by somebody else, must see the same clips."""
+    settings = ClipSettings("x", frame_px=24, world_px=48, cuts=0.5, objects=0.6, still=0.3, quality=30)
+    generator = torch.Generator().manual_seed(5)
+    scene = Scene.draw(settings, torch.zeros(2, 6, 3, 48, 48), 9, generator)
+    tables: dict[str, object] = {"cut_B": scene.cut_B}
+    for drawn in (scene.camera, scene.passer_by, Degradation.draw(settings, 6, generator)):
+        tables |= vars(drawn)
+    rows = [f"{name} " + " ".join(f"{x:.3f}" for x in torch.as_tensor(t).flatten()) for name, t in tables.items()]
+    check_golden("clips.txt", "\n".join(rows) + "\n")
