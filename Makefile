@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures check-tests format figures clean
+.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures check-tests format figures mutants clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
@@ -57,6 +57,13 @@ figures: $(READY)
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/model_tables.py
+
+# Changes COUNT random operators in src, one at a time, and counts how many of them the tests notice. Not part of CI.
+SEED ?= 0
+COUNT ?= 25
+PATHS ?= src/redline
+mutants: $(READY)
+	$(BIN)/python benchmarks/mutants.py --seed $(SEED) --count $(COUNT) $(PATHS)
 
 # Most of what the two packages of models hold is not for us, nor are the tests of any.
 UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)

@@ -2,7 +2,7 @@
 
     python benchmarks/mutants.py --seed 7 --count 25 [src/redline/stream ...]
 
-Chooses `count` random places in the named files (all of src/redline by default) and mutates each in a copy of the
+Chooses `count` random places in the named files (all of src/redline by default) and changes each one in a copy of the
 repository, never in the working tree. Each mutant runs against the mirrored test file (tests/a/test_b.py for
 src/redline/a/b.py) and the test files that are nearest to the module in the import graph, three files in all.
 
@@ -12,7 +12,7 @@ survived   every test passed, or none had failed when the time limit of one muta
 skipped    the test that failed also fails without the mutant, or there is no test to run; not counted
 
 Not mutated, because no test can or should notice: annotations, texts (f-strings, string sums), arguments of log calls,
-`raise` statements, `if TYPE_CHECKING`, overloads, and all files that use Triton. Functions that use `torch.cuda` are
+`raise` statements, `if TYPE_CHECKING`, overloads, and all files of Triton kernels. Functions that use `torch.cuda` are
 mutated only where a CUDA device is present. The last line is JSON.
 """
 
@@ -39,48 +39,42 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/redline")
 MOST_TEST_FILES = 3
-# Only for the module that they mirror.
-LONG_TESTS = (
-    "tests/test_climb.py",
-    "tests/cli/test_climb.py",
-    "tests/docs/test_snippets.py",
-    "tests/examples/test_examples.py",
-)
+# These run for minutes, and only for the module that they mirror.
+LONG_TESTS = {f"tests/{name}.py" for name in ("test_climb", "cli/test_climb", "docs/test_snippets")}
 WITH_CUDA = torch.cuda.is_available()
-# A comparison has two mutants: its boundary moved, and its opposite.
-MUTATIONS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
-    ast.Add: ("+", ("-",)),
-    ast.Sub: ("-", ("+",)),
-    ast.Mult: ("*", ("/",)),
-    ast.Div: ("/", ("*",)),
-    ast.FloorDiv: ("//", ("*",)),
-    ast.Mod: ("%", ("//",)),
-    ast.Pow: ("**", ("*",)),
-    ast.BitAnd: ("&", ("|",)),
-    ast.LShift: ("<<", (">>",)),
-    ast.RShift: (">>", ("<<",)),
-    ast.Lt: ("<", ("<=", ">=")),
-    ast.LtE: ("<=", ("<", ">")),
-    ast.Gt: (">", (">=", "<=")),
-    ast.GtE: (">=", (">", "<")),
-    ast.Eq: ("==", ("!=",)),
-    ast.NotEq: ("!=", ("==",)),
-    ast.Is: ("is", ("is not",)),
-    ast.IsNot: ("is not", ("is",)),
-    ast.In: ("in", ("not in",)),
-    ast.NotIn: ("not in", ("in",)),
-    ast.And: ("and", ("or",)),
-    ast.Or: ("or", ("and",)),
-    ast.Not: ("not", ("",)),
+# An operator as it is written, then its mutants: of an inequality the moved boundary, and the opposite.
+MUTATIONS: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.Lt: ("<", "<=", ">="),
+    ast.LtE: ("<=", "<", ">"),
+    ast.Gt: (">", ">=", "<="),
+    ast.GtE: (">=", ">", "<"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+    ast.Not: ("not", ""),
 }
 LOG_CALLS = {"debug", "info", "warning", "error", "exception", "print", "warn", "fail", "say", "log"}
 
 
 @dataclass(frozen=True)
 class Mutant:
+    """`begin` and `end` are the byte offsets of the operator in its file."""
+
     path: str
     line: int
-    # Byte offsets in the file.
     begin: int
     end: int
     old: str
@@ -94,30 +88,27 @@ class Mutant:
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Every mutant of one file, in the order of the file."""
+    """Every mutant of one file."""
     tree = ast.parse(source)
-    if "triton" in path or any(name.split(".")[0] == "triton" for name in _imports(tree)):
+    if "triton" in path or any(name.split(".")[0] == "triton" for name in imported_by(tree)):
         return []
-    lines = [0]
+    starts = [0]
     for line in source.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
-
+        starts.append(starts[-1] + len(line))
     found = []
-    for operator, after, before in _operators(tree):
-        old, replacements = MUTATIONS[type(operator)]
-        begin = lines[after[0] - 1] + after[1]
-        end = lines[before[0] - 1] + before[1]
+    for operator, after, before in operators_in(tree):
+        old, *replacements = MUTATIONS[type(operator)]
+        first, last = (starts[line - 1] + column for line, column in (after, before))
         # Between two operands there is nothing but the operator, brackets and comments.
-        pattern = rb"\s+".join(re.escape(word).encode() for word in old.split())
-        match = re.search(pattern, re.sub(rb"#[^\n]*", lambda text: b" " * len(text[0]), source[begin:end]))
-        assert match, f"{path}:{after[0]}: no {old!r} in {source[begin:end]!r}"
-        place = begin + match.start(), begin + match.end()
-        line = source.count(b"\n", 0, place[0]) + 1
-        found += [Mutant(path, line, *place, old, new) for new in replacements]
-    return sorted(found, key=lambda mutant: (mutant.begin, mutant.new))
+        between = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), source[first:last])
+        match = re.search(rb"\s+".join(re.escape(word).encode() for word in old.split()), between)
+        assert match, f"{path}:{after[0]}: no {old!r} in {between!r}"
+        begin, end = first + match.start(), first + match.end()
+        found += [Mutant(path, source.count(b"\n", 0, begin) + 1, begin, end, old, new) for new in replacements]
+    return found
 
 
-def _operators(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int]]]:
+def operators_in(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int]]]:
     """Each operator with the two positions between which it is written."""
     if _is_left_out(node):
         return
@@ -136,11 +127,10 @@ def _operators(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[
             yield operator, _begin(node), _begin(operand)
         case _:
             pass
-    for name, child in ast.iter_fields(node):
-        if name not in ("annotation", "returns"):
-            for part in child if isinstance(child, list) else [child]:
-                if isinstance(part, ast.AST):
-                    yield from _operators(part)
+    for name, field in ast.iter_fields(node):
+        for part in field if isinstance(field, list) else [field]:
+            if isinstance(part, ast.AST) and name not in ("annotation", "returns"):
+                yield from operators_in(part)
 
 
 def _is_left_out(node: ast.AST) -> bool:
@@ -149,7 +139,7 @@ def _is_left_out(node: ast.AST) -> bool:
             return True
         case ast.If(ast.Name("TYPE_CHECKING")) | ast.If(ast.Compare(ast.Name("__name__"))):
             return True
-        case ast.Call(ast.Name(name) | ast.Attribute(attr=name)):
+        case ast.Call(ast.Name(name)) | ast.Call(ast.Attribute(attr=name)):
             return name in LOG_CALLS
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             text = ast.unparse(node)
@@ -166,11 +156,10 @@ def _begin(node: ast.expr) -> tuple[int, int]:
 
 
 def _end(node: ast.expr) -> tuple[int, int]:
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    return node.end_lineno, node.end_col_offset
+    return node.end_lineno or 0, node.end_col_offset or 0
 
 
-def _imports(tree: ast.AST) -> set[str]:
+def imported_by(tree: ast.AST) -> set[str]:
     """Every module that is imported anywhere in a file; a name imported from a package may be a module too."""
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -185,30 +174,31 @@ class TestFiles:
     """Which test files a module is run against."""
 
     def __init__(self, root: Path) -> None:
-        self.tests = {
-            str(path.relative_to(root)): _imports(ast.parse(path.read_bytes()))
-            for path in root.glob("tests/**/test_*.py")
-            if WITH_CUDA or not re.search("gpu|triton|compiles", path.name)
-        }
+        def parsed(pattern: str) -> dict[str, set[str]]:
+            files = {str(path.relative_to(root)): path for path in root.glob(pattern)}
+            return {name: imported_by(ast.parse(path.read_bytes())) for name, path in files.items()}
+
+        self.imports = parsed("tests/**/test_*.py")
+        if not WITH_CUDA:
+            for test in [test for test in self.imports if re.search("gpu|triton|compiles", os.path.basename(test))]:
+                del self.imports[test]
         self.importers: dict[str, set[str]] = {}
-        for path in root.glob(f"{SOURCES}/**/*.py"):
-            for name in _imports(ast.parse(path.read_bytes())):
-                self.importers.setdefault(name, set()).add(_module(str(path.relative_to(root))))
+        for path, names in parsed(f"{SOURCES}/**/*.py").items():
+            for name in names:
+                self.importers.setdefault(name, set()).add(_module(path))
 
     def of(self, path: str) -> list[str]:
         """The mirrored file first, then by distance in the import graph, then by how many folders are shared."""
-        folder, stem = os.path.split(os.path.relpath(path, SOURCES))
-        if stem == "__init__.py":
-            folder, stem = os.path.split(folder)
-        mirrored = os.path.join("tests", folder, f"test_{stem.removesuffix('.py')}.py")
-        chosen = [mirrored] if mirrored in self.tests else []
+        folder, name = os.path.split(os.path.relpath(path, SOURCES))
+        if name == "__init__.py":
+            folder, name = os.path.split(folder)
+        mirrored = os.path.join("tests", folder, f"test_{name.removesuffix('.py')}.py")
+        chosen = [mirrored] if mirrored in self.imports else []
         seen, nearest = set(), {_module(path)}
         while nearest and len(chosen) < MOST_TEST_FILES:
-            seen |= nearest
-            found = [
-                t for t, names in self.tests.items() if names & nearest and t not in chosen and t not in LONG_TESTS
-            ]
+            found = {test for test, names in self.imports.items() if names & nearest} - LONG_TESTS - set(chosen)
             chosen += sorted(found, key=lambda test: (-len(os.path.commonpath([test, mirrored])), test))
+            seen |= nearest
             nearest = {name for module in nearest for name in self.importers.get(module, ())} - seen
         return chosen[:MOST_TEST_FILES]
 
@@ -220,12 +210,12 @@ def _module(path: str) -> str:
 class Copy:
     """A copy of the repository in which mutants are tried."""
 
-    def __init__(self, folder: Path, *, timeout_s: int, limit_s: int) -> None:
+    def __init__(self, folder: Path, timeout_s: int, limit_s: int) -> None:
         self.root, self.home, self.limit_s = folder / "copy", folder / "home", limit_s
         self.home.mkdir()
         shutil.copytree(ROOT, self.root, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "redline-out"))
-        self.pytest = ["-rfE", "--tb=no", "-p", "no:cacheprovider", f"--timeout={timeout_s}"]
-        self.pytest += ["-m", "not slow and not alone" + ("" if WITH_CUDA else " and not gpu")]
+        marked = "not slow and not alone" + ("" if WITH_CUDA else " and not gpu")
+        self.options = ["-rfE", "--tb=no", "-p", "no:cacheprovider", f"--timeout={timeout_s}", "-m", marked]
 
     def try_mutant(self, mutant: Mutant, tests: Sequence[str]) -> tuple[str, str]:
         """Returns the result, and the test that failed or why there is no result."""
@@ -240,24 +230,22 @@ class Copy:
             path.write_bytes(source)
         if code is None:
             return "survived", f"not finished after {self.limit_s} s"
-        if code == pytest.ExitCode.OK:
-            return "survived", ""
-        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-            return "skipped", "no test in the test files"
+        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return ("survived", "") if code == pytest.ExitCode.OK else ("skipped", "no test in the test files")
         return "hung" if "from pytest-timeout" in output else "found", next(iter(failures(output)), "")
 
     def run(self, arguments: Sequence[str]) -> tuple[int | None, str]:
         """Runs pytest in a fork of this process, which saves the import of torch; returns its exit code and output."""
-        said = self.home / "output.txt"
+        written = self.home / "output.txt"
         child = os.fork()
         if child == 0:
-            self._become_pytest(said, arguments)
+            self._become_pytest(written, arguments)
         try:
             until_s = time.monotonic() + self.limit_s
             while time.monotonic() < until_s:
-                done, status = os.waitpid(child, os.WNOHANG)
-                if done:
-                    return os.waitstatus_to_exitcode(status), said.read_text(errors="replace")
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if ended:
+                    return os.waitstatus_to_exitcode(status), written.read_text(errors="replace")
                 time.sleep(0.05)
             return None, ""
         finally:
@@ -265,28 +253,28 @@ class Copy:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
 
-    def _become_pytest(self, said: Path, arguments: Sequence[str]) -> NoReturn:
+    def _become_pytest(self, written: Path, arguments: Sequence[str]) -> NoReturn:
         code = 1
         try:
             os.setsid()
             os.chdir(self.root)
-            with open(os.devnull) as nothing, said.open("w") as file:
+            with open(os.devnull) as nothing, written.open("w") as file:
                 os.dup2(nothing.fileno(), 0)
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-            # Tests write into the home folder only. Bytecode of a mutant would be taken for the file's own later on.
+            # Tests write into the home folder only. Bytecode of a mutant would later be taken for that of its file.
             os.environ |= {"HOME": str(self.home), "TMPDIR": str(self.home), "OMP_NUM_THREADS": "1"}
             os.environ |= {"PYTHONPATH": str(self.root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
             sys.dont_write_bytecode = True
             sys.path.insert(0, str(self.root / "src"))
-            code = int(pytest.main([*self.pytest, *arguments]))
+            code = int(pytest.main([*self.options, *arguments]))
         finally:
             sys.stdout.flush()
             os._exit(code)
 
 
 def failures(output: str) -> list[str]:
-    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    return re.findall(r"^(?:FAILED|ERROR) (\S+::\w+\[.*?\](?= - |$)|\S+)", output, re.MULTILINE)
 
 
 def main() -> None:
@@ -298,15 +286,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=180, help="seconds that the tests of one mutant may take")
     given = parser.parse_args()
 
+    os.chdir(ROOT)
     files = sorted({f for path in map(Path, given.paths) for f in ([path] if path.is_file() else path.rglob("*.py"))})
-    everything = [m for file in files for m in mutants_of(str(file), file.read_bytes())]
+    everything = [mutant for file in files for mutant in mutants_of(str(file), file.read_bytes())]
     chosen = random.Random(given.seed).sample(everything, min(given.count, len(everything)))
     print(f"{len(chosen)} of {len(everything):,} mutants in {len(files)} files, seed {given.seed}", flush=True)
-
     test_files = TestFiles(ROOT)
     results: list[tuple[Mutant, str, str]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        copy = Copy(Path(folder), timeout_s=given.timeout, limit_s=given.limit)
+        copy = Copy(Path(folder), given.timeout, given.limit)
         for number, mutant in enumerate(chosen, 1):
             began_s = time.monotonic()
             result, detail = copy.try_mutant(mutant, test_files.of(mutant.path))
@@ -315,20 +303,19 @@ def main() -> None:
             print(f"{number:4}/{len(chosen)}  {result:8}  {seconds:5.1f} s  {mutant}  {detail}", flush=True)
         noticed_by = sorted({detail for _, result, detail in results if result in ("found", "hung") and detail})
         unreliable = set(failures(copy.run(noticed_by)[1])) if noticed_by else set()
-    for number, (mutant, _, detail) in enumerate(results):
-        if detail in unreliable:
-            results[number] = mutant, "skipped", f"{detail} fails without the mutant"
-            print(f"skipped: {mutant}: {detail} fails without the mutant")
+    for number, (mutant, _, test) in enumerate(results):
+        if test in unreliable:
+            results[number] = mutant, "skipped", test
+            print(f"skipped: {mutant}: {test} fails without the mutant")
 
     counts = {
         name: sum(result == name for _, result, _ in results) for name in ("found", "hung", "survived", "skipped")
     }
-    counted = len(results) - counts["skipped"]
+    score = (counts["found"] + counts["hung"]) / max(1, len(results) - counts["skipped"])
     survivors = sorted(str(mutant) for mutant, result, _ in results if result == "survived")
-    print("\nsurvivors:", *survivors, sep="\n  ")
-    print("".join(f"{name:>10}" for name in (*counts, "score")))
-    score = (counts["found"] + counts["hung"]) / counted if counted else None
-    print("".join(f"{count:>10}" for count in counts.values()) + (f"{score:>10.0%}" if counted else "         –"))
+    print("", "survivors:", *survivors, sep="\n  ")
+    print("", "".join(f"{name:>10}" for name in (*counts, "score")), sep="\n")
+    print("".join(f"{count:>10}" for count in counts.values()) + f"{score:>10.0%}")
     print(json.dumps({"seed": given.seed, **counts, "score": score, "survivors": survivors}))
 
 
