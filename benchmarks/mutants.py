@@ -188,16 +188,17 @@ class TestFiles:
                 self.importers.setdefault(name, set()).add(_module(path))
 
     def of(self, path: str) -> list[str]:
-        """The mirrored file first, then by distance in the import graph, then by how many folders are shared."""
+        """The mirrored file first, then by distance in the import graph, then by distance in the folder tree."""
         folder, name = os.path.split(os.path.relpath(path, SOURCES))
         if name == "__init__.py":
             folder, name = os.path.split(folder)
-        mirrored = os.path.join("tests", folder, f"test_{name.removesuffix('.py')}.py")
+        folder = os.path.join("tests", folder)
+        mirrored = os.path.join(folder, f"test_{name.removesuffix('.py')}.py")
         chosen = [mirrored] if mirrored in self.imports else []
         seen, nearest = set(), {_module(path)}
         while nearest and len(chosen) < MOST_TEST_FILES:
             found = {test for test, names in self.imports.items() if names & nearest} - LONG_TESTS - set(chosen)
-            chosen += sorted(found, key=lambda test: (-len(os.path.commonpath([test, mirrored])), test))
+            chosen += sorted(found, key=lambda test: (len(os.path.relpath(test, folder).split("/")), test))
             seen |= nearest
             nearest = {name for module in nearest for name in self.importers.get(module, ())} - seen
         return chosen[:MOST_TEST_FILES]

@@ -97,5 +97,5 @@ def test_a_module_runs_against_its_mirrored_test_and_the_nearest_others(tmp_path
 
 
 def test_the_failed_test_is_read_from_pytests_summary() -> None:
-    output = "F\nFAILED tests/a.py::test_b[x - y] - assert 1\nERROR tests/c.py\nFAILED tests/d.py::test_e - a[0] - b\n1 failed"
+    output = "F\nFAILED tests/a.py::test_b[x - y] - assert 1\nERROR tests/c.py\nFAILED tests/d.py::test_e - a[0] - b\n"
     assert mutants.failures(output) == ["tests/a.py::test_b[x - y]", "tests/c.py", "tests/d.py::test_e"]
