@@ -37,6 +37,13 @@ def test_without_rates_the_hardware_list_decides() -> None:
     assert not plain.why_slow("fp16") and "no hardware support for bf16" in plain.why_slow("bf16")
 
 
+def test_a_quarter_of_the_rate_of_fp32_is_not_emulated() -> None:
+    rates = Ceilings(1e10, {"fp32": 100.0, "bf16": 25.0, "fp16": 24.0}, {"fp32": 100.0, "bf16": 25.0, "fp16": 24.0})
+    machine = replace(CPU, ceilings=rates)
+    assert not machine.why_slow("bf16") and "measured at 24.0%" in machine.why_slow("fp16", "convolution")
+    assert "in convolutions" in machine.why_slow("fp16", "convolution") and " in " not in machine.why_slow("fp16")[:60]
+
+
 def test_a_ceiling_is_the_best_engine_s() -> None:
     assert RATES.flops_per_s("int8") == 400 and RATES.flops_per_s("fp16") == 160 and RATES.flops_per_s("tf32") == 100
 
@@ -56,6 +63,15 @@ def test_the_precision_to_start_from() -> None:
     assert replace(CPU, ceilings=fast).recommended_precision()[0] == "bf16"
     half = Ceilings(1e12, {"fp32": 1.0, "bf16": 0.1, "fp16": 8.0}, {"fp32": 1.0, "bf16": 0.1, "fp16": 6.0})
     assert replace(CPU, ceilings=half).recommended_precision()[0] == "fp16"
+    # bf16 is taken down to four fifths of the speed of fp16, and must help in convolutions too.
+    near = Ceilings(1e12, {"fp32": 1.0, "bf16": 8.0, "fp16": 10.0}, {"fp32": 1.0, "bf16": 2.0, "fp16": 2.0})
+    assert replace(CPU, ceilings=near).recommended_precision()[0] == "bf16"
+    far = replace(near, matmul_flops_per_s={"fp32": 1.0, "bf16": 7.0, "fp16": 10.0})
+    assert replace(CPU, ceilings=far).recommended_precision()[0] == "fp16"
+    slow = replace(near, convolution_flops_per_s={"fp32": 1.0, "bf16": 1.1, "fp16": 1.1})
+    assert replace(CPU, ceilings=slow).recommended_precision()[0] == "fp32"
+    assert replace(CPU, hardware_dtypes=("fp32", "bf16")).recommended_precision()[0] == "bf16"
+    assert replace(CPU, hardware_dtypes=("fp32",)).recommended_precision()[0] == "fp32"
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,8 @@ def format_seconds(seconds: float) -> str:
         (7200.0, 1 / 60, "min"),
     ):
         if abs(seconds) < limit:
-            return f"{seconds * scale:.3g} {unit}" if seconds * scale < 1000 else f"{seconds * scale:.0f} {unit}"
-    return f"{seconds / 3600:.3g} h"
+            return f"{_three_digits(seconds * scale)} {unit}"
+    return f"{_three_digits(seconds / 3600)} h"
 
 
 def format_bytes(size: float) -> str:
@@ -62,19 +62,24 @@ def format_bytes(size: float) -> str:
         (2**40, 2**30, "GiB"),
     ):
         if abs(size) < limit:
-            return f"{size / scale:.3g} {unit}" if size / scale < 1000 else f"{size / scale:.0f} {unit}"
-    return f"{size / 2**40:.3g} TiB"
+            return f"{_three_digits(size / scale)} {unit}"
+    return f"{_three_digits(size / 2**40)} TiB"
 
 
 def format_megapixels(pixels: int) -> str:
     """Of a single small picture too: `0.0023 megapixels`."""
     size = pixels / 1e6
-    return f"{size:.3g} megapixels" if size < 1000 else f"{size:,.0f} megapixels"
+    return f"{size:.3g} megapixels" if size < 999.5 else f"{size:,.0f} megapixels"
 
 
 def format_rate(per_second: float, unit: str) -> str:
     """`7.84e14, 'FLOP/s'` -> `784 TFLOP/s`."""
     for limit, scale, prefix in ((1e6, 1e3, "K"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T")):
         if per_second < limit:
-            return f"{per_second / scale:.3g} {prefix}{unit}"
-    return f"{per_second / 1e15:.3g} P{unit}"
+            return f"{_three_digits(per_second / scale)} {prefix}{unit}"
+    return f"{_three_digits(per_second / 1e15)} P{unit}"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits, or more before the decimal point; never an exponent for a large number."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

@@ -8,6 +8,7 @@ from goldens import check_golden
 from redline.report import Climb, render_markdown
 from redline.report.charts import draw_all
 from redline.report.charts.curves import Curve, draw_curves
+from redline.report.html import _tiles
 from report.synthetic_climb import cpu_climb, h200_climb, training_climb
 
 # Each with another one of the widths, so that every width is drawn once.
@@ -34,7 +35,9 @@ def test_every_mark_stands_where_it_stood(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_table_says_what_it_said(case: str) -> None:
-    check_golden(f"report_{case}.md", render_markdown(Climb.of(CASES[case][0])))
+    climb = Climb.of(CASES[case][0])
+    tiles = [f"{tile.name}: {tile.value} ({tile.note})\n" for tile in _tiles(climb)]
+    check_golden(f"report_{case}.md", render_markdown(climb) + "\n" + "".join(tiles))
 
 
 def test_curves_stand_where_they_stood() -> None:

@@ -51,6 +51,30 @@ def test_many_memory_heads_of_a_given_size_are_a_memory() -> None:
     assert TitanModel(config)(torch.randint(31, (1, 5))).isfinite().all()
 
 
+def test_sizes_that_are_not_given_follow_from_the_others() -> None:
+    plain = replace(TINY, width=96)
+    assert (plain.head_dim, plain.shared_heads, plain.neural_heads) == (24, 4, 4)
+    assert (plain.key_dim, plain.value_dim, plain.feed_forward_width) == (24, 24, 256)
+    assert replace(TINY, width=104).feed_forward_width == 320  # 277.3, in whole steps of 64
+    few = replace(TINY, memory_heads=3)
+    assert (few.key_dim, few.value_dim) == (16, 16)
+    assert replace(TINY, segment=8, window_segments=2).span == 24
+    assert [replace(TINY, attention_every=3).is_attention(layer) for layer in range(6)] == [False, False, True] * 2
+    assert not any(replace(TINY, attention_every=0).is_attention(layer) for layer in range(4))
+
+
+def test_the_largest_sizes_are_allowed_and_one_more_is_not() -> None:
+    most = 2**20
+    assert replace(TINY, segment=most // 2, memory_slots=most, memory_compression_ratio=1.0).span == most
+    for change in ({"segment": most // 2 + 1}, {"memory_slots": most + 1}, {"memory_compression_ratio": 1.01}):
+        with pytest.raises(ModelError):
+            replace(TINY, **change)
+    for name in ("vocabulary", "layers", "segment", "memory_chunk", "convolution", "memory_compression_ratio"):
+        with pytest.raises(ModelError, match=name):
+            replace(TINY, **{name: 0})
+    assert replace(TINY, layers=1, memory_chunk=1, convolution=1, window_segments=0).span == 8
+
+
 def test_settings_that_are_missing_are_named() -> None:
     with pytest.raises(ModelError, match="are incomplete: there is no heads."):
         TitanConfig.from_dict({"vocabulary": 31, "width": 48, "layers": 2})
