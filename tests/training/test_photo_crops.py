@@ -132,7 +132,7 @@ def test_recoloured_crops_are_what_the_bicubic_makes_of_recoloured_photos(tmp_pa
 def test_photos_are_shrunk_by_fractions_too(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 1, 60, 90)
     pairs = PhotoPairs(PhotoSettings(str(tmp_path), shrink=(1.5, 2), crop_px=8), 2, CPU)
-    assert [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low in pairs] == [
+    assert [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low, _ in pairs] == [
         (1.5, (3, 40, 60), (3, 20, 30)),
         (2, (3, 30, 44), (3, 15, 22)),
     ]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".avif", ".bmp", ".tif", ".tiff"})
 # What Pillow turns into 8-bit RGB without losing anything but transparency.
 _MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"})
 

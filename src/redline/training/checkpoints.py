@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from redline.errors import RedlineError
 from redline.training.arithmetic import Arithmetic
+from redline.training.compact import expanded
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
@@ -177,7 +178,7 @@ class Checkpoints:
             raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
         for path in reversed(files):
             try:
-                return path, read_checkpoint(path)
+                return path, expanded(read_checkpoint(path))
             except RedlineError as error:
                 if path == files[0] and len(files) > 1:
                     raise RedlineError(f"no checkpoint of the {len(files)} is whole; of the oldest: {error}") from error
@@ -186,6 +187,18 @@ class Checkpoints:
                 if aloud:
                     warnings.warn(f"{error} The one before it is taken.", stacklevel=2)
         raise AssertionError
+
+
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Writes a checkpoint's content with its checksum; the file appears once it is complete."""
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        with open(temporary, "wb") as file:
+            _write(file, content)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {error.strerror or error}.") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

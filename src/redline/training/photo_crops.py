@@ -16,14 +16,16 @@ one, except where it overshot and was cut off.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from redline.errors import RedlineError
 from redline.super_resolution.bicubic import resize
-from redline.training.photo_pairs import PhotoPairs, PhotoSettings
+from redline.training.photo_pairs import DRAWN_FOLDER, PhotoPairs, PhotoSettings, Variant
 
 # Places to draw from lie this many to a crop's side apart; a draw then moves by less than that.
 _PLACES_PER_CROP = 4
@@ -50,24 +52,37 @@ class PhotoCrops:
 
     def __init__(self, settings: PhotoSettings, scale: int, device: torch.device, seed: int = 0) -> None:
         self.settings, self.scale, self.device, self.seed = settings, scale, device, seed
-        self.pairs = PhotoPairs(settings, scale, device)
-        large, small, sizes, places, chances, shrinks = [], [], [], [], [], []
-        for shrink, high, low in self.pairs:
-            starts, chance = _places(high, low, scale, settings)
+        self.pairs = PhotoPairs(settings, scale, device, seed)
+        self._round: int | None = None
+        if settings.renew_steps:
+            self.pairs.decode()
+        else:
+            self._load(self.pairs)
+
+    def _load(self, variants: Iterable[Variant]) -> None:
+        large, small, sizes, places, chances, shrinks, are_drawn = [], [], [], [], [], [], []
+        for shrink, high, low, drawn in variants:
+            starts, chance = _places(high, low, self.scale, self.settings)
             places.append(F.pad(starts, (1, 0), value=len(sizes)))
             chances.append(chance)
             shrinks.append(torch.full(chance.shape, shrink))
+            are_drawn.append(torch.full(chance.shape, drawn))
             sizes.append(low.shape[1:])
             large.append(high.permute(1, 2, 0).reshape(-1, 3))
             small.append(low.permute(1, 2, 0).reshape(-1, 3))
         self._large, self._small = torch.cat(large), torch.cat(small)
         self._sizes = torch.tensor(sizes)
         self._first = F.pad(self._sizes.prod(1).cumsum(0), (1, 0))[:-1]
-        self._places, chance, shrink = torch.cat(places), torch.cat(chances), torch.cat(shrinks)
-        # A photo shrunk by 2 has a quarter of the places, and is worth as much.
-        for factor in settings.shrink:
-            chance[shrink == factor] /= chance[shrink == factor].sum()
+        self._places, chance = torch.cat(places), torch.cat(chances)
+        _balance(chance, torch.cat(shrinks), torch.cat(are_drawn), self.settings)
         self._chances = chance.cumsum(0)
+
+    def _renew(self, step: int) -> None:
+        """Loads the images of the step's round, if the photos are reduced anew every `renew_steps` steps."""
+        if not self.settings.renew_steps or step // self.settings.renew_steps == self._round:
+            return
+        self._round = step // self.settings.renew_steps
+        self._load(self.pairs.variants(self._round))
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(B, 3, crop, crop) and (B, 3, scale·crop, scale·crop)."""
@@ -86,6 +101,7 @@ class PhotoCrops:
         return torch.where(flat, colour, small), torch.where(flat, colour, large)
 
     def draw(self, step: int) -> Draw:
+        self._renew(step)
         generator = torch.Generator().manual_seed(self.seed * 1_000_000_007 + step)
         crop, count = self.settings.crop_px, self.settings.batch
         chance = torch.rand(count, generator=generator, dtype=torch.float64) * self._chances[-1]
@@ -99,6 +115,22 @@ class PhotoCrops:
         top, left = torch.minimum(top + moved[0], height - crop), torch.minimum(left + moved[1], width - crop)
         mix, shift = _recolouring(count, self.settings.recolour, generator)
         return Draw(picture, top, left, turn, flat, (255 * colour).round() / 255, mix, shift)
+
+
+def _balance(chance: Tensor, shrink: Tensor, is_drawn: Tensor, settings: PhotoSettings) -> None:
+    """Gives every shrink factor the same chance, and drawn images their share of it.
+
+    A photo reduced 2 times has a quarter of the places of the whole photo, and is worth as much.
+    """
+    if settings.drawn and not is_drawn.any():
+        raise RedlineError(f"drawn = {settings.drawn}, but the photos have no folder {DRAWN_FOLDER!r}.")
+    for factor in settings.shrink:
+        if not settings.drawn:
+            chance[shrink == factor] /= chance[shrink == factor].sum()
+            continue
+        for drawn, share in ((True, settings.drawn), (False, 1 - settings.drawn)):
+            chosen = (shrink == factor) & (is_drawn == drawn)
+            chance[chosen] *= share / chance[chosen].sum()
 
 
 def _recoloured(crops_BCHW: Tensor, mix_BCC: Tensor, shift_BC: Tensor) -> Tensor:

@@ -57,11 +57,26 @@ class DrctSettings:
 @dataclass(frozen=True)
 class DrctLoopSettings(LoopSettings):
     """`compile` compiles the groups, which are alike; on a GPU `fused_ops` takes Redline's own kernels, and
-    `cuda_graph` records forward and backward as one graph."""
+    `cuda_graph` records forward and backward as one graph.
+
+    `frequency_weight` is the weight, beside the absolute error, of the absolute error of the Fourier transform, from
+    the share `frequency_from` of the training on.
+    """
 
     compile: bool = False
     fused_ops: bool = True
     cuda_graph: bool = True
+    frequency_weight: float = 0.0
+    frequency_from: float = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frequency_weight < 0:
+            raise RedlineError(f"frequency_weight must not be negative, as {self.frequency_weight} is.")
+        if not 0 <= self.frequency_from <= 1:
+            raise RedlineError(f"frequency_from is a share of the training, from 0 to 1, not {self.frequency_from}.")
+        if self.frequency_weight and self.frequency_from and self.steps is None:
+            raise RedlineError("frequency_from is a share of the steps: set steps instead of minutes, or set it to 0.")
 
 
 @dataclass(frozen=True)
@@ -94,6 +109,15 @@ class DrctTraining:
             raise RedlineError(f"crop_px must be a multiple of the model's window, {self.model.window}.")
 
 
+# Settings that older checkpoints do not name, with the values that change nothing.
+_ADDED_LATER: dict[str, Any] = {"drawn": 0.0, "vary": 0.0, "renew_steps": 0, "frequency_weight": 0.0}
+
+
+def frequency_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Returns the mean absolute error of the real and imaginary parts of the orthonormal Fourier transform."""
+    return torch.view_as_real(torch.fft.rfft2(output.contiguous() - target, norm="ortho")).abs().mean()
+
+
 class DrctTask(Task):
     """What the loop needs to train a DRCT."""
 
@@ -124,15 +148,17 @@ class DrctTask(Task):
             # Groups are alike, so that one compiled serves all of them.
             for group in model.layers:
                 group.compile()
+        self._with_frequencies = False
         self._recorded: RecordedGradients | None = None
-        if settings.loop.cuda_graph and device.type == "cuda":
-            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(device))
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
         free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
+        # Settings that came later count only where they are used, so that older checkpoints can still be resumed.
+        free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
+        free |= set() if settings["frequency_weight"] else {"frequency_from"}
         kept = {name: value for name, value in settings.items() if name not in free}
         # By what is in the file, wherever it lies.
         start = self.start.sha256 if self.start else None
@@ -142,17 +168,37 @@ class DrctTask(Task):
         return build_optimizer(self.model, self.settings.loop)
 
     def loss(self, step: int, part: int = 0) -> Tensor:
+        self._choose_loss(step)
         return self._loss_of(*self.crops.batch(step))
 
     def backward(self, step: int, part: int, arithmetic: Arithmetic) -> Tensor:
-        if self._recorded is None:
+        if not self.settings.loop.cuda_graph or self.device.type != "cuda":
             return super().backward(step, part, arithmetic)
+        self._choose_loss(step)
+        if self._recorded is None:
+            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(self.device))
         return self._recorded(*self.crops.batch(step))
+
+    def penalties(self, step: int) -> tuple[str, ...]:
+        return ("frequencies",) if self._has_frequencies(step) else ()
+
+    def _has_frequencies(self, step: int) -> bool:
+        loop = self.settings.loop
+        return loop.frequency_weight > 0 and step >= loop.frequency_from * (loop.steps or 0)
+
+    def _choose_loss(self, step: int) -> None:
+        """Drops the captured graph when the loss changes: the next step captures another one."""
+        if self._with_frequencies != self._has_frequencies(step):
+            self._with_frequencies, self._recorded = self._has_frequencies(step), None
 
     def _loss_of(self, small: Tensor, large: Tensor) -> Tensor:
         with computing_in(self.precision, self.device):
             output = self.model(small)
-        return F.l1_loss(output.float(), large)
+        output = output.float()
+        loss = F.l1_loss(output, large)
+        if self._with_frequencies:
+            loss = loss + self.settings.loop.frequency_weight * frequency_loss(output, large)
+        return loss
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """PSNR and SSIM of luma for each test set, by its folder's name."""
