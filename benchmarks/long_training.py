@@ -40,22 +40,23 @@ STATE = "state.pt"
 SAY_EVERY_S = 20.0
 
 
-def restore(state: Path, work: Path) -> int:
-    """Puts the state of the piece before where the training loop looks for it; returns its step."""
+def restore(state: Path, work: Path) -> tuple[int, float]:
+    """Puts the state of the piece before where the training loop looks for it; returns its step and seconds."""
     content = read_checkpoint(state / STATE)
     checkpoints = work / FOLDER
     checkpoints.mkdir(parents=True)
     shutil.copyfile(state / STATE, checkpoints / f"step-{content['step']:09}.pt")
     if (state / JOURNAL).exists():
         shutil.copyfile(state / JOURNAL, work / JOURNAL)
-    return content["step"]
+    return content["step"], content["elapsed_s"]
 
 
 def keep(work: Path, out: Path) -> None:
-    """Writes the newest checkpoint in its compact form, and the journal."""
-    _, content = Checkpoints(work / FOLDER).read()
-    write_checkpoint(out / STATE, compacted(content))
-    shutil.copyfile(work / JOURNAL, out / JOURNAL)
+    """Writes the newest checkpoint, if there is one, in its compact form, and the journal."""
+    checkpoints = Checkpoints(work / FOLDER)
+    if checkpoints.files():
+        write_checkpoint(out / STATE, compacted(checkpoints.read()[1]))
+        shutil.copyfile(work / JOURNAL, out / JOURNAL)
 
 
 def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="redline-training-") as temporary:
         work = Path(temporary)
-        first = restore(arguments.state, work) if arguments.state else 0
+        first, before_s = restore(arguments.state, work) if arguments.state else (0, 0.0)
         task = DrctTask(settings, device)
         say(f"{task.crops.pairs.photos} images, {len(task.crops.pairs.skipped)} skipped, from step {first}")
         for sentence in task.crops.pairs.skipped[:5]:
@@ -75,12 +76,13 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         # The training loop saves and returns on SIGTERM, whoever sends it.
         timer = threading.Timer(max(left_s, 0.1), os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
-        started_s = time.monotonic()
         timer.start()
-        outcome = train(task, settings.loop, work, device, bool(arguments.state), Lines())
-        timer.cancel()
-        trained_s = time.monotonic() - started_s
-        keep(work, out)
+        try:
+            outcome = train(task, settings.loop, work, device, bool(arguments.state), Lines())
+        finally:
+            timer.cancel()
+            keep(work, out)  # a failure after hours, too, leaves the last checkpoint
+        trained_s = outcome.position.elapsed_s - before_s
         entries = [entry for entry in read_journal(work / JOURNAL) if "loss" in entry]
     steps = outcome.position.step - first
     row: dict[str, Any] = {

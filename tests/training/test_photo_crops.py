@@ -181,3 +181,39 @@ def test_on_a_gpu_the_same_crops_and_more_than_a_thousand_a_second(tmp_path: Pat
         crops.batch(step)
     torch.cuda.synchronize()
     assert 100 * settings.batch / (time.perf_counter() - began_s) > 1000
+
+
+def test_drawn_images_get_their_share_of_the_crops(tmp_path: Path) -> None:
+    save_synthetic_photos(tmp_path / "photos", 3, 64, 64)
+    save_synthetic_photos(tmp_path / "drawn", 1, 40, 40, seed=1)
+    settings = PhotoSettings(str(tmp_path), crop_px=8, batch=1000, drawn=0.4)
+    counts = PhotoCrops(settings, 4, CPU).draw(0).picture.bincount()
+    assert 340 < counts[0] < 460  # "drawn" is sorted before "photos"
+    with pytest.raises(RedlineError, match="no folder 'drawn'"):
+        PhotoCrops(replace(settings, photos=str(tmp_path / "photos")), 4, CPU)
+    with pytest.raises(RedlineError, match="drawn is a share"):
+        PhotoSettings("x", drawn=1.0)
+
+
+def test_photos_are_reduced_anew_in_every_round(tmp_path: Path) -> None:
+    save_synthetic_photos(tmp_path, 2, 90, 100)
+    save_photo(tmp_path / "small.png", synthetic_photo(31, 200, 0))
+    settings = PhotoSettings(str(tmp_path), crop_px=8, batch=4, shrink=(1, 1.3), vary=0.5, renew_steps=10)
+    crops = PhotoCrops(settings, 4, CPU, seed=1)
+    assert crops.pairs.photos == 2 and crops.pairs.pixels == 2 * 90 * 100 and len(crops.pairs.skipped) == 1
+
+    def sizes(round_: int) -> list[tuple[int, ...]]:
+        return [tuple(variant.high.shape[1:]) for variant in crops.pairs.variants(round_) if variant.shrink > 1]
+
+    assert len(set(sizes(0) + sizes(1))) == 4
+    for height, width in sizes(2):
+        assert height % 4 == width % 4 == 0 and 90 / 2.2 <= height <= 90 / 1.2 and 100 / 2.2 <= width <= 100 / 1.2
+    # Whatever came before, a step's batch is the same.
+    later = crops.batch(25)
+    crops.batch(3)
+    assert all(map(torch.equal, crops.batch(25), later))
+    assert all(map(torch.equal, PhotoCrops(settings, 4, CPU, seed=1).batch(25), later))
+    small, large = later
+    assert small.shape == (4, 3, 8, 8) and large.shape == (4, 3, 32, 32)
+    with pytest.raises(RedlineError, match="vary and renew_steps"):
+        PhotoSettings("x", vary=0.1)

@@ -217,6 +217,33 @@ def test_fused_ops_give_the_gradients_of_plain_ones(precision: str, compiled: bo
         assert (one - other).norm() <= limit * one.norm(), name
 
 
+def test_frequencies_count_from_their_share_of_the_steps_on(settings: DrctTraining) -> None:
+    loop = replace(settings.loop, frequency_weight=2.0, frequency_from=0.5)
+    plain, task = (DrctTask(replace(settings, loop=one), torch.device("cpu")) for one in (settings.loop, loop))
+    assert torch.equal(task.loss(2), plain.loss(2)) and not task.penalties(2)
+    small, large = task.crops.batch(3)
+    error = torch.fft.fft2(task.model(small) - large, norm="ortho")[..., : large.shape[-1] // 2 + 1]
+    expected = plain.loss(3) + 2 * (error.real.abs() + error.imag.abs()).mean() / 2
+    torch.testing.assert_close(task.loss(3), expected)
+    assert task.penalties(3) == ("frequencies",)
+    assert "frequency_weight" in task.identity and "frequency_weight" not in plain.identity
+    with pytest.raises(RedlineError, match="frequency_from is a share of the steps"):
+        replace(loop, steps=None, minutes=1.0)
+    with pytest.raises(RedlineError, match="frequency_from is a share of the training"):
+        replace(loop, frequency_from=1.5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.gpu
+def test_a_captured_graph_follows_the_loss(settings: DrctTraining) -> None:
+    loop = replace(settings.loop, frequency_weight=2.0, frequency_from=0.5)
+    gpu = torch.device("cuda")
+    task = DrctTask(replace(settings, loop=loop), gpu)
+    for step in (2, 3, 4):
+        expected = task.loss(step).item()
+        assert task.backward(step, 0, task.arithmetic).item() == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.gpu
 def test_compiled_bf16_training_learns_on_a_gpu(tmp_path: Path, settings: DrctTraining) -> None:

@@ -17,8 +17,9 @@ from redline.models.drct import Drct, save_drct
 from redline.quantities import format_bytes, format_seconds
 from redline.super_resolution import Evaluation
 from redline.training.loop import Outcome
+from redline.training.photo_pairs import PhotoSettings
 from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
-from redline.training.super_resolution import DrctTask
+from redline.training.super_resolution import DrctLoopSettings, DrctTask
 from redline.version import VERSION
 
 
@@ -86,7 +87,8 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "## Data",
         "",
         f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
-        f"after shrinking by {_listed(settings.data.shrink)}. Small pictures: Matlab's antialiased bicubic. "
+        f"{_reduced(settings.data)}. Small pictures: Matlab's antialiased bicubic. "
+        + (f"{settings.data.drawn:.0%} of the crops are of drawn images. " if settings.data.drawn else "")
         + (f"Of {settings.data.recolour:.0%} of the crops the colours are changed. " if settings.data.recolour else "")
         + "No picture of the test sets below is among them.",
         "",
@@ -94,7 +96,7 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "",
         f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
         f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
-        f"torch {torch.__version__}; absolute error, {settings.loop.optimizer}, cosine schedule, "
+        f"torch {torch.__version__}; {_loss(settings.loop)}, {settings.loop.optimizer}, cosine schedule, "
         f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
         + (f"It began with {task.start}." if task.start else "It began as an interpolation."),
         "",
@@ -111,6 +113,21 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _reduced(data: PhotoSettings) -> str:
+    shrink = f"shrinking by {_listed(data.shrink)}"
+    if not data.renew_steps:
+        return f"after {shrink}"
+    varied = f"factors above 1 times up to {1 + data.vary:g}, drawn anew every {data.renew_steps:,} steps"
+    return f"before {shrink} ({varied})"
+
+
+def _loss(loop: DrctLoopSettings) -> str:
+    if not loop.frequency_weight:
+        return "absolute error"
+    since = f" from {loop.frequency_from:.0%} of the steps on" if loop.frequency_from else ""
+    return f"absolute error and {loop.frequency_weight:g} times that of the Fourier transform{since}"
 
 
 def _scores(result: Result, scale: int) -> list[str]:
