@@ -111,7 +111,7 @@ def stream(
 
 
 def _run(request: Request) -> tuple[Session, Result]:
-    from redline.stream.session import Session  # noqa: F811
+    from redline.stream.session import Session
 
     with LiveLine("reading the model …") as line:
         session = Session(request, _say)
