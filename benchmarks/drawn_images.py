@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 SUPERSAMPLING = 3
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxzETAOINSHRDLUCMFWYPVBGKJQXZ0123456789&%§$€()/-:;,.!?"
-_LETTER_WEIGHTS = [12, 9, 8, 8, 7, 7, 6, 6, 6, 4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 1, 2, 1, 1, 1, 1, 1] + [1] * 26 + [1] * 10
+_WEIGHTS = [12, 9, 8, 8, 7, 7, 6, 6, 6, 4, 4, 3, 3, 3, 2, 2, 2, 2, 2, 1, 2] + [1] * (len(_LETTERS) - 21)
 Colour = tuple[int, int, int]
 Scene = Callable[[random.Random, int, Sequence[Path]], Image.Image]
 
@@ -198,8 +198,9 @@ def line_art(rng: random.Random, side: int, fonts: Sequence[Path]) -> Image.Imag
         else:
             bends = [(rng.uniform(-2, 2) * 2 * math.pi, rng.uniform(0, 6.3), rng.uniform(0, radius)) for _ in range(3)]
             along = np.linspace(0, 1, 160)
-            xs = x + (along - 0.5) * side * rng.uniform(0.2, 1) + sum(a * np.cos(f * along + p) for f, p, a in bends)
-            ys = y + sum(a * np.sin(f * along * 1.3 + p) for f, p, a in bends)
+            xs = x + (along - 0.5) * side * rng.uniform(0.2, 1)
+            xs = xs + np.sum([a * np.cos(f * along + p) for f, p, a in bends], 0)
+            ys = y + np.sum([a * np.sin(f * along * 1.3 + p) for f, p, a in bends], 0)
             draw.line([(float(a), float(b)) for a, b in zip(xs, ys, strict=True)], colour, thick, "curve")
     return image
 
@@ -224,9 +225,8 @@ def street(rng: random.Random, side: int, fonts: Sequence[Path]) -> Image.Image:
         while first < 0.75:
             last = min(first + rng.uniform(0.12, 0.3), 0.8)
             roof = rng.uniform(-0.6, 0.2) * side
-            quad = []
-            for share, level in ((first, roof), (first, side), (last, side), (last, roof)):
-                quad.append((edge + (vanish_x - edge) * share, level + (vanish_y - level) * share))
+            ends = ((first, roof), (first, side), (last, side), (last, roof))
+            quad = [(edge + (vanish_x - edge) * part, level + (vanish_y - level) * part) for part, level in ends]
             _paste_quad(image, _windows(rng, side // 2), quad)
             first = last
     for _ in range(rng.randint(2, 6)):
@@ -292,21 +292,14 @@ def _windows(rng: random.Random, side: int) -> Image.Image:
 
 
 def _in_perspective(rng: random.Random, image: Image.Image) -> Image.Image:
-    """Looks at the image from the side: its corners move outwards, so that no border shows."""
+    """Looks at the image from the side; every side grows, so that no border shows."""
     side = image.width
     corners = [(0, 0), (0, side), (side, side), (side, 0)]
     far = rng.choice((0.05, 0.4, 0.8)) * side
-    # Moving the seen quadrilateral's corners inwards enlarges that side.
-    moved = [
-        (
-            x + (far * rng.random() / 2 if x == 0 else -far * rng.random() / 2),
-            y + rng.uniform(0, far / 2) * (1 - 2 * (y > 0)),
-        )
-        for x, y in corners
-    ]
-    return image.transform(
-        (side, side), Image.Transform.QUAD, [v for corner in moved for v in corner], Image.Resampling.BICUBIC
-    )
+    moved: list[float] = []
+    for x, y in corners:
+        moved += [x + far * rng.random() / 2 * (1 - 2 * (x > 0)), y + rng.uniform(0, far / 2) * (1 - 2 * (y > 0))]
+    return image.transform((side, side), Image.Transform.QUAD, moved, Image.Resampling.BICUBIC)
 
 
 def _paste_quad(image: Image.Image, flat: Image.Image, quad: Sequence[tuple[float, float]]) -> None:
@@ -346,9 +339,8 @@ def _font(rng: random.Random, fonts: Sequence[Path], points: int) -> ImageFont.F
 
 def _words(rng: random.Random, letters: int) -> str:
     words, length = [], 0
-    weights = _LETTER_WEIGHTS + [1] * (len(_LETTERS) - len(_LETTER_WEIGHTS))
     while length < max(letters, 1):
-        word = "".join(rng.choices(_LETTERS, weights, k=min(rng.randint(1, 10), max(letters, 1))))
+        word = "".join(rng.choices(_LETTERS, _WEIGHTS, k=min(rng.randint(1, 10), max(letters, 1))))
         style = rng.random()
         words.append(word.upper() if style < 0.15 else word.capitalize() if style < 0.4 else word)
         length += len(word) + 1
