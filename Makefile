@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-main test-interpreted test-all check check-style check-types check-figures check-tests format figures mutants clean
+.PHONY: demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures mutants clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
@@ -14,6 +14,7 @@ test: $(READY)
 	$(MAKE) --no-print-directory test-interpreted > $(VENV)/interpreted.txt 2>&1 & interpreted=$$!; \
 	$(MAKE) --no-print-directory test-main; main=$$?; \
 	wait $$interpreted; code=$$?; cat $(VENV)/interpreted.txt; exit $$((main || code))
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-cpu-avx512 test-cpu-avx2
 # These measure time: what a neighbour on the machine causes is gone at a second look, a regression is not.
 	$(BIN)/pytest -m "not gpu and not slow and alone" --reruns 2 $(shell grep -rl "mark.alone" tests)
 
@@ -23,6 +24,11 @@ test-main: $(READY)
 # In one process beside the others, which wait at times.
 test-interpreted: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" $(wildcard tests/ops/*/test_triton.py)
+
+# The tests that depend on the CPU, on lesser ones: AVX-512 without bf16 and fp16, or AVX2 (on ARM: see cpu_features.py).
+test-cpu-avx512 test-cpu-avx2: test-cpu-%: $(READY)
+	limits=$$($(BIN)/python -m redline.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 \
+		$(BIN)/pytest -m "cpu and not gpu and not slow" $(shell grep -rl --include=*.py "mark.cpu" tests)
 
 test-all: $(READY)
 	$(BIN)/pytest

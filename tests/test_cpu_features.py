@@ -9,6 +9,8 @@ from redline.cpu_features import LIMITS, cpu_flags, limited_environment
 from redline.errors import MachineError
 from redline.machine import Machine, _cpu_dtypes
 
+pytestmark = pytest.mark.cpu
+
 XEON = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_bf16 amx_int8 amx_tile"
 GRAVITON = "asimd asimdhp asimddp sve bf16 i8mm"
 

@@ -35,6 +35,7 @@ def one_by_one(model: nn.Module, prompt: Sequence[int], count: int) -> list[int]
     return tokens[len(prompt) :]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 @pytest.mark.parametrize("recorded", [False, True])
 def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Decoder) -> None:
@@ -145,6 +146,7 @@ def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Any) -> N
     assert len({token for completion in found for token in completion.tokens}) > 1
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), WARM], ids=["plain", "all"])
 def test_a_row_is_what_it_would_be_alone(sampling: Sampling, model: Decoder) -> None:
     batch = prompts(4, 19, 11)
@@ -233,6 +235,7 @@ def test_engines_that_cannot_be(model: Decoder) -> None:
         InferenceEngine(model, chunk=0)
 
 
+@pytest.mark.cpu
 def test_a_plan_is_one_argument(model: Decoder) -> None:
     model.float()  # torchao quantizes no fp64
     (prompt,) = prompts(12)
@@ -265,6 +268,7 @@ def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
 
 
+@pytest.mark.cpu
 def test_rungs_that_need_samples_get_prompts(model: Decoder, any_precision: None) -> None:
     (prompt,) = prompts(12)
     with pytest.raises(RedlineError, match="needs real inputs: pass samples="):

@@ -10,6 +10,8 @@ from redline.generation.precision import choose_holding
 from redline.machine import Machine
 from redline.plan import Plan
 
+pytestmark = pytest.mark.cpu
+
 CPU = Machine.detect("cpu")
 HALF = ("fp32", "bf16", "fp16")
 GPU = replace(CPU, device="cuda", name="a GPU", capability=(9, 0), hardware_dtypes=HALF, ceilings=None)

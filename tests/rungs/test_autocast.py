@@ -10,6 +10,8 @@ from redline.metrics import relative_error
 from redline.plan import Plan
 from redline.rungs.autocast import Autocast
 
+pytestmark = pytest.mark.cpu
+
 CPU = Machine.detect("cpu")
 FAST = replace(CPU, hardware_dtypes=("fp32", "fp16", "bf16"), ceilings=None)
 

@@ -10,6 +10,8 @@ from redline.metrics import relative_error
 from redline.plan import Plan, Unavailable
 from redline.rungs.bf16 import Bf16
 
+pytestmark = pytest.mark.cpu
+
 CPU = Machine.detect("cpu")
 FAST = replace(CPU, hardware_dtypes=("fp32", "bf16"), ceilings=None)
 

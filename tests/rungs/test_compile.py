@@ -60,6 +60,7 @@ def build(plan: str, model: nn.Module, **more: Any) -> tuple[Compile, Job]:
     return rung, job
 
 
+@pytest.mark.cpu
 @needs_compiler
 @pytest.mark.parametrize(
     "plan,graphs",

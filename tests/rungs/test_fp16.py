@@ -14,6 +14,8 @@ from redline.rungs.bf16 import Bf16
 from redline.rungs.fp16 import Fp16, find_overflow
 from redline.workload import call
 
+pytestmark = pytest.mark.cpu
+
 CPU = Machine.detect("cpu")
 FAST = replace(CPU, hardware_dtypes=("fp32", "fp16", "bf16"), ceilings=None)
 DEVICE = torch.device("cpu")

@@ -14,6 +14,8 @@ from redline.plan import Plan, Unavailable
 from redline.rungs.fp32_attention import Fp32Attention
 from tiny_attention import WIDTH, Biased, Causal, Einsum, Fused, Masked, Plain, Projected, Stack, Unbound
 
+pytestmark = pytest.mark.cpu
+
 FAST = replace(Machine.detect("cpu"), hardware_dtypes=("fp32", "fp16", "bf16"), ceilings=None)
 N = 5
 

@@ -61,6 +61,7 @@ def expected_linear(layer: nn.Linear, x: Tensor, mode: str) -> Tensor:
     return x.double() @ (qdata * scale).T + layer.bias.double()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
 def test_a_layer_computes_what_its_integers_say(mode: str) -> None:
     torch.manual_seed(3)
@@ -79,6 +80,7 @@ def test_a_layer_computes_what_its_integers_say(mode: str) -> None:
         assert relative_error([expected], [job.finish()(x)]) < 1e-6
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
 def test_output_is_close_and_the_users_model_is_left_alone(mode: str) -> None:
     model = net()
@@ -217,6 +219,7 @@ def test_options_are_checked() -> None:
         Int8(mode="static", calibration="percentile", percentile=0.0)
 
 
+@pytest.mark.cpu
 def test_why_not() -> None:
     convolutions = Job.of(nn.Sequential(nn.Conv2d(3, 4, 3)))
     assert "onnxruntime(int8=static) quantizes convolutions" in Int8().why_not(CPU, convolutions)
@@ -235,6 +238,7 @@ def test_missing_torchao_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         Plan((Int8(),)).build(Job.of(net()), CPU)
 
 
+@pytest.mark.cpu
 def test_variants_follow_the_machine() -> None:
     assert [str(rung) for rung in Int8.variants(SLOW)] == ["int8"]
     assert [str(rung) for rung in Int8.variants(CPU)] == [
@@ -257,6 +261,7 @@ class Fragile(nn.Module):
         return 0.01 * self.easy(x) + 10.0 * self.fragile(x) + 0.1 * self.calm(x)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
 def test_progressive_leaves_the_sensitive_layer_and_is_concrete(mode: str) -> None:
     torch.manual_seed(0)

@@ -129,6 +129,7 @@ def test_the_users_model_flags_and_logging_are_left_alone(
     assert tuple(capfd.readouterr()) == ("", "")
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("exported_once")
 def test_static_int8_reaches_convolutions() -> None:
     model = cnn()
@@ -158,6 +159,7 @@ def test_percentile_clips_what_minmax_keeps() -> None:
     assert errors["calibration=percentile"] < 0.1 * errors["calibration=minmax"]
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("exported_once")
 def test_dynamic_int8_reaches_linear_layers_only() -> None:
     model = cnn()

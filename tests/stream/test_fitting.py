@@ -36,6 +36,7 @@ print(needed_bytes(model, side, side), peak_resident_bytes() - before)
 """
 
 
+@pytest.mark.cpu
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
 def test_a_large_frame_takes_no_more_than_was_said() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)

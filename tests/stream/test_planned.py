@@ -15,7 +15,7 @@ from redline.stream.planned import under_plan
 from stream.small_models import SMALL, small_lsd
 
 # Some releases of torch warn about the older switches, which these tests have to set.
-pytestmark = pytest.mark.filterwarnings("ignore:Please use the new API settings")
+pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore:Please use the new API settings")]
 BACKENDS: Any = torch.backends
 SWITCHES = [("generic", "all"), *(("cuda", op) for op in ("all", "matmul", "conv", "rnn"))]
 CPU = torch.device("cpu")

@@ -121,6 +121,7 @@ def test_a_test_set_among_the_photos_is_refused(tmp_path: Path, settings: DrctTr
         DrctTask(settings, CPU)
 
 
+@pytest.mark.cpu
 def test_bf16_without_hardware_is_said_and_with_it_is_used(
     settings: DrctTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,7 @@ def enlarge(tasks: list[Task], streams: int, plan: str = "", said: list[str] | N
     return PictureRun(using, PictureSettings()).run(tasks)
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("any_precision")
 @pytest.mark.parametrize(
     ("plan", "streams"), [("", 1), ("", 2), ("", 4), ("fp16(check=false)", 2), ("fp16(check=false)", 4)]

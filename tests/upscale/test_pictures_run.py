@@ -200,6 +200,7 @@ class Overflowing(Twice):
         return super().forward(x * 3e5) / 3e5
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dark_rows", [0, 60])
 @pytest.mark.parametrize("safer", ["bf16", "fp32"])
 def test_a_tile_that_overflows_in_fp16_is_done_again(
@@ -219,6 +220,7 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(
     assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("any_precision")
 @pytest.mark.parametrize("from_count", [1, 3])
 def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_count: int, tmp_path: Path) -> None:
@@ -236,6 +238,7 @@ def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_cou
     assert len(said) == 1 and said[0].startswith("bf16 was left for fp32: it does not run (expected ")
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("any_precision")
 def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
     """What bf16 changes in it is below what 8 bits can show, however little the tile spans."""
@@ -307,6 +310,7 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
     assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
 
 
+@pytest.mark.cpu
 @pytest.mark.usefixtures("any_precision")
 def test_an_overflow_under_autocast_leaves_it_too(tmp_path: Path) -> None:
     class Wide(Twice):

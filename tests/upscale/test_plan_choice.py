@@ -15,8 +15,10 @@ from redline.upscale.layout import Cut, Tiling
 from redline.upscale.network import Network
 from redline.upscale.plans import choose_plan
 
-CPU = replace(Machine.detect("cpu"), ceilings=None)
+pytestmark = pytest.mark.cpu
+
 DTYPES = ("fp32", "fp16", "bf16", "int8")
+CPU = replace(Machine.detect("cpu"), hardware_dtypes=DTYPES, ceilings=None)
 VERSIONS = {"torch": "2.11", "torchao": "0.14", "triton": "3"}
 GPU = replace(CPU, device="cuda:0", name="a GPU", capability=(9, 0), hardware_dtypes=DTYPES, versions=VERSIONS)
 

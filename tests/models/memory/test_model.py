@@ -91,6 +91,7 @@ def test_any_split_gives_what_the_whole_gives(kind: str, pieces: tuple[int, ...]
     assert state.position_B.tolist() == [61, 61]
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_with_settling_give_what_the_whole_gives(kind: str) -> None:
     model, text = built(KINDS[kind]), tokens(2, 40)
@@ -131,6 +132,7 @@ def test_a_bank_with_room_for_all_is_the_one_that_training_sees() -> None:
     assert (full(text) - full(text, keep_all=True)).abs().max() > 1e-4
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_in_a_row_are_read_as_each_alone(kind: str) -> None:
     model, text = built(KINDS[kind]), tokens(2, 61)

@@ -7,6 +7,8 @@ from torch import Tensor
 from redline.errors import MachineError, ModelError
 from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_matmul
 
+pytestmark = pytest.mark.cpu
+
 
 def whole(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)

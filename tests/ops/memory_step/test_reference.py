@@ -10,6 +10,8 @@ from redline.ops.memory_step import memory_step
 
 from .by_hand import EPS, Sizes, assert_near, by_hand, example
 
+pytestmark = pytest.mark.cpu
+
 SIZES: list[Sizes] = [(2, 3, 8, 8, 4), (1, 1, 5, 7, 1), (3, 2, 17, 3, 2)]
 
 

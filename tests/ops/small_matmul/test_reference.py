@@ -7,6 +7,8 @@ from torch import Tensor
 from redline.errors import MachineError, ModelError
 from redline.ops.small_matmul import reference, small_matmul, tiles
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_is_the_product_of_its_definition(dtype: torch.dtype) -> None:
