@@ -7,26 +7,20 @@ import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import planted_rungs
-from redline.budget import Budget, known_compile_s
-from redline.candidates import candidates
 from redline.climb import Climbed, Settings, _Climb, climb
 from redline.course import ask_machine, lay_course
 from redline.errors import RedlineError, WorkloadError
 from redline.machine import Machine
 from redline.measurement import load_measurements
-from redline.plan import Plan, parse_rung
-from redline.rung import Stage
-from redline.rungs import RUNGS
+from redline.plan import Plan
 from redline.setups import SetUps
 from redline.trial import Arm, Course, take_turns
 from redline.verify import verify
@@ -362,43 +356,6 @@ def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> Non
     assert str(result.plan) == "eager" and result.final.verdict == "kept"
 
 
-def test_no_trial_may_eat_up_the_budget() -> None:
-    for spent_s, expected in (
-        (0, (False, 300, 150)),
-        (600, (False, 140, 60)),
-        (930, (False, 24.5, 10.5)),
-        (950, (True,)),
-    ):
-        budget = Budget(1000, 300, time.monotonic() - spent_s)
-        limits = (budget.for_trial_s(parse_rung("bf16")), budget.for_trial_s(parse_rung("compile(mode=max-autotune)")))
-        assert budget.is_spent is expected[0]
-        assert limits == pytest.approx(expected[1:], rel=0.01) or expected[0]
-    assert not Budget(None, 300).is_spent and Budget(None, 300).for_trial_s(parse_rung("bf16")) == 300
-
-
-def test_a_compilation_gets_the_time_that_it_is_known_to_need() -> None:
-    compile_ = parse_rung("compile")
-    # Of the 30 s that are left a third is too little for what took 12 s; a fifth of 60 s stays for the race.
-    late = Budget(60, 300, time.monotonic() - 30)
-    assert late.for_trial_s(compile_) == pytest.approx(10.5, rel=0.01)
-    assert late.for_trial_s(compile_, 7) == pytest.approx(14, rel=0.01)
-    assert late.for_trial_s(compile_, 12) == pytest.approx(18, rel=0.01)
-    assert Budget(None, 40).for_trial_s(compile_, 100) == 40
-
-
-def test_what_a_compiler_has_taken_is_known_for_what_it_compiles_next() -> None:
-    rows: Any = [
-        SimpleNamespace(plan="compile", setup_s={"a": 10.0, "b": 7.0}),
-        SimpleNamespace(plan="compile(regional=true)", setup_s={"": 4.0}),
-        SimpleNamespace(plan="compile(mode=max-autotune)", setup_s={"": 55.0}),
-        SimpleNamespace(plan="bf16", setup_s={"": 50.0}),
-        SimpleNamespace(plan="fp16 + compile", setup_s={}),
-    ]
-    assert known_compile_s(Plan.parse("bf16 + compile"), rows) == 17
-    assert known_compile_s(Plan.parse("bf16"), rows) == known_compile_s(Plan.parse("bf16 + compile"), rows[2:]) == 0
-    assert known_compile_s(Plan.parse("compile(mode=max-autotune)"), rows) == 0
-
-
 @pytest.mark.usefixtures("without_compiler")
 def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
     settings = Settings(
@@ -456,29 +413,6 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
 def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         climb(Settings(workload, tmp_path, device="cpu", timeout_s=30))
-
-
-def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path) -> None:
-    def tried(workload: str) -> set[str]:
-        settings = Settings(workload, tmp_path, device="cpu")
-        return {rung.name for group in candidates(settings, Machine.detect("cpu"), True) for rung in group}
-
-    left_out = tried("gpt") - tried("train:decoder-tiny")
-    assert "cuda_graph" in left_out and all(RUNGS[name].stage is Stage.LAUNCH for name in left_out)
-    assert not any(RUNGS[name].stage is Stage.LAUNCH for name in tried("train:decoder-tiny"))
-
-
-def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
-    def tried(**asked: tuple[str, ...]) -> list[str]:
-        settings = Settings("resnet", tmp_path, device="cpu", **asked)
-        return [str(rung) for group in candidates(settings, Machine.detect("cpu"), False) for rung in group]
-
-    everything = tried()
-    assert {"compile", "compile(freeze=true)"} <= set(everything)
-    assert set(everything) - set(tried(without=("compile",))) == {"compile", "compile(freeze=true)"}
-    # With options only that variant goes; the plain one is the name, so it goes with all of them.
-    assert set(everything) - set(tried(without=("compile(freeze=true)",))) == {"compile(freeze=true)"}
-    assert tried(only=("compile(dynamic=true)", "tf32")) == ["compile(dynamic=true)", "tf32"]
 
 
 def test_bad_settings(tmp_path: Path) -> None:

@@ -80,3 +80,38 @@ def test_files_and_sections(tmp_path: Path) -> None:
         read_toml(path)
     with pytest.raises(RedlineError, match="cannot read"):
         read_toml(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weight_decay": 0.0, "warmup_steps": 0, "final_share": 0.0, "checkpoint_minutes": 0.0, "seed": 0},
+        {"final_share": 1.0, "seed": 2**63 - 1, "ema_decay": 0.0, "betas": (0.0, 0.999)},
+        {"log_every": 1, "validate_every": 1, "keep_checkpoints": 1, "skip_limit": 1},
+    ],
+    ids=["zeros", "largest", "ones"],
+)
+def test_settings_at_their_limits_are_taken(change: dict[str, object]) -> None:
+    assert LoopSettings(steps=1, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[{name: -1} for name in ("weight_decay", "final_share", "checkpoint_minutes", "seed", "ema_decay")],
+        *[{name: 0} for name in ("clip_norm", "log_every", "validate_every", "keep_checkpoints", "skip_limit")],
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.9)},
+        {"precision": "fp16"},
+    ],
+    ids=str,
+)
+def test_settings_beyond_their_limits_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(RedlineError, match=next(iter(change))):
+        LoopSettings(steps=1, **change)
+
+
+def test_a_training_ends() -> None:
+    assert LoopSettings(minutes=0.1)
+    with pytest.raises(RedlineError, match="never end"):
+        LoopSettings(minutes=float("inf"))

@@ -1,0 +1,70 @@
+"""The sizes of an LSD: what follows from its settings, and which settings are refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from redline.errors import ModelError
+from redline.models.lsd import LsdConfig
+
+TINY = LsdConfig()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"patch": 1},
+        {"patch": 8},
+        {"width": 8},
+        {"multipliers": (1, 1), "attending": 0},
+        {"attending": 4},
+        {"control": 0},
+        {"blocks": 1},
+    ],
+    ids=str,
+)
+def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
+    assert LsdConfig.from_dict(replace(TINY, **change).to_dict()) == replace(TINY, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"patch": 3}, "patch is 1, 2, 4 or 8"),
+        ({"width": 0}, "width is a multiple of 8, not 0"),
+        ({"width": 12}, "width is a multiple of 8, not 12"),
+        ({"multipliers": (1,)}, "two levels or more"),
+        ({"multipliers": (1, 0)}, "two levels or more"),
+        ({"blocks": 0}, "at least one block"),
+        ({"attending": 5}, "5 of 4 levels"),
+        ({"attending": -1}, "-1 of 4 levels"),
+        ({"control": -8}, "multiple of 8 entries, or none, not -8"),
+        ({"control": 4}, "multiple of 8 entries, or none, not 4"),
+    ],
+)
+def test_settings_beyond_their_limits_are_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize("value", [2.0, "2", True, [2], None])
+def test_a_value_of_another_kind_is_refused(value: object) -> None:
+    with pytest.raises(ModelError, match="its patch is"):
+        LsdConfig.from_dict({**TINY.to_dict(), "patch": value}, "a.json")
+    with pytest.raises(ModelError, match="its multipliers is"):
+        LsdConfig.from_dict({**TINY.to_dict(), "multipliers": [1, value] if value != [2] else 2}, "a.json")
+    with pytest.raises(ModelError, match="other names"):
+        LsdConfig.from_dict({"patch": 2})
+
+
+@pytest.mark.parametrize(("patch", "channels_in", "channels_out"), [(1, 16, 8), (2, 40, 24), (4, 144, 96)])
+def test_channels_are_filled_up_to_eights(patch: int, channels_in: int, channels_out: int) -> None:
+    config = replace(TINY, patch=patch)
+    assert (config.channels_in, config.channels_out) == (channels_in, channels_out)
+
+
+def test_a_side_is_padded_to_a_multiple_and_to_two_of_them() -> None:
+    assert TINY.multiple_px == 16 and TINY.widths == (16, 32, 64, 128)
+    assert [TINY.padding_px(side) for side in (1, 16, 31, 32, 33, 48)] == [31, 16, 1, 0, 15, 0]
+    assert str(TINY) == "LSD tiny" and str(replace(TINY, width=24)) == "LSD of width 24"
