@@ -3,16 +3,19 @@
 from collections.abc import Generator
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from goldens import check_golden
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.paced import SOURCE_LATE, Paced
+from redline.stream.sources.resized import check_size
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.clocks import ManualClock
 
@@ -33,9 +36,24 @@ def test_the_seed_decides_the_clip() -> None:
     assert next(SyntheticClip(1, 1).frames()).pixels.shape == (1, 1, 3)
 
 
-def test_a_clip_without_size_is_refused() -> None:
+def test_a_seed_gives_the_same_pixels_everywhere() -> None:
+    pixels = next(SyntheticClip(4, 3, seed=3).frames()).pixels
+    check_golden("synthetic_clip.txt", "\n".join(map(str, pixels.tolist())) + "\n")
+
+
+def test_a_size_at_its_limits_is_taken() -> None:
+    check_size(1, 1)
+    check_size(16_384, 16_384)
+    for size in ((0, 8), (8, 0), (16_385, 8), (8, 16_385)):
+        with pytest.raises(RedlineError, match="1 to 16384 pixels a side"):
+            check_size(*size)
+    assert SyntheticClip(16_384, 16_384, count=1).height == 16_384
+
+
+@pytest.mark.parametrize("wrong", [{"height": 0}, {"width": 0}, {"rate": Fraction(0)}, {"count": 0}], ids=str)
+def test_a_clip_without_size_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RedlineError, match=r"needs a size.*\.$"):
-        SyntheticClip(0, 8)
+        SyntheticClip(**{"height": 8, "width": 8, **wrong})
     for size in ((16_385, 8), (8, 20_000)):
         with pytest.raises(RedlineError, match=rf"at most 16384 pixels a side, not {size[1]}×{size[0]}\.$"):
             SyntheticClip(*size)
