@@ -49,8 +49,10 @@ class GatedDelta(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         # In a whole-precision dtype: what a token forgets is small, and adds up over thousands of them.
         exact = torch.promote_types(x_BSD.dtype, torch.float32)
-        speed_BSH = F.softplus(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact))
-        g_BSH, beta_BSH = -self.log_rate.to(exact).exp() * speed_BSH, self.strength(x_BSD).sigmoid()
+        # -softplus(x) = logsigmoid(-x). Not by F.softplus: its traced gradient has other strides than the computed one
+        # (torch 2.13), so that a compiled block's backward pass failed on the CPU.
+        negative_speed_BSH = F.logsigmoid(-(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact)))
+        g_BSH, beta_BSH = self.log_rate.to(exact).exp() * negative_speed_BSH, self.strength(x_BSD).sigmoid()
         return gated_delta_rule(
             query_BSHK, key_BSHK, value_BSHV, g_BSH, beta_BSH, state, documents_BS, self.chunk, implementation
         )
