@@ -120,15 +120,19 @@ class Compile(Rung):
                 options=self._options(cuda),
             )
         evidence = Compiled(cuda and self.uses_cuda_graphs, len(regions), _graphs(), _breaks())
-        wrappers = job.wrappers
-        if self.freeze or self.regional:
+        wrappers, contexts = job.wrappers, job.contexts
+        if self.regional and job.training:
+            # Around whole steps: blocks also compile for gradients, and for the evaluation between steps, whose inputs
+            # are of a known form while the gradient mode is another.
+            contexts = (*contexts, functools.partial(_compiler_settings, freeze=False, regions=len(regions)))
+        elif self.freeze or self.regional:
             wrappers = (
                 *wrappers,
                 functools.partial(_while_compiling, freeze=self.freeze, regions=len(regions)),
             )
         if evidence.uses_cuda_graphs:
             wrappers = (*wrappers, _owning_outputs)
-        return replace(job, wrappers=wrappers).with_evidence(self.name, evidence)
+        return replace(job, wrappers=wrappers, contexts=contexts).with_evidence(self.name, evidence)
 
     def _options(self, cuda: bool) -> dict[str, Any]:
         # torch.compile takes a mode or options, not both; a mode is nothing but a set of options.

@@ -99,6 +99,9 @@ class Compression:
 
     @contextmanager
     def step(self) -> Iterator[None]:
+        if not torch.is_grad_enabled():  # an evaluation between steps saves no activations
+            yield
+            return
         self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0
         # Packed activations live as long as the graph that needs them, no longer.
         self._seen: WeakValueDictionary[Any, Packed] = WeakValueDictionary()

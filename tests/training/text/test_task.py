@@ -226,3 +226,26 @@ def test_flops_are_those_of_the_products(config: Callable[..., Path]) -> None:
     assert 1 < task.attended < 29
     products = round((task.flops_per_item - 6 * 3 * task.attended * 16) / 3 * 29)
     assert counted - products in (0, attention)
+
+
+@pytest.mark.filterwarnings("ignore")  # what dynamo warns of differs from version to version
+def test_compiled_blocks_stay_compiled_in_training_and_evaluation(
+    config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compiled for training and again for evaluation: with memory-124m more often than dynamo's limit of 8."""
+
+    def compile_without_inductor(
+        block: torch.nn.Module, fullgraph: bool, dynamic: bool | None, options: object
+    ) -> None:
+        block._compiled_call_impl = torch.compile(block._call_impl, backend="eager", dynamic=dynamic)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_without_inductor)
+    short = ("steps = 8", "steps = 1"), ("warmup_steps = 2", "warmup_steps = 0")
+    plan = ('precision = "fp32"', 'precision = "fp32"\nplan = "compile(regional=true)"')
+    task = make(config(plan, *short))
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        train(task, task.training.loop, tmp_path / "out", CPU)
+        assert torch._dynamo.config.recompile_limit == 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 2

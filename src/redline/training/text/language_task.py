@@ -120,7 +120,11 @@ class LanguageTask(Task):
 
     @contextmanager
     def _judged(self, model: nn.Module) -> Iterator[LossModule]:
-        """`model` in evaluation mode, computing as in training."""
+        """Yields `model` in evaluation mode, computing as in training: under the settings of the plan, too.
+
+        Compiled blocks recompile for evaluation. Outside of the plan's settings they would exceed dynamo's limit of
+        recompilations, and those that come later would run uncompiled.
+        """
         working = self.arithmetic
         if isinstance(working, WorkingCopy):
             working.show(model)
@@ -129,7 +133,8 @@ class LanguageTask(Task):
             module = LossModule(self.training.model, model)
         module.eval()
         try:
-            yield module
+            with self.trainee.around():
+                yield module
         finally:
             if isinstance(working, WorkingCopy):
                 module.train()
