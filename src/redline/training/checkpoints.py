@@ -43,6 +43,9 @@ class Position:
     skipped: int = 0
     skipped_in_a_row: int = 0  # up to here
     overflowed_in_a_row: int = 0  # beside those: steps lost to a scale that was too large, which adapts
+    # Steps since the journal's last line; their losses and gradient norms added up, and how many of them were finite.
+    unlogged_steps: int = 0
+    unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class State:
             "skipped": position.skipped,
             "skipped_in_a_row": position.skipped_in_a_row,
             "overflowed_in_a_row": position.overflowed_in_a_row,
+            "unlogged_steps": position.unlogged_steps,
+            "unlogged_sums": position.unlogged_sums,
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -87,8 +92,9 @@ class State:
             was = f"up to step {content['step']:,} it was {found.get(name)}"
             warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
         # Older ones do not say these.
-        in_a_row = (content.get(name, 0) for name in ("skipped_in_a_row", "overflowed_in_a_row"))
-        return Position(content["step"], content["elapsed_s"], content["skipped"], *in_a_row)
+        newer = ("skipped_in_a_row", "overflowed_in_a_row", "unlogged_steps", "unlogged_sums")
+        known = {name: content[name] for name in newer if name in content}
+        return Position(content["step"], content["elapsed_s"], content["skipped"], **known)
 
 
 def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:

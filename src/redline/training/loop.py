@@ -148,11 +148,13 @@ class _Loop:
         # On the device: sums of losses and norms and the count of good steps; then of the steps since the last good
         # one those that were skipped, those that overflowed (a scale that is too large gets smaller, and gives up by
         # itself: no reason to stop), and the most that were skipped.
-        self._sums = torch.zeros(3, device=device)
+        self._sums = torch.tensor(before.unlogged_sums, dtype=torch.float32, device=device)
         in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
         self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
-        self._logged = self._saved = before.step
-        self._logged_s = self._saved_s = before.elapsed_s
+        self._logged, self._saved = before.step - before.unlogged_steps, before.step
+        # Speed is measured from here on.
+        self._timed, self._timed_s = before.step, before.elapsed_s
+        self._saved_s = before.elapsed_s
 
     @property
     def elapsed_s(self) -> float:
@@ -161,7 +163,9 @@ class _Loop:
     @property
     def position(self) -> Position:
         skipped, overflowed, _ = map(round, self._row.tolist())
-        return Position(self.step, self.elapsed_s, self.skipped, skipped, overflowed)
+        loss, norm, good = self._sums.tolist()
+        unlogged = self.step - self._logged
+        return Position(self.step, self.elapsed_s, self.skipped, skipped, overflowed, unlogged, (loss, norm, good))
 
     @property
     def result(self) -> nn.Module:
@@ -184,8 +188,12 @@ class _Loop:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
                 self._save_what_is_good()
-        self._save()
         interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
+        if interrupted:
+            self._check_finite(float(self._row[2]))
+        else:
+            self._log()
+        self._save()
         if not interrupted:
             if self.step != self._judged:
                 # Once all is saved: what judging takes is no part of the training.
@@ -225,7 +233,11 @@ class _Loop:
         self._row = torch.stack((skipped, (self._row[1] + overflowed) * bad, torch.maximum(self._row[2], skipped)))
 
     def _log(self) -> None:
-        """Reads the sums, which waits for the device."""
+        """Writes the mean over the steps since the last line; reading the sums waits for the device.
+
+        Called at steps that the settings name and at the end, never when the clock says so (checkpoints): equal
+        trainings write equal journals, resumed ones too.
+        """
         steps = self.step - self._logged
         if not steps:
             return
@@ -234,10 +246,11 @@ class _Loop:
         loss, norm = (value / good if good else math.nan for value in (loss, norm))
         self._check_finite(worst)
         now_s = self.elapsed_s
-        steps_per_s = steps / max(now_s - self._logged_s, 1e-9)
+        steps_per_s = (self.step - self._timed) / max(now_s - self._timed_s, 1e-9)
         self._sums.zero_()
         self._row[2] = self._row[0]
-        self._logged, self._logged_s = self.step, now_s
+        self._logged = self._timed = self.step
+        self._timed_s = now_s
         items_per_s = steps_per_s * self.task.items_per_step
         rate, ceiling = float(self.state.optimizer.param_groups[0]["lr"]), self.ceiling_flops_per_s
         progress = Progress(
@@ -306,7 +319,7 @@ class _Loop:
             self._write(validation=True, **figures)
         self._judged = self.step
         # What judging took is not the steps' time.
-        self._logged_s = self.elapsed_s
+        self._timed_s = self.elapsed_s
 
     def _save_what_is_good(self) -> None:
         if self._is_in_doubt():
@@ -315,7 +328,6 @@ class _Loop:
             self._save()
 
     def _save(self) -> None:
-        self._log()
         if self.step != self._saved or not self.checkpoints.files():
             self.checkpoints.save(self.state, self.position, keep_all=self._is_in_doubt())
         self._saved, self._saved_s = self.step, self.elapsed_s
