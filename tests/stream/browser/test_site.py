@@ -1,21 +1,26 @@
 """The page over HTTP: what is served, to whom, and what becomes of bad requests and messages."""
 
 import asyncio
+import logging
 import re
 import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 
 import redline.stream.browser as browser
-from patience import HANGS_S
+from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
+from redline.stream.access import urls
+from redline.stream.admission import MOST_WAITING_PER_ADDRESS
 from redline.stream.browser import Page, serve
 from redline.stream.browser.figures import figures
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
@@ -76,19 +81,20 @@ def test_a_strange_host_or_origin_gets_nothing(open_site: Callable[..., Page]) -
 def test_every_request_needs_the_key_and_the_address_bar_does_not_keep_it(open_site: Callable[..., Page]) -> None:
     async def main() -> None:
         page = open_site(host="0.0.0.0", key=KEY)
-        base = page.url.partition("?")[0]
-        assert base.startswith("http://127.0.0.1:") and KEY not in page.url, "the key is quoted"
+        port = urlsplit(page.url).port
+        base, local = f"http://127.0.0.1:{port}/", f"http://127.0.0.1:{port}/?{urlsplit(page.url).query}"
+        assert page.urls == urls("http", "0.0.0.0", port, "/", KEY) and KEY not in page.url, "the key is quoted"
         for path in ("", "page.js", "socket", "nothing", "?key=wrong", "?key=", "page.js?key=" + KEY[:-1]):
             status, text, _ = await get(base + path, Origin=base[:-1])
             assert (status, text) == (403, "the key is missing or wrong: open the address that redline printed.")
-        status, _, headers = await get(page.url)
+        status, _, headers = await get(local)
         assert status == 303 and headers["Location"] == "/"
         cookie = headers["Set-Cookie"]
         assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and KEY not in cookie
         assert (await get(base, Cookie=cookie.partition(";")[0]))[0] == 200
         assert (await get(base, Cookie=cookie.partition(";")[0][:-1]))[0] == 403
         assert (await get(base, Authorization=f"Bearer {KEY}"))[0] == 200
-        async with open_page(page.url) as client:
+        async with open_page(local) as client:
             assert (await client.hear("hello"))["sink"] is True
 
     asyncio.run(main())
@@ -214,6 +220,57 @@ def test_so_many_pages_and_no_more(open_site: Callable[..., Page]) -> None:
                 await again.hear("hello")
 
     asyncio.run(main())
+
+
+def test_half_sent_requests_are_few_and_keep_nobody_out(open_site: Callable[..., Page]) -> None:
+    page = open_site()
+    port = urlsplit(page.url).port
+    with ExitStack() as held:
+        silent = []
+        for _ in range(100):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")
+            silent.append(connection)
+        assert asyncio.run(get(page.url))[0] == 200
+        for connection in silent[:-MOST_WAITING_PER_ADDRESS]:
+            connection.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", "whoever has waited longest is closed"
+
+
+def test_what_is_not_an_open_page_has_a_deadline(
+    open_site: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.stream.browser.gate._ANSWERED_S", 0.5)
+    page = open_site()
+
+    async def main() -> None:
+        async with open_page(page.url) as client:
+            await client.hear("hello")
+            with socket.create_connection(("127.0.0.1", urlsplit(page.url).port)) as silent:
+                silent.settimeout(PATIENCE_S)
+                with suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(silent.recv, 1) == b""
+            await client.say(type="ping", sent=1)
+            assert (await client.hear("pong"))["sent"] == 1, "an open page has none"
+
+    asyncio.run(main())
+
+
+def test_malformed_requests_write_one_short_line(
+    open_site: Callable[..., Page], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = open_site()
+    port = urlsplit(page.url).port
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as outside of a test, where nothing is set up
+    for junk in (b"\x16\x03\x01\x02\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"NONSENSE\r\n\r\n") * 5:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(junk)
+            with suppress(ConnectionResetError):
+                assert connection.recv(100).startswith(b"HTTP/1.")
+    logged = capfd.readouterr().err.splitlines()
+    assert len(logged) == 1 and logged[0].startswith("refused a malformed HTTP request (") and len(logged[0]) < 100
 
 
 def test_settings_are_changed_for_all_and_errors_come_back(open_site: Callable[..., Page]) -> None:

@@ -17,9 +17,11 @@ from aiohttp import web
 
 from redline.errors import RedlineError
 from redline.stream.access import Access
+from redline.stream.browser.gate import Gate
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.outlet import Outlet
 from redline.stream.browser.peer import Peer
+from redline.stream.browser.request_log import request_logger
 from redline.stream.browser.session import Session
 from redline.stream.browser.source import BrowserSource
 from redline.stream.settings import LiveSettings
@@ -136,10 +138,14 @@ class Site:
         for path in _FILES:
             app.router.add_get(path, self._file)
         app.router.add_get("/socket", self._socket)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handle_signals=False)
+        runner = web.AppRunner(
+            app, access_log=None, logger=request_logger(), shutdown_timeout=1.0, handle_signals=False
+        )
         await runner.setup()
+        assert runner.server is not None
+        self._gate = Gate(runner.server)
+        accepting = asyncio.create_task(self._gate.run(self._listener, self._tls))
         try:
-            await web.SockSite(runner, self._listener, ssl_context=self._tls).start()
             self._ready.set()
             told_end = False
             while not self._stop.is_set():
@@ -159,10 +165,22 @@ class Site:
             sessions = list(self._sessions)
             await asyncio.gather(*(session.end("The stream has ended.") for session in sessions))
             await asyncio.gather(*(session.drop_peer() for session in sessions))
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
             await runner.cleanup()
 
     @web.middleware
     async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        answer = await self._answer(request, handler)
+        if not isinstance(answer, web.WebSocketResponse):
+            # One request a connection: none is held open for another.
+            answer.force_close()
+            request.task.add_done_callback(lambda _, transport=request.transport: self._gate.settle_if_sent(transport))
+        return answer
+
+    async def _answer(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
@@ -205,6 +223,7 @@ class Site:
             await answer.close()
             return answer
         self._sessions.add(session)
+        self._gate.settle(request.transport)
         try:
             await session.say({"type": "hello", "settings": self.settings, **self._about})
             await session.run()
