@@ -120,6 +120,29 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
     assert stream.is_alive and stream.told[0].startswith("the browser has stopped sending.")
 
 
+def test_a_second_browser_watches(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(size=(240, 320))
+    button = "document.getElementById('{}')"
+
+    async def main() -> None:
+        async with Chromium() as sender, Chromium() as viewer:
+            for browser in (sender, viewer):
+                await browser.open(stream.page.url)
+                await browser.wait_for(f"!{button.format('start')}.disabled && !{button.format('watch')}.hidden")
+            await sender.run(f"{button.format('start')}.click()")
+            await sender.wait_for(f"{number('shown')} > 10")
+            await viewer.run(f"{button.format('watch')}.click()")
+            await viewer.wait_for(f"{number('shown')} > 5 && document.querySelector('#input video').videoWidth === 320")
+            sent, shown = await colours(viewer, "input"), await colours(viewer, "output")
+            assert np.abs(sent + shown - 255).max() < NEAR
+            # Who comes while another page sends watches without being asked.
+            await viewer.open(stream.page.url)
+            await viewer.wait_for(f"{number('shown')} > 5 && {button.format('watch')}.hidden")
+            assert sender.console == viewer.console == []
+
+    asyncio.run(main())
+
+
 def test_a_prompt_is_sent_when_it_is_finished(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(prompt="a bridge"))
     clip = Paced(SyntheticClip(96, 128, count=600, rate=10, motion=(0, 0)))

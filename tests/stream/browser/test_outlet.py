@@ -10,6 +10,7 @@ import torch
 
 from patience import PATIENCE_S
 from redline.stream.browser.outlet import Outlet, Put
+from redline.stream.browser.peer import OutletTrack
 from redline.stream.browser.sink import BrowserSink
 from redline.stream.frames import Frame
 from stream.clocks import ManualClock
@@ -44,6 +45,27 @@ def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
             (7, False),
         ]
         assert view.taken == 1 and view.skipped == 0
+
+    asyncio.run(main())
+
+
+def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        outlet = Outlet(clock)
+        outlet.put(frame(0, clock.now_s()))
+        clock.pass_s(60)
+        track = OutletTrack(outlet)
+        await track.recv()  # the last picture, which waited
+        outlet.put(frame(1, clock.now_s()))
+        await track.recv()
+        assert track.view.ages_s() is None, "nothing that is new was sent yet"
+        clock.pass_s(0.02)
+        outlet.put(frame(2, clock.now_s()))
+        await track.recv()
+        assert track.view.ages_s() == pytest.approx([0.02] * 3) == track.view.sendings_s()
+        assert (track.view.taken, track.view.skipped) == (3, 0)
+        track.stop()
 
     asyncio.run(main())
 

@@ -137,7 +137,7 @@ def test_only_one_page_sends(run_stream: Callable[..., Running]) -> None:
             sdp = await second.make_offer(["camera"], ColourTrack(grey))
             await second.say(type="offer", sdp=sdp, lines=["camera"])
             error = await second.hear("error")
-            assert error["text"] == "another page is sending its camera already: stop it there first."
+            assert error["text"] == "another page is sending its camera already: watch here, or stop it there first."
             await first.say(type="stop")
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -147,6 +147,24 @@ def test_only_one_page_sends(run_stream: Callable[..., Running]) -> None:
                         said = await second.socket.receive_json()
                     if said["type"] == "answer":
                         break
+
+    asyncio.run(main())
+
+
+def test_a_second_page_watches_what_the_camera_of_the_first_becomes(run_stream: Callable[..., Running]) -> None:
+    stream = run_stream(size=(48, 64))
+    grey = np.full((48, 64, 3), 40, np.uint8)
+
+    async def main() -> None:
+        async with open_page(stream.page.url) as sender, open_page(stream.page.url) as before:
+            assert (await before.hear("hello"))["camera_taken"] is False
+            sent = await sender.offer(["camera", "output"], ColourTrack(grey))
+            await picture_of(sent["output"])
+            async with open_page(stream.page.url) as viewer:
+                assert (await viewer.hear("hello"))["camera_taken"] is True
+                seen = await viewer.offer(["output", "input"])
+                assert np.abs((await picture_of(seen["output"])).astype(int) - 215).mean() < 10
+                assert np.abs((await picture_of(seen["input"])).astype(int) - 40).mean() < 10
 
     asyncio.run(main())
 

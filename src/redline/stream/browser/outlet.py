@@ -81,13 +81,17 @@ class View:
         self._outlet, self._loop = outlet, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
+        # What was put before this viewer came waited for it: its age says nothing about the way here.
+        newest = outlet.newest
+        self._before = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
         self._sendings_s: deque[float] = deque(maxlen=_WINDOW)
         self.taken = self.skipped = 0
 
     async def next(self, repeat_after_s: float) -> tuple[Put, bool] | None:
-        """The newest frame, and whether it is new: the last one comes again where no other does for so long, so that
-        a lost packet does not spoil a picture that stands still. None at the end."""
+        """The newest frame, and whether it came while this viewer was there: the last one is shown at first, and again
+        where no other comes for so long, so that a lost packet does not spoil a picture that stands still. None at the
+        end."""
         self._outlet.wanted.set()
         while True:
             self._woken.clear()
@@ -98,7 +102,7 @@ class View:
                 self.skipped += put.count - self._seen - 1 if self._seen is not None else 0
                 self._seen = put.count
                 self.taken += 1
-                return put, True
+                return put, put.count > self._before
             try:
                 await asyncio.wait_for(self._woken.wait(), repeat_after_s)
             except TimeoutError:

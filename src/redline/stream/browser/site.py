@@ -119,9 +119,15 @@ class Site:
             raise MessageError(f"{MOST_PEERS} pages are connected already, and more cannot be.", "offer")
         if "camera" not in offer.lines or self._source is None:
             return Peer(self._access.host, self._outlets, None)
-        if any(other.peer is not None and other.peer.sends for other in self._sessions):
-            raise MessageError("another page is sending its camera already: stop it there first.", "offer")
+        if self._is_camera_taken:
+            raise MessageError(
+                "another page is sending its camera already: watch here, or stop it there first.", "offer"
+            )
         return Peer(self._access.host, self._outlets, self._source.connect())
+
+    @property
+    def _is_camera_taken(self) -> bool:
+        return any(session.peer is not None and session.peer.sends for session in self._sessions)
 
     def _run(self) -> None:
         try:
@@ -225,7 +231,8 @@ class Site:
         self._sessions.add(session)
         self._gate.settle(request.transport)
         try:
-            await session.say({"type": "hello", "settings": self.settings, **self._about})
+            now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
+            await session.say({"type": "hello", **now, **self._about})
             await session.run()
         finally:
             self._sessions.discard(session)

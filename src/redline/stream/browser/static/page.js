@@ -10,12 +10,18 @@ const WAY_HERE = [["Encode", "for this page, and send"], ["Network", "half a rou
 const MIN_GAP_MS = 60, PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
 
 let socket = null, about = null, peer = null, camera = null, running = false, ended = false, waitMs = 500;
+// Whether this page only watches what the camera of another page becomes.
+let watching = false;
 const trips = [], showings = [], WINDOW = 256;
 const past = { p50: [], p95: [], p99: [], rate: [], process: [], gpu: [], held: [] };
 let figures = null, earlier = [];
 
 function say(message) {
   if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
+}
+
+function sends() {
+  return Boolean(about?.source) && !watching;
 }
 
 function complain(text) {
@@ -83,25 +89,28 @@ function welcome(said) {
   Settings.build(said);
   $("start").disabled = false;
   say({ type: "ping", sent: performance.now() });
-  if (running || (!said.source && said.sink)) start();
+  if (running) start(watching);
+  else if (said.sink && (!said.source || said.camera_taken)) start(said.source);
   else describe();
 }
 
 function describe() {
   const empty = (id, text) => { $(id).querySelector(".empty").textContent = text; };
   if (!about) return;
-  empty("input", about.source ? (running ? "Waiting for the camera…" : "Press Start to send this camera.") : running ? "The input is not shown here." : "Not started.");
+  empty("input", sends() ? (running ? "Waiting for the camera…" : "Press Start to send this camera.") : running ? "Waiting for the input…" : "Not started.");
   empty("output", !about.sink ? "The output goes elsewhere." : running ? "Waiting for the first frame…" : "Not started.");
   $("start").textContent = running ? "Stop" : "Start";
   $("start").classList.toggle("running", running);
+  $("watch").hidden = running || !about.source || !about.sink;
 }
 
-async function start() {
+async function start(watch) {
   if (peer) return;
   running = true;
+  watching = watch;
   complain("");
   describe();
-  if (about.source && !(await openCamera())) {
+  if (sends() && !(await openCamera())) {
     stop();
     return;
   }
@@ -114,6 +123,7 @@ function stop() {
   hangUp();
   camera?.getTracks().forEach((track) => track.stop());
   camera = null;
+  watching = false;
   if (about?.source) $("input").querySelector("video").srcObject = null;
   describe();
 }
@@ -156,9 +166,11 @@ async function call() {
       $(name).querySelector("video").srcObject = new MediaStream([transceiver.receiver.track]);
     }
   };
-  if (about.source) add("camera", camera.getVideoTracks()[0], "sendonly");
+  // What was shown over another connection is not compared with this one.
+  showings.length = 0;
+  if (sends()) add("camera", camera.getVideoTracks()[0], "sendonly");
   if (about.sink) add("output", "video", "recvonly");
-  if (!about.source) add("input", "video", "recvonly");
+  if (!sends()) add("input", "video", "recvonly");
   await peer.setLocalDescription();
   if (mine === peer) say({ type: "offer", sdp: peer.localDescription.sdp, lines });
 }
@@ -166,7 +178,7 @@ async function call() {
 function hangUp() {
   peer?.close();
   peer = null;
-  for (const id of about?.source ? ["output"] : ["input", "output"]) $(id).querySelector("video").srcObject = null;
+  for (const id of sends() ? ["output"] : ["input", "output"]) $(id).querySelector("video").srcObject = null;
 }
 
 const Settings = (() => {
@@ -382,8 +394,9 @@ for (const id of ["input", "output"]) {
   video.addEventListener("playing", () => $(id).classList.add("playing"));
   video.addEventListener("emptied", () => { if (!video.srcObject) $(id).classList.remove("playing"); });
 }
-$("start").onclick = () => (running ? stop() : start());
-$("camera").onchange = () => { stop(); start(); };
+$("start").onclick = () => (running ? stop() : start(false));
+$("watch").onclick = () => start(true);
+$("camera").onchange = () => { stop(); start(false); };
 addEventListener("resize", drawCharts);
 setInterval(measureHere, PING_EVERY_MS);
 countShown();
