@@ -244,6 +244,24 @@ def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None
     made.check(replace(FULL, strength=0.0))
 
 
+def test_a_strength_of_0_passes_frames_on_and_runs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between frames that are computed, in their order; the next one that is has no history."""
+    frames, nothing = clip(6, 13, 9), replace(FULL, strength=0.0)
+    made = engine()
+    first, *_ = play(made, frames[:1])
+    busy_s, runs = made.busy_s, list[int]()
+    monkeypatch.setattr(made._canvas, "draw", lambda program: runs.append(1))
+    for frame in frames[1:4]:
+        made.begin(replace(frame, settings=nothing))
+    assert made.is_done() and all(torch.equal(made.finish(), frame.pixels) for frame in frames[1:4])
+    assert not runs and made.busy_s == busy_s and made.copies_s == (0.0, 0.0)
+    monkeypatch.undo()
+    shown = [made(replace(frame, settings=FULL)) for frame in frames[4:]]
+    expected = play(engine(), frames[4:])
+    assert all(torch.equal(one, other) for one, other in zip(shown, expected, strict=True))
+    assert not torch.equal(first, frames[0].pixels)
+
+
 def test_strength_is_how_much_of_the_change_is_shown() -> None:
     frame = clip(1, 16, 16)[0]
     made = engine()

@@ -139,6 +139,25 @@ def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, r
     assert made.recordings == recordings
 
 
+def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> None:
+    frames, made = clip(4, 64, 64), engine()
+    made.prepare(64, 64)
+    strengths = (1.0, 0.0, 0.0, 1.0)
+    alone = [made(replace(frames[index], settings=FULL)) for index in (0,)]
+    made.reset()
+    given = [replace(frame, settings=replace(FULL, strength=at)) for frame, at in zip(frames, strengths, strict=True)]
+    shown = list[Tensor]()
+    for number, frame in enumerate(given):
+        made.begin(frame)
+        if number:
+            shown.append(made.finish())
+    shown.append(made.finish())
+    made.reset()
+    alone.append(made(replace(frames[3], settings=FULL)))
+    assert torch.equal(shown[0], alone[0]) and torch.equal(shown[3], alone[1])
+    assert all(torch.equal(shown[index], frames[index].pixels) for index in (1, 2))
+
+
 def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
     frames, turns = clip(6, 32, 32), [2, 1, 2, 3, 1, 2]
     late, early = engine(sampler="ddim"), engine(sampler="ddim")

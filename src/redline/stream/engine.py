@@ -5,9 +5,12 @@ A graph belongs to a size and a number of steps. Another strength, seed or contr
 reads, behind the frame under way. A sampler of few steps has all of its graphs before the first frame, so that moving
 the slider never stalls; of one that takes more, another number of steps is recorded when its first frame comes, and
 kept.
+
+At a strength of 0 a frame is passed on as it came, and the model does not run.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -69,6 +72,9 @@ class Engine:
         self._transfers: Transfers | None = None
         self._playing: dict[int, _Playing] = {}
         self._broken = 0
+        # Frames that were begun: the pixels of those that are passed on, None for those that are computed.
+        self._under_way: deque[Tensor | None] = deque()
+        self._was_passed_on = False
         model.check(self._settings)
 
     def check(self, settings: Settings) -> None:
@@ -83,6 +89,7 @@ class Engine:
         if self._computing is not None:
             torch.cuda.synchronize(self.model.device)
         self._playing.clear()
+        self._under_way.clear()
         self._canvas = self._transfers = self._recorder = None
         if self._computing is not None:
             torch.cuda.empty_cache()
@@ -112,17 +119,30 @@ class Engine:
         canvas, transfers = self._canvas, self._transfers
         if canvas is None or transfers is None or (frame.height, frame.width) != (canvas.height, canvas.width):
             raise RedlineError(f"the engine is not prepared for pictures of {frame.width}×{frame.height}.")
+        if not frame.settings.strength:
+            self._under_way.append(frame.pixels)
+            self._was_passed_on = True
+            return
         with self._on_stream():
+            if self._was_passed_on:
+                # The model has not seen the frame before this one.
+                canvas.reset()
+                self._was_passed_on = False
             playing = self._ready(frame.settings)
         transfers.begin(frame.pixels, playing.play)
+        self._under_way.append(None)
 
     def is_done(self) -> bool:
         assert self._transfers is not None
-        return self._transfers.is_done()
+        return self._under_way[0] is not None or self._transfers.is_done()
 
     def finish(self) -> Tensor:
         """The pixels of the oldest frame that was begun."""
         assert self._transfers is not None
+        passed_on = self._under_way.popleft()
+        if passed_on is not None:
+            self.copies_s = (0.0, 0.0)
+            return passed_on
         fetched: Fetched = self._transfers.finish()
         self.copies_s = (fetched.copy_in_s, fetched.copy_out_s)
         self.busy_s += fetched.busy_s
