@@ -1,10 +1,12 @@
 """Exported networks: the same pictures come out, int8 is held to its limit, and foreign files are refused."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -153,3 +155,46 @@ def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported
             UpscaleSettings(exported, **bad)
     with pytest.raises(RedlineError, match="runs ONNX files"):
         UpscaleSettings(provider="cuda")
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"window": "0"}, "its metadata says scale 2, window 0, tile 16"),
+        ({"tile": "0"}, "its metadata says scale 2, window 4, tile 0"),
+        ({"scale": "-2"}, "its metadata says scale -2"),
+        ({"window": "3"}, "window 3, tile 16"),
+        ({"tile": "32"}, "where its metadata says 3 × 32 × 32"),
+        ({"scale": "4"}, "where its metadata says 3 × 64 × 64"),
+        ({"scale": "9" * 5000}, "does not say its scale"),
+    ],
+)
+def test_metadata_that_does_not_fit_the_network(
+    facts: dict[str, str], sentence: str, exported: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(str(exported))
+    for entry in model.metadata_props:
+        entry.value = facts.get(entry.key.removeprefix("redline."), entry.value)
+    onnx.save(model, str(tmp_path / "hostile.onnx"))
+    with pytest.raises(ModelError, match=sentence):
+        load_onnx_network(tmp_path / "hostile.onnx")
+
+
+def test_mutated_files_end_in_one_sentence(exported: Path, tmp_path: Path) -> None:
+    whole, chance, refused = exported.read_bytes(), random.Random(5), 0
+    for number in range(20):
+        data = bytearray(whole)
+        for _ in range(3):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        if number % 2:
+            place = chance.randrange(len(data))
+            del data[place : place + chance.randint(1, 200)]
+        path = tmp_path / f"{number}.onnx"
+        path.write_bytes(data)
+        try:
+            with torch.no_grad():
+                load_onnx_network(path).module(torch.zeros(1, 3, 16, 16))
+        except ModelError as error:
+            refused += 1
+            assert str(error).endswith(".") and "\n" not in str(error)
+    assert refused

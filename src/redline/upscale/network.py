@@ -73,7 +73,7 @@ def digest_of(weights: dict[str, Tensor]) -> str:
     for name in sorted(weights):
         tensor = weights[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -40,9 +40,27 @@ class Onnx(nn.Module):
         found = self.session.get_modelmeta().custom_metadata_map
         return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
 
+    def check(self, origin: str, scale: int, window: int, tile: int) -> None:
+        """Raises unless the network has one input and one output of the sizes that its metadata claims."""
+        if min(scale, window, tile) < 1 or tile % window:
+            sizes = f"scale {scale}, window {window}, tile {tile}"
+            raise ModelError(f"{origin!r} is damaged: its metadata says {sizes}; export it again.")
+        ends = {"input": (self.session.get_inputs(), tile), "output": (self.session.get_outputs(), scale * tile)}
+        for name, (found, side) in ends.items():
+            shapes = [(item.type, *item.shape[1:]) for item in found]
+            if shapes != [("tensor(float)", 3, side, side)]:
+                raise ModelError(
+                    f"{origin!r} is damaged: its {name} is {shapes}, where its metadata says 3 × {side} × {side}; "
+                    "export it again."
+                )
+
     def forward(self, tiles: Tensor) -> Tensor:
         (name,) = (item.name for item in self.session.get_inputs())
-        (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
+        try:
+            (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
+        except Exception as error:  # it raises many kinds
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"ONNX Runtime cannot run the exported network: {reason}.") from error
         return torch.from_numpy(result).to(tiles.device)
 
 
@@ -60,6 +78,7 @@ def load_onnx_network(
         name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
     except (KeyError, ValueError) as error:
         raise ModelError(f"{str(path)!r} was not written by `redline export`: it does not say its scale.") from error
+    module.check(str(path), own_scale, window, tile)
     network = Network(module, own_scale, window, name, digest, tile)
     check_scale(network, scale, path)
     return network

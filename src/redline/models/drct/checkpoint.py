@@ -31,8 +31,11 @@ def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
     """The model that these weights are of, with them in it."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith(_COMPUTED)}
     config = find_config(found, origin)
-    with torch.device("meta"):
-        model = Drct(config)
+    try:
+        with torch.device("meta"):
+            model = Drct(config)
+    except RuntimeError as error:  # sizes whose product no computer can address
+        raise ModelError(f"{origin!r} is damaged: no {config} can be made.") from error
     expected = {name: official_shape(name, tensor) for name, tensor in model.state_dict().items()}
     if problems := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in found.items()}):
         raise ModelError(f"{origin!r} looks like a {config} but does not fit it: {problems}.")
@@ -68,6 +71,8 @@ def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
     """Every hyper-parameter, read from the shapes."""
     if "layers.0.swin5.attn.qkv.weight" not in weights or "layers.0.adjust5.weight" not in weights:
         raise ModelError(f"{origin!r} is no DRCT: it seems to be {guess(weights)}.")
+    if empty := next((name for name, tensor in weights.items() if not tensor.numel()), None):
+        raise ModelError(f"{origin!r} is damaged: {empty!r} has the shape {tuple(weights[empty].shape)}.")
     try:
         blocks = [f"layers.0.swin{index + 1}" for index in range(BLOCKS_PER_GROUP)]
         tables = [weights[f"{block}.attn.relative_position_bias_table"].shape for block in blocks]

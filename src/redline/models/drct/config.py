@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from redline.errors import ModelError
 
 BLOCKS_PER_GROUP = 5
+# The published models have up to 12 groups and windows of 16; far more is a damaged or hostile file.
+_MOST_GROUPS, _LARGEST_WINDOW = 64, 64
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,10 @@ class DrctConfig:
     def __post_init__(self) -> None:
         if self.scale not in (2, 3, 4, 8):
             raise ModelError(f"DRCT enlarges 2, 3, 4 or 8 times, not {self.scale}.")
+        if not 1 <= self.groups <= _MOST_GROUPS:
+            raise ModelError(f"DRCT has 1 to {_MOST_GROUPS} groups, not {self.groups}.")
+        if not 1 <= self.window <= _LARGEST_WINDOW:
+            raise ModelError(f"a DRCT's window has 1 to {_LARGEST_WINDOW} tokens a side, not {self.window}.")
         if len(self.heads) != BLOCKS_PER_GROUP or len(self.mlp_widths) != BLOCKS_PER_GROUP:
             raise ModelError(f"a DRCT group has {BLOCKS_PER_GROUP} blocks, so it needs as many heads and MLP widths.")
         for width, heads in zip(self.block_widths, self.heads, strict=True):

@@ -12,6 +12,7 @@ from redline.errors import ModelError
 from redline.files import write_bytes
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
+from redline.weights import check_safetensors_header, check_tensors
 
 ARCHITECTURE = "lsd"
 
@@ -32,8 +33,13 @@ def load_lsd(path: str | Path) -> Lsd:
     """The model of a file in fp32 on the CPU, ready for inference."""
     header, tensors = _read(Path(path))
     config = _config(header, str(path))
-    with torch.device("meta"):
-        model = Lsd(config)
+    if config.blocks * len(config.multipliers) > len(tensors):  # before as many blocks are built as the header says
+        raise ModelError(f"{str(path)!r} says it is {config}, but has only {len(tensors)} weights.")
+    try:
+        with torch.device("meta"):
+            model = Lsd(config)
+    except (RuntimeError, TypeError) as error:  # sizes whose product no computer can address
+        raise ModelError(f"{str(path)!r} is damaged: no {config} can be made.") from error
     problem = _mismatch({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, tensors)
     if problem:
         raise ModelError(f"{str(path)!r} says it is {config}, but {problem}.")
@@ -48,20 +54,24 @@ def load_lsd(path: str | Path) -> Lsd:
 
 def read_about(path: str | Path) -> dict[str, str]:
     """What the header of an LSD's file says, the weights unread."""
+    path = Path(path)
     try:
-        with safe_open(Path(path), framework="pt") as file:
+        check_safetensors_header(path)
+        with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as error:
-        raise _unreadable(Path(path), error) from error
+        raise _unreadable(path, error) from error
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     header = read_about(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, error) from error
+    check_tensors(tensors, str(path), path.stat().st_size)
+    return header, tensors
 
 
 def _unreadable(path: Path, error: Exception) -> ModelError:
@@ -77,7 +87,7 @@ def _config(header: dict[str, str], origin: str) -> LsdConfig:
         raise ModelError(f"{origin!r} is no LSD: its header does not say so.")
     try:
         values = json.loads(header["config"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{origin!r} has a header that cannot be read.") from error
     if not isinstance(values, dict):
         raise ModelError(f"{origin!r} has a header that cannot be read.")
