@@ -44,7 +44,7 @@ class Encoding:
         if self.suffix == ".avif":
             image.save(path, quality=self.quality, subsampling="4:4:4", speed=8, max_threads=1)
         else:
-            image.save(path, quality=self.quality, subsampling="4:4:4", optimize=True, progressive=True)
+            image.save(path, quality=self.quality, subsampling="4:4:4")
         return path.stat().st_size
 
 
