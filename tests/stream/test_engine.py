@@ -337,7 +337,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.cpu
 @pytest.mark.usefixtures("one_thread", "any_precision")
 def test_the_shipped_model_stays_close_in_bf16_frame_after_frame() -> None:
     """What a GPU shows over a thousand frames with a graph, in little."""
