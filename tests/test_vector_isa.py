@@ -7,8 +7,6 @@ import pytest
 from redline import vector_isa
 from redline.machine import Machine
 
-pytestmark = pytest.mark.cpu
-
 CPU = Machine.detect("cpu")
 WRITES = "import os, pathlib; at = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR']); "
 BUILDS = WRITES + "[(at / name).mkdir() for name in ('5u', 'locks')]; (at / '5u' / 'probe.so').write_text('built')"
