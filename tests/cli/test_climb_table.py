@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from goldens import check_golden
 from redline.cli.ladder_table import ladder_table
 from redline.measurement import Measurement
 from redline.quantities import format_seconds
@@ -35,3 +36,9 @@ def test_shapes_are_named_and_the_result_is_told_for_each() -> None:
     assert len(rows) == 2 and all(4.5 < float(row[-1]) < 5.4 for row in rows)
     assert "All figures are with size=64." in printed(h200_climb(shapes=("size=64",)), 200)
     assert "size" not in printed(h200_climb(), 200)
+
+
+@pytest.mark.parametrize("width", [110, 200])
+def test_every_cell_says_what_it_said(width: int) -> None:
+    text = printed(h200_climb(shapes=("size=64", "size=96")), width) + printed(cpu_climb(), width)
+    check_golden(f"ladder_table_{width}.txt", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))

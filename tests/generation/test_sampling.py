@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from goldens import check_golden
 from redline.errors import RedlineError
 from redline.generation.sampling import Sampler, Sampling, mixed
 
@@ -167,3 +168,29 @@ def test_noise_is_finite_and_even() -> None:
 def test_settings_that_cannot_be(options: dict[str, float], words: str) -> None:
     with pytest.raises(RedlineError, match=words):
         Sampling(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_settings_at_their_limits_are_taken() -> None:
+    assert Sampling(top_p=1.0, min_p=1.0, seed=-(2**63)) and Sampling(min_p=0.0, seed=2**63 - 1)
+    for options in (
+        {"temperature": float("inf")},
+        {"repetition_penalty": float("inf")},
+        {"min_p": -0.1},
+        {"top_k": -1},
+    ):
+        with pytest.raises(RedlineError):
+            Sampling(**options)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_form_says_which_settings_are_in_use() -> None:
+    assert Sampling(top_k=3, top_p=0.5, min_p=0.1).form == (False, 0, False, False, False)
+    assert Sampling(1.0, 3, 0.5, 0.1, 1.5).form == (True, 3, True, True, True)
+    assert Sampling(1.0).form == (True, 0, False, False, False) and Sampling(1e-20).form[0]
+
+
+def test_the_noise_is_the_same_on_every_machine() -> None:
+    """MurmurHash3 of 0, 1 and all ones, and what a seed draws of even probabilities."""
+    assert mixed(torch.tensor([0, 1, 2**32 - 1])).tolist() == [0, 0x514E28B7, 0x81F16F39]
+    sampler = Sampler(Sampling(1.0, seed=2**40 + 5), 3, 1000, torch.device("cpu"))
+    drawn = [sampler.next_tokens(torch.zeros(3, 1000)).tolist() for _ in range(4)]
+    check_golden("drawn_tokens.txt", "\n".join(map(str, drawn)) + "\n")

@@ -210,6 +210,9 @@ def test_round_trip_and_bad_options() -> None:
     ):
         with pytest.raises(RungError, match=next(iter(options))):
             GradScaler(**options)
+    with pytest.raises(RungError, match="backoff"):
+        GradScaler(backoff=0.0)
+    assert GradScaler(growth_factor=1.0, growth_interval=1, switch_after=0)
 
 
 @pytest.mark.gpu
