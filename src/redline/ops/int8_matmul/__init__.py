@@ -36,6 +36,8 @@ def int8_matmul(
     if x_scale.dtype != torch.float32 or x_scale.numel() not in (1, len(x_MK)) or x_scale.ndim > 1:
         found = f"{tuple(x_scale.shape)}, {x_scale.dtype}"
         raise ModelError(f"the scale of {len(x_MK)} int8 rows is one fp32 number, or one for each, not {found}.")
+    if x_scale.device != x_MK.device:
+        raise ModelError(f"the scale of the rows is on {x_scale.device}, but the rows are on {x_MK.device}.")
     if x_MK.shape[1] > _LARGEST_DEPTH:
         raise ModelError(f"int8 products of {x_MK.shape[1]} features do not fit int32 sums: {_LARGEST_DEPTH} do.")
     if out_dtype not in _FLOATS:
