@@ -127,3 +127,28 @@ def test_value_of_the_wrong_type_is_refused_by_name(rung: type[Rung]) -> None:
 def test_unknown_rung_is_refused_by_name() -> None:
     with pytest.raises(RungError, match="no_such_rung"):
         find_rung("no_such_rung")
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("align(multiple=2)", "align(multiple=1)"),
+        ("checkpoint(every=1)", "checkpoint(every=0)"),
+        ("compress_activations(min_bytes=0)", "compress_activations(min_bytes=-1)"),
+        ("cuda_graph(limit=1, rehearsals=1)", "cuda_graph(limit=0)"),
+        ("cuda_graph(limit=2)", "cuda_graph(rehearsals=0)"),
+        ("grad_scaler(switch_after=0)", "grad_scaler(backoff=0.0)"),
+        ("grad_scaler(growth_factor=1.0, growth_interval=1)", "grad_scaler(init_scale=0.0)"),
+        ("int8(mode=static, calibration=percentile, percentile=100.0)", "int8(percentile=100.1)"),
+        ("int8(percentile=0.1)", "int8(percentile=0.0)"),
+        ("onnxruntime(int8=static, calibration=percentile, percentile=100.0)", "onnxruntime(percentile=100.1)"),
+        ("onnxruntime(threads=0, percentile=50.1)", "onnxruntime(percentile=50.0)"),
+        ("onnxruntime(threads=1)", "onnxruntime(threads=-1)"),
+        ("streams(chunks=1, depth=1)", "streams(chunks=0)"),
+        ("streams(depth=2)", "streams(depth=0)"),
+    ],
+)
+def test_an_option_is_taken_at_its_limit_and_refused_beyond(text: str, refused: str) -> None:
+    assert parse_rung(text)
+    with pytest.raises(RungError, match=refused.partition("(")[0]):
+        parse_rung(refused)
