@@ -12,8 +12,8 @@ survived   every test passed, or none had failed when the time limit of one muta
 skipped    the test that failed also fails without the mutant, or there is no test to run; not counted
 
 Not mutated, because no test can or should notice: annotations, texts (f-strings, string sums), arguments of log calls,
-`raise` statements, `if TYPE_CHECKING`, overloads, and all files of Triton kernels. Functions that use `torch.cuda` are
-mutated only where a CUDA device is present. The last line is JSON.
+`raise` statements, `if TYPE_CHECKING`, overloads, the boundary of a comparison with a random number, and all files of
+Triton kernels. Functions that use `torch.cuda` are mutated only where a CUDA device is present. The last line is JSON.
 """
 
 import argparse
@@ -96,8 +96,10 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found = []
-    for operator, after, before in operators_in(tree):
+    for operator, after, before, is_random in operators_in(tree):
         old, *replacements = MUTATIONS[type(operator)]
+        if is_random:
+            replacements = replacements[-1:]
         first, last = (starts[line - 1] + column for line, column in (after, before))
         # Between two operands there is nothing but the operator, brackets and comments.
         between = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), source[first:last])
@@ -108,23 +110,23 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
     return found
 
 
-def operators_in(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int]]]:
-    """Each operator with the two positions between which it is written."""
+def operators_in(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int], bool]]:
+    """Each operator, the two positions between which it is written, and whether it compares with a random number."""
     if _is_left_out(node):
         return
     match node:
         case ast.BinOp(left, operator, right) if type(operator) in MUTATIONS and not (
             _is_text(left) or _is_text(right)
         ):
-            yield operator, _end(left), _begin(right)
+            yield operator, _end(left), _begin(right), False
         case ast.BoolOp(operator, values):
             for left, right in zip(values, values[1:], strict=False):
-                yield operator, _end(left), _begin(right)
+                yield operator, _end(left), _begin(right), False
         case ast.Compare(first, operators, others):
             for operator, left, right in zip(operators, [first, *others], others, strict=False):
-                yield operator, _end(left), _begin(right)
+                yield operator, _end(left), _begin(right), "rand" in ast.unparse(left)
         case ast.UnaryOp(ast.Not() as operator, operand):
-            yield operator, _begin(node), _begin(operand)
+            yield operator, _begin(node), _begin(operand), False
         case _:
             pass
     for name, field in ast.iter_fields(node):

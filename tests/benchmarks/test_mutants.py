@@ -35,6 +35,7 @@ def changed(source: str) -> list[str]:
         ("a ** b", ["a * b"]),
         ("a < b", ["a <= b", "a >= b"]),
         ("a < b == c", ["a <= b == c", "a >= b == c", "a < b != c"]),
+        ("rand(3) < b", ["rand(3) >= b"]),
         ("a is  not b", ["a is b"]),
         ("a and b and c", ["a or b and c", "a and b or c"]),
         ("x = not a", ["x =  a"]),

@@ -105,3 +105,10 @@ def test_the_reference_rounds_once() -> None:
     x, w = whole(4, 50), whole(6, 50)
     exact = reference.int8_matmul(x, w, SCALE[:1] / 3, torch.ones(6) / 7, out_dtype=torch.float64)
     assert torch.equal(reference.int8_matmul(x, w, SCALE[:1] / 3, torch.ones(6) / 7), exact.to(torch.bfloat16))
+
+
+def test_the_deepest_product_still_fits_int32_sums() -> None:
+    depth = 2**17 - 1
+    deepest = torch.full((1, depth), -128, dtype=torch.int8)
+    found = int8_matmul(deepest, deepest, torch.ones(()), torch.ones(1), out_dtype=torch.float32)
+    assert found.item() == float(torch.tensor(128 * 128 * depth, dtype=torch.float32))
