@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=25, help="how many mutants to try")
     parser.add_argument("--timeout", type=int, default=60, help="seconds that one test may take")
-    parser.add_argument("--limit", type=int, default=180, help="seconds that the tests of one mutant may take")
+    parser.add_argument("--limit", type=int, default=300, help="seconds that the tests of one mutant may take")
     given = parser.parse_args()
 
     os.chdir(ROOT)
