@@ -96,7 +96,10 @@ def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[
     write_model(tmp_path / "decoder", context=200)
     seen = command("eval", "memory", tmp_path / "decoder", "--task", "passkey", "--samples", 2, "--device", "cpu")
     assert seen.code == 0 and "context is 200 tokens" in seen.err and "200" in seen.out
-    rows = command("eval", "memory", tmp_path / "decoder", "--lengths", "120,190", "--samples", 2, "--json").json()
+    seen = command("eval", "memory", tmp_path / "decoder", "--lengths", "120,190,300,999", "--samples", 2, "--json")
+    assert "skipped lengths beyond the model's context of 200 tokens: 300, 999" in seen.err
+    rows = seen.json()
+    assert {row["length"] for row in rows["recall"]} == {120, 190}
     held = [row["state_bytes"] for row in rows["recall"] if row["task"] == "passkey"]
     assert held[1] > held[0]
 
@@ -140,7 +143,8 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
         ((textual, "--text", tmp_path / "gone.txt"), "cannot read"),
         ((textual, "--text", tmp_path / "latin.txt"), "not UTF-8"),
         ((textual, "--lengths", "130", "--samples", 1, "--text", tmp_path / "short.txt"), "fewer than 2 tokens"),
-        ((tmp_path / "decoder", "--lengths", "130,300"), "longer than the model's context of 200"),
+        ((tmp_path / "decoder", "--lengths", "300,400"), "300, 400: longer than the model's context of 200"),
+        ((symbolic, "--lengths", "40", "--seed", "-1"), "a seed is a whole number"),
     ]:
         assert_one_sentence(command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html"), said)
         assert not (tmp_path / "p.html").exists()

@@ -105,6 +105,7 @@ def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., 
         return command("generate", remembering, prompt, "--device", "cpu", "--json", *options).json()
 
     memory, tokenizer = tmp_path / "memories" / "sea.safetensors", byte_tokenizer()
+    memory.parent.mkdir()
     first = said("the sea", "--max-tokens", 20, "--memory", memory)
     second = said(" and the land", "--max-tokens", 20, "--memory", memory)
     # Only the first text has the token that begins one.
@@ -145,6 +146,11 @@ def test_memories_that_cannot_be_used(
     assert memory.read_bytes() == b"nothing"
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
     assert_one_sentence(seen, "is not a folder")
+    seen = command(
+        "generate", remembering, "a", "--device", "cpu", "--memory", tmp_path / "typo" / "memory.safetensors"
+    )
+    assert_one_sentence(seen, "--memory: there is no folder")
+    assert not (tmp_path / "typo").exists()
 
 
 def test_tokens_without_a_text_are_never_drawn(
@@ -165,6 +171,9 @@ def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_pat
         ((folder, "a", "--precision", "fp4"), "there is no precision 'fp4'"),
         ((folder, "a", "--plan", "warp"), "unknown rung 'warp'"),
         ((folder, "a", "--max-tokens", "0"), "at least 1 token"),
+        ((folder, "a", "--seed", "-1"), "a seed is a whole number from 0 to 2^63 − 1, not -1"),
+        ((folder / "config.json", "a"), "is a file: give the folder of a model"),
+        (("Owner/Name", "a"), "download it with `hf download Owner/Name`"),
     ):
         assert_one_sentence(command("generate", *arguments, "--device", "cpu"), words)
     (folder / "tokenizer.json").rename(tmp_path / "aside.json")
@@ -172,6 +181,27 @@ def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     assert_one_sentence(command("generate", folder, "a"), "architecture 'mamba'")
+
+
+@pytest.mark.filterwarnings("always:.*unknown settings")
+def test_unknown_settings_are_named_and_strictly_refused(folder: Path, command: Callable[..., Seen]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"made_with": "a tool", "torchscript": False}))
+    options = ("generate", folder, "a", "--device", "cpu", "--max-tokens", 1)
+    seen = command(*options)
+    assert seen.code == 0 and "unknown settings are ignored: 'made_with'." in " ".join(seen.err.split())
+    assert_one_sentence(command(*options, "--strict"), "has the setting 'made_with', which is not known")
+
+
+def test_a_model_in_the_hugging_face_cache(
+    folder: Path, command: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--Owner--Tiny" / "snapshots" / "0123abc"
+    shutil.copytree(folder, snapshot)
+    options = ("--device", "cpu", "--max-tokens", 3, "--json")
+    found, given = (command("generate", model, PROMPT, *options).json() for model in ("Owner/Tiny", folder))
+    assert found["text"] == given["text"] and found["model"] == "Tiny"
 
 
 @pytest.mark.parametrize("options", [(), ("--temperature", 0.8), ("--json",)], ids=["greedy", "drawn", "json"])

@@ -21,6 +21,7 @@ from redline.training.loop import Progress
 from redline.training.text.tokenizer import byte_tokenizer
 
 from .conftest import Seen
+from .test_bad_input import assert_one_sentence
 
 SENTENCE = "the memory of a machine is what it does not forget and what it never learnt cannot be lost again"
 WORDS = SENTENCE.split()
@@ -291,3 +292,19 @@ def test_what_this_machine_emulates_is_said_in_sentences(
     assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
     assert "muon computes in bf16" in said and "adamw is faster here" in said
     assert "Warning" not in said and ".py:" not in said and "frame #" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("decoder-tiny",), "no text to train on: give files or folders with --source"),
+        (("decoder-tiny", "--steps", 3, "--time", "1m"), "--steps and --time both say how long to train: give one"),
+        (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "--steps and --time both say"),
+        (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "--steps and --time both say"),
+    ],
+)
+def test_options_that_are_missing_or_contradict_each_other_are_named(
+    arguments: tuple[object, ...], words: str, command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    assert_one_sentence(command("train", *arguments, "--device", "cpu"), words)
+    assert list(tmp_path.iterdir()) == []

@@ -26,7 +26,10 @@ _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
 
 def evaluate_memory(
-    model: Annotated[str, typer.Argument(help="A folder with config.json and safetensors.")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A folder with config.json and safetensors, or a model in the Hugging Face cache."),
+    ],
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,8 +87,8 @@ def evaluate_memory(
         about = f"{where} · {str(dtype).removeprefix('torch.')} · torch {torch.__version__}"
         parameters = sum(weight.numel() for weight in loaded.parameters())
         place = folder.path.resolve()
-        # A training's folder has the name, and its model lies in it.
-        name = place.parent.name if place.name == "model" else place.name
+        # A training's folder has the name, and its model lies in it; a snapshot in the cache is named by its commit.
+        name = place.parent.name if place.name == "model" else place.name if Path(model).is_dir() else model
         write_text(page, render_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses))
         progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
 
@@ -93,10 +96,11 @@ def evaluate_memory(
 def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
     """A model's folder, and the recall task that it was trained on; of symbols, it has no tokenizer."""
     from redline.generation.folder import LOADERS, ModelFolder, read_config
+    from redline.generation.hub_cache import find_model
     from redline.recall import task_in
 
-    place = Path(path)
-    if not place.is_dir() or (place / "tokenizer.json").exists():
+    place = find_model(path)
+    if (place / "tokenizer.json").exists():
         folder = ModelFolder.open(place)
     else:
         kind = str(read_config(place).get("model_type"))
@@ -134,15 +138,25 @@ def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Re
 
 
 def _lengths(given: str | None, context: int | None) -> list[int]:
+    """The lengths to evaluate, without those that exceed the context: these are named in a message."""
     if given is None:
         fitting = [length for length in _LENGTHS if context is None or length <= context]
         if len(fitting) < len(_LENGTHS):
             progress.print(f"[dim]the model's context is {context:,} tokens: no text is longer[/]", highlight=False)
         return fitting or [context or _LENGTHS[0]]
     try:
-        return sorted({int(part) for part in given.split(",")})
+        lengths = sorted({int(part) for part in given.split(",")})
     except ValueError as error:
         raise RedlineError(f"lengths are whole numbers such as 1024,4096, not {given!r}.") from error
+    skipped = [length for length in lengths if context is not None and length > context]
+    fitting = lengths[: len(lengths) - len(skipped)]
+    named = ", ".join(f"{length:,}" for length in skipped)
+    if not fitting:
+        raise RedlineError(f"--lengths {named}: longer than the model's context of {context:,} tokens.")
+    if skipped:
+        said = f"skipped lengths beyond the model's context of {context:,} tokens: {named}"
+        progress.print(f"[yellow]{said}[/]", highlight=False)
+    return fitting
 
 
 def _read_text(path: Path, folder: ModelFolder) -> str:

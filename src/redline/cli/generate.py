@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redline.choices import GENERATION_PRECISIONS
-from redline.cli.console import print_json, progress
+from redline.cli.console import print_json, progress, warnings_as_sentences
 from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder with config.json, safetensors and tokenizer.json.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder with config.json, safetensors and tokenizer.json, or a model in the Hugging Face cache: "
+            "OWNER/NAME, or OWNER/NAME@COMMIT."
+        ),
+    ],
     prompt: Annotated[str, typer.Argument(help="The text to go on from; - reads it from stdin.")],
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate at the most.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")] = 0.0,
@@ -38,11 +44,12 @@ def generate(
     memory: Annotated[
         Path | None, typer.Option(help="What a memory model remembers: read if it is there, written at the end.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key of config.json.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the text and its speed as JSON.")] = False,
 ) -> None:
     """Generate text with a language model, streamed as it comes.
 
-    Example: redline generate Llama-3.2-1B "The sea is"
+    Example: redline generate Llama-3.2-1B "The sea is", or from the Hugging Face cache: Qwen/Qwen3-0.6B
     Example: redline generate my-run/model "Call me Ishmael." --memory moby.safetensors
     Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
     """
@@ -64,12 +71,15 @@ def generate(
         if not folder.remembers:
             raise RedlineError("only a model with long-term memory can carry one on, and this one has none.")
         check_can_write(memory.parent)
+        if not memory.parent.exists():
+            # It is read as well as written: a folder that is not there is a slip in the path, and would begin anew.
+            raise RedlineError(f"--memory: there is no folder {str(memory.parent)!r}: correct the path, or make it.")
     # What begins every text stands at the beginning alone.
     tokens = folder.tokenizer.encode(text, add_special_tokens=not goes_on).ids
     if not tokens:
         raise RedlineError("the prompt is empty.")
-    with LiveLine("reading the model …"):
-        loaded = folder.load(holding.dtype, torch.device(where))
+    with warnings_as_sentences(), LiveLine("reading the model …"):
+        loaded = folder.load(holding.dtype, torch.device(where), strict)
         engine = InferenceEngine(loaded, holding.plan, share=True, vocabulary=folder.tokens)
         state = None if memory is None else engine.new_state()
         if memory is not None and state is not None and goes_on:
@@ -102,7 +112,7 @@ def generate(
     if memory is not None:
         stream.state.save(memory)
     if as_json:
-        about = {"model": folder.path.name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
+        about = {"model": Path(model).name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
         print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
     if stream.completions[0].reason == "context":
         progress.print("[dim]the model's context is full: the text ends here.[/]", highlight=False)

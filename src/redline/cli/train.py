@@ -19,8 +19,9 @@ from typer.core import TyperGroup
 from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
+from redline.cli.train_length import parse_minutes
 from redline.cli.train_lsd import train_lsd
-from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
+from redline.quantities import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ def train_text(
         list[str] | None, typer.Option(help="File or folder to train on, instead of the settings'; repeatable.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the settings say.")] = None,
-    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps (overrides the settings).")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time", help="Train for this long, for example 12m (overrides the settings).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -79,7 +82,7 @@ def train_text(
         from redline.machine import resolve_device
         from redline.training.text.run import prepare_training, run_text
     path = find_settings(config, "text")
-    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    minutes = parse_minutes(time_limit, steps)
     where = torch.device(resolve_device(device))
     folder = out or Path("redline-out") / "train" / path.stem
     with LiveLine("reading text …") as line:
@@ -134,8 +137,10 @@ def train_drct(
         str | None, typer.Option(help="Weights of a DRCT of the same shape to begin with; of any scale.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
-    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (12m), likewise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps (overrides the settings).")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time", help="Train for this long, for example 12m (overrides the settings).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -151,7 +156,7 @@ def train_drct(
         from redline.training.model_card import write_result
         from redline.training.super_resolution import DrctTask, DrctTraining
     path = find_settings(config, "drct")
-    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    minutes = parse_minutes(time_limit, steps)
     settings = DrctTraining.read(path, photos=photos, validation=validation, start=start, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
     where = torch.device(resolve_device(device))

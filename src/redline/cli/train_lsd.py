@@ -14,7 +14,8 @@ from rich.table import Table
 from redline.cli.console import print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
-from redline.quantities import format_bytes, format_megapixels, format_seconds, parse_seconds
+from redline.cli.train_length import parse_minutes
+from redline.quantities import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ def train_lsd(
         list[str] | None, typer.Option(help="Folder of photos to judge by, instead of the file's; repeatable.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Train this many steps, whatever the file says.")] = None,
-    time_limit: Annotated[str | None, typer.Option("--time", help="Train this long (8m), likewise.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Train for this many steps (overrides the settings).")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time", help="Train for this long, for example 8m (overrides the settings).")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -50,7 +53,7 @@ def train_lsd(
     # That file registers this command, so it is read first.
     shared: Any = import_module("redline.cli.train")
     path = find_settings(config, "lsd")
-    minutes = None if time_limit is None else parse_seconds(time_limit) / 60
+    minutes = parse_minutes(time_limit, steps)
     settings = LsdTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
     folder = out or Path("redline-out") / "train" / path.stem
     where = torch.device(resolve_device(device))

@@ -9,15 +9,17 @@ import torch
 from torch import nn
 
 from redline.errors import ModelError
+from redline.generation.hub_cache import find_model
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import FAMILIES
 
-Loader = Callable[[Path, torch.dtype, torch.device], nn.Module]
+Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 
 
-def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device, strict: bool) -> nn.Module:
+    """Its config.json is Redline's own, and read strictly in any case."""
     # Two seconds that a plain decoder, or a question for help, need not wait.
     from redline.models.memory import load_memory_model
 
@@ -41,11 +43,8 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> "ModelFolder":
-        path = Path(path)
-        if not path.is_dir():
-            raise ModelError(
-                f"there is no folder {str(path)!r}: give one with config.json, weights and tokenizer.json."
-            )
+        """Reads all but the weights of a folder, or of a model in the Hugging Face cache."""
+        path = find_model(path)
         config = read_config(path)
         model_type = str(config.get("model_type"))
         if model_type not in LOADERS:
@@ -67,8 +66,9 @@ class ModelFolder:
         """Whether its model has a long-term memory, which can be carried on."""
         return self.model_type == MEMORY_MODEL
 
-    def load(self, dtype: torch.dtype, device: torch.device) -> nn.Module:
-        return LOADERS[self.model_type](self.path, dtype, device)
+    def load(self, dtype: torch.dtype, device: torch.device, strict: bool = False) -> nn.Module:
+        """`strict` refuses every key of config.json that is not known."""
+        return LOADERS[self.model_type](self.path, dtype, device, strict)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -76,6 +76,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     inside = folder / "model"
     if not (folder / "config.json").exists() and (inside / "config.json").exists():
         raise ModelError(f"{str(folder)!r} is the folder of a training: its model is in {str(inside)!r}.")
+    if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model, by peft's "
+            "merge_and_unload(), and save that."
+        )
     return read_json(folder / "config.json")
 
 

@@ -49,8 +49,8 @@ class Sampling:
             raise RedlineError(f"min-p is between 0 and 1, not {self.min_p}.")
         if not 0 < self.repetition_penalty < float("inf"):
             raise RedlineError(f"the repetition penalty is above 0, not {self.repetition_penalty}.")
-        if not -(2**63) <= self.seed < 2**63:
-            raise RedlineError("the seed is a whole number of 64 bits.")
+        if not 0 <= self.seed < 2**63:
+            raise RedlineError(f"a seed is a whole number from 0 to 2^63 − 1, not {self.seed}.")
 
     @property
     def form(self) -> tuple[bool, int, bool, bool, bool]:

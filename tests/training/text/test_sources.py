@@ -86,7 +86,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         (("absent",), "no file or folder 'absent'"),
         ((str(tmp_path / "empty"),), "holds no text"),
         ((str(tmp_path / "a.csv"),), "not text of a known kind"),
-        ((), "nothing to train on"),
+        ((), "no text to train on: give files or folders with --source"),
     ):
         with pytest.raises(RedlineError, match=said):
             Sources.find(places)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -80,10 +80,18 @@ def pieces(config: DecoderConfig) -> Iterator[Piece]:
         yield Piece("lm_head.weight", "head.weight", 0, (config.vocabulary, width))
 
 
-def load_decoder(folder: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> Decoder:
-    """The model of a folder, ready for inference; in the dtype of its files unless another is asked for."""
+def load_decoder(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    strict: bool = False,
+) -> Decoder:
+    """The model of a folder, ready for inference; in the dtype of its files unless another is asked for.
+
+    `strict` refuses every key of config.json that is not known.
+    """
     folder = Path(folder)
-    config = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = read_config(read_json(folder / "config.json"), str(folder / "config.json"), strict)
     weights = Weights.of(folder)
     weights.check_layers(config.layers)
     wanted = {piece.name: piece for piece in pieces(config)}
@@ -118,7 +126,7 @@ def find_files(folder: Path) -> list[Path]:
     """The weight files of a folder; an index and its files must agree."""
     if not (folder / INDEX).exists():
         if not (folder / SINGLE).exists():
-            raise ModelError(f"{str(folder)!r} has neither {SINGLE} nor {INDEX}.")
+            _refuse_missing_weights(folder)
         return [folder / SINGLE]
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -132,6 +140,19 @@ def find_files(folder: Path) -> list[Path]:
         if strays:
             raise ModelError(f"{str(folder / INDEX)!r} and {name!r} disagree about {sorted(strays)[0]!r}.")
     return [folder / name for name in names]
+
+
+def _refuse_missing_weights(folder: Path) -> NoReturn:
+    pickled = sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin")
+    if pickled:
+        convert = f"M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+        raise ModelError(
+            f"{str(folder)!r} holds its weights only as {pickled[0]}, a pickle, which is not read: convert it to "
+            f'safetensors with `python -c "from transformers import AutoModelForCausalLM as M; {convert}"`.'
+        )
+    others = sorted(path.name for pattern in ("*.safetensors", "*.gguf", "*.pth") for path in folder.glob(pattern))
+    found = f", only {others[0]}" if others else ""
+    raise ModelError(f"{str(folder)!r} has neither {SINGLE} nor {INDEX}{found}.")
 
 
 def _opened(path: Path) -> Any:

@@ -1,6 +1,6 @@
 """`config.json` of Llama, Mistral, Qwen2 and Qwen3 as a decoder's config, and back.
 
-Every key is read, known to change nothing, or refused by name: a setting that is ignored gives wrong text in silence.
+Keys that are not read are ignored or refused by `config_keys`.
 """
 
 import math
@@ -9,6 +9,7 @@ from typing import Any
 
 from redline.errors import ModelError
 from redline.models.decoder.config import DecoderConfig
+from redline.models.decoder.config_keys import check_keys, is_neutral
 from redline.ops.rope import LinearScaling, Llama3Scaling, Scaling
 
 FAMILIES = {
@@ -18,49 +19,6 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 
-# What says nothing about the arithmetic of one forward pass.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "architectures",
-        "recall",  # what a model trained on a recall task was trained on
-        "model_type",
-        "dtype",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "unk_token_id",
-        "initializer_range",
-        "_name_or_path",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "is_encoder_decoder",
-        "is_decoder",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "chunk_size_feed_forward",
-        "attention_dropout",  # of training
-        "is_llama_config",
-        "max_sequence_length",  # of the data; the model's is max_position_embeddings
-        "unsloth_fixed",
-        "unsloth_version",
-    ]
-)
-# What is understood only as it usually stands.
-_USUAL: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "mlp_bias": (False, None),
-    "pretraining_tp": (1, None),
-    "quantization_config": (None,),
-    "add_cross_attention": (False,),
-    "tie_encoder_decoder": (False,),
-    "rope_interleaved": (False,),
-    "use_mrope": (False,),
-}
 _READ = frozenset(
     [
         "vocab_size",
@@ -71,6 +29,7 @@ _READ = frozenset(
         "num_key_value_heads",
         "head_dim",
         "max_position_embeddings",
+        "original_max_position_embeddings",
         "rms_norm_eps",
         "rope_theta",
         "rope_scaling",
@@ -88,28 +47,26 @@ _MOST_LAYERS = 10_000
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def read_config(document: Mapping[str, Any], origin: str) -> DecoderConfig:
-    """Defaults are those of transformers for the family, where a key may be left out."""
+def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) -> DecoderConfig:
+    """Reads the config of a known family; defaults for keys that are left out are those of transformers.
+
+    `strict` refuses every key that is not known, also one whose value turns its feature off.
+    """
     family = document.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise ModelError(
             f"{origin!r} is of the architecture {family!r}, which is not known: known are {', '.join(FAMILIES)}."
         )
-    for key, value in document.items():
-        if key in _USUAL:
-            if value not in _USUAL[key]:
-                raise ModelError(f"{origin!r} sets {key!r} to {value!r}, which is not supported.")
-        elif key not in _READ and key not in _WITHOUT_EFFECT:
-            raise ModelError(f"{origin!r} has the setting {key!r}, which is not known.")
+    check_keys(document, _READ, family, strict, origin)
     try:
-        return _config(str(family), document, origin)
+        return _config(family, document, origin, strict)
     except KeyError as error:
         raise ModelError(f"{origin!r} has no {error.args[0]!r}.") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise ModelError(f"{origin!r} has a setting of the wrong kind: {error}.") from error
 
 
-def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderConfig:
+def _config(family: str, document: Mapping[str, Any], origin: str, strict: bool) -> DecoderConfig:
     heads, layers = _whole(document, "num_attention_heads"), _whole(document, "num_hidden_layers")
     if heads < 1 or not 1 <= layers <= _MOST_LAYERS:
         raise ValueError(f"{heads} heads in {layers} layers are no model")
@@ -120,14 +77,18 @@ def _config(family: str, document: Mapping[str, Any], origin: str) -> DecoderCon
     head_dim = _whole(document, "head_dim", 128 if family == "qwen3" else width // heads)
     if family == "qwen2" and head_dim != width // heads:
         raise ModelError(f"{origin!r} sets 'head_dim' to {head_dim}, which qwen2 does not have.")
-    base, scaling = _rope(document, origin)
+    base, scaling = _rope(document, origin, strict)
     return DecoderConfig(
         vocabulary=_whole(document, "vocab_size"),
         width=width,
         layers=layers,
         heads=heads,
         mlp_width=_whole(document, "intermediate_size"),
-        key_value_heads=_whole(document, "num_key_value_heads", 8 if family == "mistral" else heads),
+        key_value_heads=_whole(
+            document,
+            "num_key_value_heads",
+            8 if family == "mistral" and "num_key_value_heads" not in document else heads,
+        ),
         head_dim=head_dim,
         context=_whole(document, "max_position_embeddings"),
         rope_base=base,
@@ -155,7 +116,7 @@ def _finite(key: str, value: Any) -> float:
     return number
 
 
-def _rope(document: Mapping[str, Any], origin: str) -> tuple[float, Scaling | None]:
+def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float, Scaling | None]:
     """The base and the scaling, from the keys of transformers 5 (`rope_parameters`) or those before."""
     new, old = document.get("rope_parameters"), document.get("rope_scaling")
     settings = dict(new or old or {})
@@ -165,17 +126,20 @@ def _rope(document: Mapping[str, Any], origin: str) -> tuple[float, Scaling | No
     if new and old and {"rope_theta": base, "rope_type": kind} | settings != _scaling_document(base, old):
         raise ModelError(f"{origin!r} has 'rope_parameters' and another 'rope_scaling': which counts is unclear.")
     takes = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
+    original = "original_max_position_embeddings"
+    if kind == "llama3" and document.get(original):
+        settings.setdefault(original, document[original])
     if kind not in takes:
         raise ModelError(f"{origin!r} scales positions by {kind!r}, which is not supported: {', '.join(takes)} are.")
-    for key in settings:
-        if key not in takes[kind]:
+    for key, value in settings.items():
+        if key not in takes[kind] and (strict or not (key == original or is_neutral(key, value))):
             raise ModelError(f"{origin!r} has the rope setting {key!r}, which {kind!r} does not know.")
     if kind == "default":
         return base, None
     if kind == "linear":
         return base, LinearScaling(_finite("factor", settings["factor"]))
-    factor, low, high, original = (_finite(key, settings[key]) for key in _LLAMA3)
-    return base, Llama3Scaling(factor, low, high, int(original))
+    factor, low, high, length = (_finite(key, settings[key]) for key in _LLAMA3)
+    return base, Llama3Scaling(factor, low, high, int(length))
 
 
 def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,12 +160,15 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
         if types is None:
             first = document.get("max_window_layers", 28)
             types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
-    elif family == "llama" and (window is not None or document.get("use_sliding_window")):
-        raise ModelError(f"{origin!r} sets a sliding window, which llama does not have.")
+    elif family == "llama":
+        # A window as long as the context hides nothing.
+        if window and document.get("use_sliding_window", True) and window < _whole(document, "max_position_embeddings"):
+            raise ModelError(f"{origin!r} sets a sliding window, which llama does not have.")
+        window, types = None, types or ["full_attention"] * layers
     elif types is None:
         types = ["sliding_attention" if window else "full_attention"] * layers
-    elif family == "mistral":
-        raise ModelError(f"{origin!r} sets 'layer_types', which mistral does not have.")
+    elif set(types) != {"sliding_attention" if window else "full_attention"}:
+        raise ModelError(f"{origin!r} has 'layer_types' other than its 'sliding_window', which mistral does not have.")
     if len(types) != layers:
         raise ModelError(f"{origin!r} has {len(types)} 'layer_types' for {layers} layers.")
     unknown = [name for name in types if name not in ("sliding_attention", "full_attention")]

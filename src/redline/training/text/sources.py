@@ -61,7 +61,10 @@ class Sources:
             else:
                 found.append(path)
         if not found:
-            raise RedlineError("there is nothing to train on: name files or folders as sources under [data].")
+            raise RedlineError(
+                "there is no text to train on: give files or folders with --source, or as sources under [data] of the "
+                "settings."
+            )
         if any(file.suffix.lower() in PARQUET for file in found):
             _parquet()
         return cls(tuple(dict.fromkeys(found)), text_field, separator, tuple(others.most_common()))

@@ -1,0 +1,149 @@
+"""Keys of a config.json without effect are ignored, what would change the output is refused, the rest is named."""
+
+import json
+import warnings
+from typing import Any
+
+import pytest
+
+from redline.errors import ModelError
+from redline.models.decoder.hugging_face import read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 89,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+}
+KNOWN = {
+    "attention_dropout": 0.1,
+    "head_dim": None,
+    "is_llama_config": True,
+    "layer_types": ["full_attention"] * 3,
+    "max_sequence_length": 2048,
+    "mlp_bias": False,
+    "pretraining_tp": 2,
+    "quantization_config": None,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "unsloth_fixed": True,
+    "use_mrope": False,
+}
+HARMLESS = {
+    "_attn_implementation_autoset": True,
+    "_commit_hash": "0123abc",
+    "activation_function": "silu",
+    "attention_probs_dropout_prob": 0.1,
+    "attn_implementation": "flash_attention_2",
+    "auto_map": {"AutoConfig": "configuration_x.XConfig"},
+    "embd_pdrop": 0.1,
+    "embedding_multiplier": 1.0,
+    "final_logit_softcapping": None,
+    "gradient_checkpointing": True,
+    "init_std": 0.02,
+    "is_causal": True,
+    "layer_norm_eps": 1e-6,
+    "logits_scaling": 1,
+    "max_length": 20,
+    "num_experts": 0,
+    "output_router_logits": False,
+    "partial_rotary_factor": 1.0,
+    "position_embedding_type": "rope",
+    "pruned_heads": {},
+    "router_aux_loss_coef": 0.001,
+    "temperature": 0.7,
+    "tie_encoder_decoder": False,
+    "tokenizer_class": "LlamaTokenizer",
+    "top_k": 50,
+    "torchscript": False,
+    "transformers.js_config": {"dtype": "q4"},
+    "unsloth_training": {"rank": 16},
+    "use_flash_attn": True,
+    "use_parallel_residual": False,
+    "use_qk_norm": False,
+    "z_loss": 1e-4,
+}
+CHANGING = {
+    "activation_function": "gelu",
+    "alibi": True,
+    "attention_multiplier": 1.0,
+    "attn_logit_softcapping": 50.0,
+    "embedding_multiplier": 12.0,
+    "hidden_act": "gelu",
+    "is_causal": False,
+    "layer_norm_eps": 1e-5,
+    "logits_scaling": 8.0,
+    "mlp_bias": True,
+    "partial_rotary_factor": 0.5,
+    "position_embedding_type": "alibi",
+    "quantization_config": {"bits": 4},
+    "query_pre_attn_scalar": 256,
+    "residual_multiplier": 0.22,
+    "rope_local_base_freq": 1e4,
+    "scale_depth": 1.4,
+    "use_mrope": True,
+    "use_parallel_residual": True,
+    "use_qk_norm": True,
+}
+
+
+def reading(more: dict[str, Any], strict: bool = False) -> Any:
+    return read_config(LLAMA | more, "config.json", strict)
+
+
+def test_known_keys_without_effect_change_nothing() -> None:
+    assert reading(KNOWN) == reading(KNOWN, strict=True) == reading({})
+
+
+@pytest.mark.parametrize("key", HARMLESS)
+def test_harmless_keys_are_ignored_unless_strict(key: str) -> None:
+    assert reading({key: HARMLESS[key]}) == reading({})
+    if key != "tie_encoder_decoder":
+        with pytest.raises(ModelError, match=f"the setting '{key}', which is not known"):
+            reading({key: HARMLESS[key]}, strict=True)
+
+
+@pytest.mark.parametrize("key", CHANGING)
+def test_keys_that_change_the_output_are_refused_by_name_and_value(key: str) -> None:
+    with pytest.raises(ModelError, match=f"sets '{key}' to ") as error:
+        reading({key: CHANGING[key]})
+    assert str(error.value).endswith(".")
+
+
+def test_keys_that_cannot_be_judged_are_named_once() -> None:
+    with pytest.warns(UserWarning, match="unknown settings are ignored: 'n_layer', 'trained_by'") as found:
+        assert reading({"n_layer": 3, "trained_by": "us"}) == reading({})
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_what_transformers_writes_is_read_in_silence(family: str) -> None:
+    import transformers
+
+    document = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))
+    with warnings.catch_warnings(action="error"):
+        assert read_config(document, "config.json").layers == 32
+        read_config(document, "config.json", strict=True)
+
+
+def test_a_window_that_hides_nothing() -> None:
+    for more in ({"sliding_window": 8, "use_sliding_window": False}, {"sliding_window": 160}, {"sliding_window": None}):
+        assert reading(more) == reading({})
+    mistral = {"model_type": "mistral", "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}
+    assert reading(mistral).windows == (8, 8, 8)
+    with pytest.raises(ModelError, match="'layer_types' other than its 'sliding_window'"):
+        reading(mistral | {"layer_types": ["full_attention"] * 3})
+
+
+def test_positions_with_neutral_settings() -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "attention_factor": None}
+    assert reading({"rope_parameters": rope}) == reading({})
+    with pytest.raises(ModelError, match="the rope setting 'partial_rotary_factor'"):
+        reading({"rope_parameters": rope}, strict=True)
