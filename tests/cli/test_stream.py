@@ -211,6 +211,28 @@ def test_options_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path, opt
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_arguments_it_says_what_to_type(command: Callable[..., Seen]) -> None:
+    seen = command("stream")
+    assert seen.code == 2 and seen.out == "" and "Traceback" not in seen.err
+    assert seen.err.startswith("redline: say where video comes from (IN) and where it goes (OUT), as in")
+    assert "\n  redline stream webcam browser " in seen.err and "redline stream --help" in seen.err
+    half = command("stream", "video.mp4")
+    assert half.code == 2 and half.err.startswith("redline: say where 'video.mp4' goes (OUT), as in")
+
+
+def test_a_key_need_not_be_in_the_list_of_processes(
+    stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("from a file, long enough\n")
+    served = stream("synthetic:16x16,0.1", "mjpeg:0", "--key-file", "key")
+    assert served.code == 0 and served.err.count("?key=from%20a%20file%2C%20long%20enough") >= 2
+    monkeypatch.setenv("REDLINE_KEY", "of the environment")
+    served = stream("synthetic:16x16,0.1", "mjpeg:0")
+    assert served.code == 0 and "/stream.mjpeg?key=of%20the%20environment" in served.err
+    assert stream("synthetic:16x16,0.1", "null").code == 0, "it is for other streams"
+    assert "serves none" in sentence(stream("synthetic:16x16,0.1", "null", "--key-file", "key"))
+
+
 def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk.safetensors").write_bytes(b"junk")

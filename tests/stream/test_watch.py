@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import resource
 import threading
 import time
@@ -186,6 +187,34 @@ def test_figures_that_cannot_be_written_are_told(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': it may not be written to\.$"):
         FigureFile(tmp_path / "m.jsonl")
+
+
+def test_figures_are_not_written_through_a_link(tmp_path: Path) -> None:
+    own, link = tmp_path / "own.txt", tmp_path / "m.jsonl"
+    own.write_text("mine")
+    early = FigureFile(link)
+    link.symlink_to(own)
+    refusal = r"^cannot write '.*m\.jsonl': it is a symbolic link, .*; give the file itself\.$"
+    with pytest.raises(RedlineError, match=refusal):
+        early.write("one\n")  # the link was made meanwhile
+    with pytest.raises(RedlineError, match=refusal):
+        FigureFile(link)
+    link.unlink()
+    link.symlink_to(tmp_path / "none")
+    with pytest.raises(RedlineError, match=refusal):
+        FigureFile(link)
+    assert own.read_text() == "mine" and not (tmp_path / "none").exists()
+
+
+def test_figures_go_through_a_link_to_a_pipe() -> None:
+    """As /dev/stdout is, and what a shell puts in the place of >(...)."""
+    read, write = os.pipe()
+    file = FigureFile(Path(f"/dev/fd/{write}"))
+    file.write("one\n")
+    file.close()
+    assert os.read(read, 10) == b"one\n"
+    for end in (read, write):
+        os.close(end)
 
 
 def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:

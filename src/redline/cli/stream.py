@@ -19,15 +19,29 @@ from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.quantities import format_bytes, format_seconds, parse_seconds
 from redline.stream.changes import numbers
+from redline.stream.keys import KEY_VARIABLE, given_key
 
 if TYPE_CHECKING:
     from redline.stream.session import Request, Result, Session
     from redline.stream.watch import Sample
 
 
+_HOW_TO_CALL = """{missing}, as in
+
+  redline stream webcam browser                     this machine's camera, shown on a local page
+  redline stream video.mp4 restored.mp4             every frame of a video, with its sound
+  redline stream rtsp://10.0.0.7/live mjpeg:8182    a network camera, for any browser or player
+
+All inputs, outputs and options: redline stream --help"""
+
+
 def stream(
-    source: Annotated[str, typer.Argument(metavar="IN", help=f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}.")],
-    sink: Annotated[str, typer.Argument(metavar="OUT", help=f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}.")],
+    source: Annotated[
+        str | None, typer.Argument(metavar="IN", help=f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}.")
+    ] = None,
+    sink: Annotated[
+        str | None, typer.Argument(metavar="OUT", help=f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}.")
+    ] = None,
     model: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +72,14 @@ def stream(
             help="Change settings meanwhile: lines as strength=0.4 steps=2, from a file, a pipe, or - (stdin)."
         ),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="What viewers must know, to be seen from other machines.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="What viewers must know, to be seen from other machines. The process list shows it, unlike --key-file "
+            f"and the environment variable {KEY_VARIABLE}."
+        ),
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="Read the key from the first line of this file.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Serve the browser's page as https: a PEM file with a key and certificates.")
     ] = None,
@@ -71,8 +92,10 @@ def stream(
     Example: redline stream webcam browser
     Example: redline stream film.mp4 restored.mp4 --steps 2 --report stream.html
     """
+    if source is None or sink is None:
+        raise RedlineError(_how_to_call(source))
     with uninterrupted_imports():
-        from redline.stream.places import Wishes
+        from redline.stream.places import Wishes, serves_viewers
         from redline.stream.session import Request
         from redline.stream.sources.video_file import DamagedFilm
     request = Request(
@@ -85,7 +108,9 @@ def stream(
         strength=strength,
         seed=seed,
         control=_numbers(control),
-        wishes=Wishes(_size(size), live, key, certificate, keep_going),
+        wishes=Wishes(
+            _size(size), live, given_key(key, key_file, serves_viewers(source, sink)), certificate, keep_going
+        ),
         precision=precision,
         plan=None if plan is None else read_plan(plan),
         device=device,
@@ -120,6 +145,11 @@ def _run(request: Request) -> tuple[Session, Result]:
         line.update("setting up …")
         kind = "GPU" if session.device.type == "cuda" else "CPU"
         return session, session.run(lambda sample: _show(line, sample, kind))
+
+
+def _how_to_call(source: str | None) -> str:
+    missing = "say where video comes from (IN) and where it goes (OUT)"
+    return _HOW_TO_CALL.format(missing=missing if source is None else f"say where {source!r} goes (OUT)")
 
 
 def _say(sentence: str) -> None:

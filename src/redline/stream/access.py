@@ -67,7 +67,10 @@ class Access:
 
     def __post_init__(self) -> None:
         if self.key is None and not is_loopback(self.host):
-            raise RedlineError(f"{self.host!r} can be reached from other machines: give a --key, or stay on 127.0.0.1.")
+            raise RedlineError(
+                f"{self.host!r} can be reached from other machines: give a --key, a --key-file or REDLINE_KEY, or stay "
+                f"on 127.0.0.1."
+            )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"a key has at least {SHORTEST_KEY} characters, not {len(self.key)}.")
 

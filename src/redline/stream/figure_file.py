@@ -1,11 +1,16 @@
 """The figures of a stream as a file of lines, which can be followed while it runs."""
 
+import errno
 import os
+import stat
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 
 from redline.errors import RedlineError
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_LINK = "cannot write {path!r}: it is a symbolic link, and what it points to would be lost; give the file itself."
 
 
 class FigureFile:
@@ -13,6 +18,8 @@ class FigureFile:
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_place(path, others or {})
+        if _is_link_to_file(path):
+            raise RedlineError(_LINK.format(path=str(path)))
         self._path = path
         self._file: FileIO | None = None
 
@@ -21,7 +28,7 @@ class FigureFile:
         left = line.encode()
         try:
             if self._file is None:
-                self._file = self._path.open("wb", buffering=0)
+                self._file = _opened(self._path)
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
@@ -36,6 +43,27 @@ class FigureFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _opened(path: Path) -> FileIO:
+    """Opens the file for writing. Raises RedlineError if it became a symbolic link to a file meanwhile."""
+    if path.exists() and not path.is_file():
+        # A pipe or a device, which nothing can be lost of; /dev/stdout is a link to one.
+        file = FileIO(os.open(path, os.O_WRONLY), "wb")
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise RedlineError(_LINK.format(path=str(path)))
+        return file
+    try:
+        return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_LINK, 0o644), "wb")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RedlineError(_LINK.format(path=str(path))) from error
+        raise
+
+
+def _is_link_to_file(path: Path) -> bool:
+    return path.is_symlink() and (path.is_file() or not path.exists())
 
 
 def check_place(path: Path, others: Mapping[str, str | Path | None]) -> None:

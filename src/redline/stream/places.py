@@ -71,6 +71,12 @@ class Places:
     close: Callable[[], None] = field(default=lambda: None)
 
 
+def serves_viewers(source: str, sink: str) -> bool:
+    """Returns whether a stream between these places is seen over the network."""
+    words = {text.partition(":")[0] for text in (source, sink)}
+    return _BROWSER in words or sink.partition(":")[0] == _MJPEG
+
+
 def open_places(source: str, sink: str, wishes: Wishes, settings: LiveSettings, latency: Latency) -> Places:
     """Both ends; where one of them is a browser, they share its page."""
     words = [text.partition(":")[0] for text in (source, sink)]
