@@ -37,10 +37,10 @@ All inputs, outputs and options: redline stream --help"""
 
 def stream(
     source: Annotated[
-        str | None, typer.Argument(metavar="IN", help=f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}.")
+        str | None, typer.Argument(metavar="IN", help=escape(f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}."))
     ] = None,
     sink: Annotated[
-        str | None, typer.Argument(metavar="OUT", help=f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}.")
+        str | None, typer.Argument(metavar="OUT", help=escape(f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}."))
     ] = None,
     model: Annotated[
         Path | None,
