@@ -33,17 +33,21 @@ def test_a_named_file_is_looked_into(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "a.bmp")  # which FFmpeg would read
+    Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / "a.pcx")  # which FFmpeg would read
     (tmp_path / "notes.txt").write_text("a text, of which FFmpeg would make moving letters\n" * 9)
     (tmp_path / "empty.xyz").touch()
-    for name, sentence in (("a.bmp", "none of PNG"), ("notes.txt", "none of PNG"), ("empty.xyz", "it is empty")):
+    for name, sentence in (("a.pcx", "none of PNG"), ("notes.txt", "none of PNG"), ("empty.xyz", "it is empty")):
         with pytest.raises(RedlineError, match=sentence):
             find_tasks([tmp_path / name], None, 4)
     # FFmpeg finds a film of one picture in these.
     (tmp_path / "b.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (tmp_path / "c").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    (tmp_path / "d.dng").write_bytes(b"II*\0")
     monkeypatch.setattr(tasks, "probe", None)
-    with pytest.raises(RedlineError, match="HEIC is not supported"):
-        find_tasks([tmp_path / "b.heic"], None, 4)
+    assert find_tasks([tmp_path / "b.heic"], None, 4)[0].target == tmp_path / "b-x4.png"
+    assert not find_tasks([tmp_path / "c"], tmp_path / "c.png", 4)[0].is_film
+    with pytest.raises(RedlineError, match="a camera's raw file"):
+        find_tasks([tmp_path / "d.dng"], None, 4)
     # A picture under another name needs a name for the result, and is no film.
     with pytest.raises(RedlineError, match="a picture's name ends in one of"):
         find_tasks([picture(tmp_path / "photo")], None, 4)

@@ -12,9 +12,10 @@ from redline.upscale.video import TARGETS, probe
 # The endings by which films in a folder are known; a file that is named is looked into.
 _FILMS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv",
           ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm", ".divx"}  # fmt: skip
-_PICTURES = {suffix for form in FORMATS.values() for suffix in form.suffixes} | {".gif"}
+_PICTURES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
 # Where a result of the same kind cannot be written, it becomes the nearest kind that can.
-_INSTEAD = {".gif": ".png", ".3gp": ".mp4", ".f4v": ".mp4"}
+_INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
+_INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _FILM_INSTEAD = ".mkv"
 # What FFmpeg calls its readers of single pictures, and of text.
 _STILLS = ("_pipe", "image2", "tty")

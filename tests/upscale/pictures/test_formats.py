@@ -18,7 +18,8 @@ from redline.upscale.pictures import FORMATS, PictureError, check_can_hold, crea
         ("jpeg", 10, 10, 2, 8, "JPEG cannot hold transparency: choose png"),
         ("gif", 10, 10, 3, 8, "GIF is read but not written"),
         ("png", 0, 10, 3, 8, "no picture has 0 × 10"),
-        ("bmp", 10, 10, 3, 8, "'bmp' is no picture format"),
+        ("bmp", 10, 10, 3, 8, "BMP is read but not written: choose png"),
+        ("psd", 10, 10, 3, 8, "'psd' is no picture format"),
         ("png", 10, 10, 5, 8, "5 channels"),
     ],
 )

@@ -23,7 +23,7 @@ def read_colour_tags(path: Path, form: Format, has_profile: bool) -> tuple[Chunk
     if form.name == "png":
         return read_colours(path)
     # A profile comes before numbers in AVIF, and after them in PNG.
-    if form.name != "avif" or has_profile or (numbers := read_cicp(path)) is None or max(numbers) > 255:
+    if form.name not in ("avif", "heic") or has_profile or (numbers := read_cicp(path)) is None or max(numbers) > 255:
         return ()
     tag = Chunk(_CICP, bytes(numbers) + _OF_PIXELS)
     return () if _is_srgb(tag) else (tag,)

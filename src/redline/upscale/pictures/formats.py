@@ -3,14 +3,18 @@
 The content of a file decides what it is, never its name.
 """
 
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from redline.upscale.pictures.errors import PictureError, UnsupportedPicture
+from redline.upscale.pictures.jpeg2000 import SIGNATURES
 
 HEAD_BYTES = 256
 
+# The sizes of the headers that Windows and OS/2 write.
+_BMP_HEADERS = {struct.pack("<I", size) for size in (12, 16, 40, 52, 56, 64, 108, 124)}
 # These begin like TIFF, but what a TIFF reader finds inside is a thumbnail.
 _CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
 
@@ -30,6 +34,9 @@ class Format:
     writable: bool = True
 
 
+# In the place of a loader of libvips: the format is decoded elsewhere (`decoded_whole`).
+WHOLE = ""
+
 FORMATS = {
     form.name: form
     for form in (
@@ -39,6 +46,11 @@ FORMATS = {
         Format("tiff", "TIFF", (".tif", ".tiff"), "tiffload", bits=16),
         Format("avif", "AVIF", (".avif", ".avifs"), "heifload", 16_384, bits=12, grey=False),
         Format("gif", "GIF", (".gif",), "gifload", writable=False),
+        Format("bmp", "BMP", (".bmp", ".dib"), WHOLE, writable=False),
+        Format("pnm", "PPM", (".ppm", ".pgm", ".pbm", ".pnm"), WHOLE, bits=16, writable=False),
+        Format("tga", "TGA", (".tga", ".icb", ".vda", ".vst"), WHOLE, writable=False),
+        Format("jp2", "JPEG 2000", (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"), WHOLE, bits=16, writable=False),
+        Format("heic", "HEIC", (".heic", ".heif", ".hif"), "heifload", bits=12, writable=False),
     )
 }
 
@@ -52,8 +64,8 @@ def sniff(path: Path, head: bytes) -> Format:
             f"cannot read {str(path)!r}: it is a camera's raw file; develop it to TIFF or PNG first."
         )
     name = _sniff_name(head)
-    if name == "heic":
-        raise UnsupportedPicture(f"cannot read {str(path)!r}: HEIC is not supported; convert it to JPEG or PNG first.")
+    if not name and path.suffix.lower() in FORMATS["tga"].suffixes and _looks_like_tga(head):
+        name = "tga"
     if name not in FORMATS:
         known = ", ".join(form.title for form in FORMATS.values())
         raise PictureError(f"cannot read {str(path)!r}: it is none of {known}.")
@@ -71,10 +83,25 @@ def _sniff_name(head: bytes) -> str:
         return "tiff"
     if head[:6] in (b"GIF87a", b"GIF89a"):
         return "gif"
+    if re.match(rb"P[1-6][\s#]", head):
+        return "pnm"
+    if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS:
+        return "bmp"
+    if head.startswith(SIGNATURES):
+        return "jp2"
     brands = brands_of(head)
     if brands & {b"avif", b"avis"}:
         return "avif"
     return "heic" if brands & {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"} else ""
+
+
+def _looks_like_tga(head: bytes) -> bool:
+    """TGA has no signature: known kinds of pixels and a size have to do."""
+    if len(head) < 18:
+        return False
+    has_palette, kind, width, height, depth = head[1], head[2], head[12:14], head[14:16], head[16]
+    known = has_palette in (0, 1) and kind in (1, 2, 3, 9, 10, 11) and depth in (8, 15, 16, 24, 32)
+    return known and width != b"\0\0" and height != b"\0\0"
 
 
 def brands_of(head: bytes) -> set[bytes]:

@@ -32,7 +32,7 @@ _MM_PER_INCH = 25.4
 # What libvips and most programs take a picture for that says nothing.
 _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
-_DPI_IN_EXIF = ("webp", "avif")
+_DPI_IN_EXIF = ("webp", "avif", "heic")
 _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
 # What is written by us, because libvips writes it elsewhere or in another form.
 _BY_US = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
@@ -80,7 +80,7 @@ def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
         text=read_texts(path) if form.name == "png" else (),
         comments=read_comments(path) if form.name == "jpeg" else (),
         colour=read_colour_tags(path, form, "icc" in blobs),
-        depth=image.get("bits-per-sample") if form.name == "avif" and image.format == "ushort" else None,
+        depth=image.get("bits-per-sample") if form.name in ("avif", "heic") and image.format == "ushort" else None,
     )
 
 

@@ -18,8 +18,9 @@ from types import TracebackType
 import numpy as np
 
 from redline.choices import PIXEL_LIMIT
+from redline.upscale.pictures.decoded_whole import load_header, load_whole
 from redline.upscale.pictures.errors import PictureError
-from redline.upscale.pictures.formats import HEAD_BYTES, Format, brands_of, sniff
+from redline.upscale.pictures.formats import HEAD_BYTES, WHOLE, Format, brands_of, sniff
 from redline.upscale.pictures.metadata import Metadata, read_metadata
 from redline.upscale.pictures.png import count_png_frames
 from redline.upscale.pictures.samples import bits_of, normalise
@@ -72,6 +73,8 @@ class PictureSource:
         self._form = form
         self._random_access = random_access
         self._strict = True
+        # Formats that are decoded as a whole are so when the first rows are asked for.
+        self._is_blank = form.loader == WHOLE
         self._image, converted = _decode(path, form, random_access, strict=True)
         if converted:
             metadata = replace(metadata, icc=bytes(self._image.get("icc-profile-data")))
@@ -134,6 +137,8 @@ class PictureSource:
     def _read(self, top: int, into: np.ndarray) -> np.ndarray:
         try:
             with explaining(_reading(self.path)):
+                if self._is_blank:
+                    self._image, self._is_blank = load_whole(self.path, self._form), False
                 _fetch(self._image, top, into)
         except PictureError as error:
             flaw = _harmless_flaw(error) if self._strict and self._form.name == "jpeg" else ""
@@ -169,6 +174,8 @@ def _read_head(path: Path) -> bytes:
 
 
 def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage:
+    if form.loader == WHOLE:
+        return load_header(path, form)
     access, fail_on = "sequential" if sequential else "random", "warning" if strict else "error"
     return load_vips().Operation.call(form.loader, os.fsencode(path), access=access, fail_on=fail_on)
 
@@ -210,6 +217,7 @@ def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata:
             {
                 "tiff": f"only the first of {pages} pages is used",
                 "avif": f"only the main one of {pages} pictures is used",
+                "heic": f"only the main one of {pages} pictures is used",
             }.get(form.name, f"animated: only the first of {pages} frames is used")
         )
     if metadata.xmp is not None and b"hdrgm:" in metadata.xmp:

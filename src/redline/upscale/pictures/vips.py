@@ -29,6 +29,12 @@ _PLAINER = {
     "bad labq format": "Lab colour is not supported",
 }
 
+_NO_DECODER = re.compile(r"compression format has not been built in|No decoding plugin installed|Unsupported codec")
+_INSTALL_HEVC = (
+    "the installed libvips has no decoder for HEVC, in which HEIC files are compressed; convert it to JPEG or PNG, or "
+    "install a libvips with libheif and libde265 and remove the package pyvips-binary"
+)
+
 
 @functools.cache
 def load_vips() -> ModuleType:
@@ -69,5 +75,7 @@ def reason(detail: str, unexplained: str = DAMAGED) -> str:
     for line in lines:
         if found := _SYSTEM_ERROR.search(line):
             return found[1]
+    if any(_NO_DECODER.search(line) for line in lines):
+        return _INSTALL_HEVC
     said = _CODE.sub("", _SPEAKER.sub("", lines[-1])).rstrip(".") if lines else unexplained
     return _PLAINER.get(said, said)
