@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from redline.cli import eval as evaluating
 from redline.cli import live_line
 from redline.cli.live_line import LiveLine
 from redline.models.drct import Drct, DrctConfig, save_drct
@@ -82,7 +81,6 @@ def test_eval_sr(weights: Path, tmp_path: Path, command: Callable[..., Seen], mo
     seen = command("eval", "sr", weights, "set", "--bicubic", "--device", "cpu")
     assert seen.code == 0 and "scoring: 0 of 2 images (0%)" in seen.err
     assert "scoring: 1 of 2 images (50%), " in seen.err and " left · 0: " in seen.err
-    assert evaluating.LiveLine is LiveLine
 
 
 @pytest.mark.usefixtures("often")

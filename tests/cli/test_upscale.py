@@ -12,6 +12,7 @@ from PIL import Image
 
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.journal import Journal
+from redline.upscale.session import Upscaling
 from redline.upscale.tasks import Task
 
 from .conftest import Seen
@@ -54,6 +55,29 @@ def test_one_photo(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     assert seen.code == 0 and seen.out.split()[:4] == ["photo-x2.jpg", "60", "×", "40"]
     assert size(tmp_path / "photo-x2.jpg") == (60, 40)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photo-x2.jpg", "photo.jpg"]
+
+
+def test_a_second_path_that_is_not_there_is_the_output(upscale: Callable[..., Seen], tmp_path: Path) -> None:
+    save(tmp_path / "photo.jpg")
+    seen = upscale("photo.jpg", "large.png")
+    assert seen.code == 0 and seen.out.startswith("large.png  60 × 40") and size(tmp_path / "large.png") == (60, 40)
+    assert "writing to 'large.png'" in seen.err
+
+
+def test_a_bad_file_among_named_ones(
+    upscale: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a.bmp")
+    (tmp_path / "notes.txt").write_text("no picture")
+    seen = upscale("a.bmp", "notes.txt", "absent.png")
+    assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 enlarged, 2 failed" in seen.err
+    assert "there is no file 'absent.png'." in seen.err and "'notes.txt': it is none of PNG" in seen.err
+    # What cannot be done is said before a model is read.
+    monkeypatch.setattr(Upscaling, "__init__", None)
+    seen = upscale("absent.png", "notes.txt", "-o", "out")
+    assert seen.code == 1 and "0 enlarged, 2 failed" in seen.err
+    seen = upscale("a.bmp", "-o", "a.bmp")
+    assert seen.code == 2 and "'a.bmp' is the image itself: choose another output." in seen.err
 
 
 def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) -> None:
@@ -126,7 +150,8 @@ def test_files_that_a_folder_leaves_out_or_cannot_name_are_told(upscale: Callabl
     (tmp_path / "in" / "notes.txt").touch()
     seen = upscale("in", "-o", "out")
     assert seen.code == 1 and len(seen.out.splitlines()) == 1 and size(tmp_path / "out" / "a.png") == (60, 40)
-    assert "1 file was left out of 'in'" in seen.err and "would both become" in seen.err
+    assert "left out 1 file of 'in' that by name are neither image nor video: notes.txt" in seen.err
+    assert "would both become" in seen.err
     assert "1 enlarged, 1 failed" in seen.err
 
 

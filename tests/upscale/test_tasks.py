@@ -56,7 +56,7 @@ def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytes
     assert not Task(Path("b.png"), Path("b.mkv")).is_film
 
 
-def test_a_folder_says_how_many_files_were_left_out(tmp_path: Path) -> None:
+def test_a_folder_says_which_files_were_left_out(tmp_path: Path) -> None:
     said: list[str] = []
     for name in ("clip.vob", "deep/clip.MXF", "a.asf", "b.f4v", "c.3gp"):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,13 @@ def test_a_folder_says_how_many_files_were_left_out(tmp_path: Path) -> None:
     for name in ("notes.txt", "deep/clip.xyz", ".hidden.txt"):
         (tmp_path / "in" / name).touch()
     assert len(find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)) == len(found)
-    assert said == [f"2 files were left out of {str(tmp_path / 'in')!r}: by name neither a picture nor a film"]
+    what = f"of {str(tmp_path / 'in')!r} that by name are neither image nor video"
+    assert said == [f"left out 2 files {what}: notes.txt, deep/clip.xyz"]
+    for number in range(12):
+        (tmp_path / "in" / f"other{number:02d}.txt").touch()
+    find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
+    assert said[1].startswith(f"left out 14 files {what}: notes.txt, other00.txt") and said[1].endswith(" and 4 more")
+    assert said[1].count(", ") == 9
 
 
 @pytest.mark.usefixtures("folders_called_locked")
@@ -152,3 +158,33 @@ def test_a_name_and_a_format_that_contradict_each_other(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match=r"b\.png' is no name for tiff: leave out --format"):
         find_tasks([tmp_path / "a.png"], tmp_path / "b.png", 4, "tiff")
     assert find_tasks([tmp_path / "a.png"], tmp_path / "b.TIF", 4, "tiff")[0].target.name == "b.TIF"
+
+
+def test_one_bad_file_among_several_named_ones_is_one_failure(tmp_path: Path) -> None:
+    good = picture(tmp_path / "a.png")
+    (tmp_path / "notes.txt").write_text("no picture")
+    bad = [tmp_path / "absent.png", tmp_path / "notes.txt", picture(tmp_path / "photo")]
+    found = find_tasks([bad[0], good, *bad[1:]], None, 4)
+    assert [task.source for task in found if not task.problem] == [good]
+    problems = {task.source.name: task.problem for task in found}
+    assert problems["absent.png"] == f"there is no file {str(bad[0])!r}."
+    assert "none of PNG" in problems["notes.txt"] and "choose one with --format" in problems["photo"]
+
+
+def test_an_output_that_is_the_source_is_known_at_once(tmp_path: Path) -> None:
+    one, two = picture(tmp_path / "a.png"), picture(tmp_path / "b.png")
+    with pytest.raises(RedlineError, match=r"a\.png' is the image itself: choose another output"):
+        find_tasks([one], one, 4)
+    (tmp_path / "link.mp4").symlink_to(film(tmp_path / "clip.mp4"))
+    with pytest.raises(RedlineError, match="is the video itself"):
+        find_tasks([tmp_path / "clip.mp4"], tmp_path / "link.mp4", 4)
+    assert all("is the image itself" in task.problem for task in find_tasks([one, two], tmp_path, 4))
+    assert not any(task.problem for task in find_tasks([one, two], tmp_path, 4, "webp"))
+
+
+def test_formats_that_are_only_read_become_png(tmp_path: Path) -> None:
+    for name in ("a.bmp", "b.ppm", "c.tga", "d.jp2", "e.HEIC", "f.gif"):
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).touch()
+    found = find_tasks([tmp_path / "in"], tmp_path / "out", 4)
+    assert [task.target.name for task in found] == ["a.png", "b.png", "c.png", "d.png", "e.png", "f.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 
 
 def upscale(
-    sources: Annotated[list[Path], typer.Argument(help="Pictures, films, or folders of them.", show_default=False)],
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IN... [OUT]",
+            help="Images, videos, or folders of them. Of two paths, the second is the output if it does not exist; of "
+            "more, the last if it does not exist and ends in a slash. --out always works.",
+            show_default=False,
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="A file, or a folder; beside the source by default.")
     ] = None,
@@ -78,9 +87,11 @@ def upscale(
     """Enlarge pictures and films, without seams, with their colours, transparency and metadata.
 
     Example: redline upscale photo.jpg
+    Example: redline upscale photo.jpg large.png
     Example: redline upscale holidays/ -o large/ --resume
     """
     with uninterrupted_imports():
+        from redline.upscale.arguments import read_arguments
         from redline.upscale.compare import check_page
         from redline.upscale.pictures import Encoding
         from redline.upscale.session import Upscaling
@@ -113,9 +124,18 @@ def upscale(
     if rank is not None and rank.index > 0:
         work_as(rank, device)
         return
+    arguments = read_arguments(paths, out)
+    sources, out = arguments.sources, arguments.out
+    # Before the model is read, which takes seconds; its scale decides nothing but names.
+    tasks = find_tasks(sources, out, scale or 4, format)
+    if all(task.problem for task in tasks):
+        _print([Outcome(task, error=task.problem) for task in tasks], as_json)
+        raise typer.Exit(1)
     crew = gather(rank, device) if rank is not None else None
     with crew or nullcontext(), LiveLine("reading the model …") as line:
         watch = _Watch(line, as_json)
+        if arguments.note:
+            watch.say(arguments.note)
         upscaling = Upscaling(with_preset(settings, preset), watch.listener(), crew)
         tasks = find_tasks(sources, out, upscaling.network.scale, format, watch.say)
         watch.begin(tasks)
@@ -161,7 +181,7 @@ def _whole(text: str, what: str) -> int | None:
     return int(text)
 
 
-def _journal_folder(sources: list[Path], tasks: list[Task], out: Path | None, resume: bool) -> Path | None:
+def _journal_folder(sources: Sequence[Path], tasks: list[Task], out: Path | None, resume: bool) -> Path | None:
     """Files are noted down as they are finished; a single picture is done again as quickly, and needs no note."""
     if len(tasks) < 2 and not any(source.is_dir() for source in sources):
         return tasks[0].target.parent if resume or tasks[0].is_film else None

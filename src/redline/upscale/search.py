@@ -8,11 +8,11 @@ from pathlib import Path
 
 @dataclass
 class Found:
-    """Files with the endings looked for, how many have others, folders that cannot be read with the reason why, and
-    links that lead back to where they lie."""
+    """Files with the endings looked for, files with others, folders that cannot be read with the reason why, and links
+    that lead back to where they lie."""
 
     files: list[Path] = field(default_factory=list)
-    others: int = 0
+    others: list[Path] = field(default_factory=list)
     unreadable: list[tuple[Path, str]] = field(default_factory=list)
     circles: list[Path] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ def _search(folder: Path, endings: Collection[str], leave_out: Path, above: tupl
     files = [folder / name for name, is_folder in inside if not is_folder]
     wanted = [path for path in files if path.suffix.lower() in endings]
     found.files += wanted
-    found.others += len(files) - len(wanted)
+    found.others += [path for path in files if path.suffix.lower() not in endings]
     for below in (folder / name for name, is_folder in inside if is_folder):
         if below.resolve() != leave_out:
             _search(below, endings, leave_out, (*above, here), found)

@@ -17,6 +17,8 @@ _PICTURES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
 _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _FILM_INSTEAD = ".mkv"
+# How many files that are left out of a folder are named.
+_NAMED = 10
 # What FFmpeg calls its readers of single pictures, and of text.
 _STILLS = ("_pipe", "image2", "tty")
 
@@ -62,14 +64,11 @@ def find_tasks(
             if not found.files and not found.unreadable:
                 raise RedlineError(f"there is no picture and no film in the folder {str(source)!r}.")
             if found.others:
-                are = "file was" if found.others == 1 else "files were"
-                say(f"{found.others} {are} left out of {str(source)!r}: by name neither a picture nor a film")
+                say(_left_out(source, found.others))
             for link in found.circles:
                 say(f"the link {str(link)!r} leads back to a folder that it lies in, and was not followed")
             inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in found.files]
             inside += [Task(path, folder / path.relative_to(source), problem=why) for path, why in found.unreadable]
-        elif not source.exists():
-            raise RedlineError(f"there is no file {str(source)!r}.")
         elif target is not None and len(sources) == 1 and not _means_folder(target):
             named.append(Task(source, target))
             if format is not None and not named[-1].is_film and target.suffix.lower() not in FORMATS[format].suffixes:
@@ -78,12 +77,42 @@ def find_tasks(
                 )
         else:
             folder, addition = (source.parent, f"-x{scale}") if target is None else (_as_folder(target), "")
-            named.append(Task(source, folder / _renamed(Path(source.name), addition, format, _is_unnamed_film(source))))
-    _refuse_twice(named)
-    for task in named:
-        if not task.is_film:  # an ending that names no format is said before anything is done
+            named.append(_named_task(source, folder, addition, format))
+    _refuse_twice([task for task in named if not task.problem])
+    checked = [task if task.problem else _checked(task, target) for task in named]
+    if len(sources) == 1 and checked and checked[0].problem:
+        raise RedlineError(checked[0].problem)
+    return _with_problems(checked, [_checked(task, target) if not task.problem else task for task in inside])
+
+
+def _named_task(source: Path, folder: Path, addition: str, format: str | None) -> Task:
+    try:
+        is_film = source.exists() and _is_unnamed_film(source)
+        return Task(source, folder / _renamed(Path(source.name), addition, format, is_film))
+    except PictureError as error:
+        return Task(source, folder / source.name, problem=str(error))
+
+
+def _checked(task: Task, target: Path | None) -> Task:
+    """The task, with a problem if it is already known that nothing can come of it: before a model is loaded."""
+    if not task.source.exists():
+        return replace(task, problem=f"there is no file {str(task.source)!r}.")
+    if task.target.exists() and task.target.samefile(task.source):
+        what = "video" if task.is_film else "image"
+        return replace(task, problem=f"{str(task.target)!r} is the {what} itself: choose another output.")
+    if not task.is_film:
+        try:
             _check_name(task, is_given=task.target == target)
-    return _with_problems(named, inside)
+        except PictureError as error:
+            return replace(task, problem=str(error))
+    return task
+
+
+def _left_out(folder: Path, others: Sequence[Path]) -> str:
+    names = ", ".join(str(path.relative_to(folder)) for path in others[:_NAMED])
+    more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+    files = "1 file" if len(others) == 1 else f"{len(others):,} files"
+    return f"left out {files} of {str(folder)!r} that by name are neither image nor video: {names}{more}"
 
 
 def _writable(format: str) -> str:
