@@ -33,7 +33,7 @@ from redline.upscale.tile_choice import (
     memory_for_tiles,
     with_batch,
 )
-from redline.upscale.video import VideoProgress, probe, tiles_of_parts, upscale_video
+from redline.upscale.video import VideoProgress, notes_on_parts, probe, tiles_of_parts, upscale_video
 from redline.upscale.whole_pictures import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
@@ -211,11 +211,12 @@ class Upscaling:
                 enlarger.copies,
             )
         except (RedlineError, OSError) as error:
-            return Outcome(task, error=str(error))
+            return Outcome(task, error=str(error), notes=notes_on_parts(task.target))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return Outcome(task, error=f"out of memory at {str(task.source)!r}: {enlarger.advice}.")
+            said = f"out of memory at {str(task.source)!r}: {enlarger.advice}."
+            return Outcome(task, error=said, notes=notes_on_parts(task.target))
         return Outcome(task, film.width, film.height, film.seconds, film.notes, source_state=state)
 
     def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:

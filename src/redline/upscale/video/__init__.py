@@ -2,7 +2,7 @@
 
 from redline.upscale.video.encoders import available_codecs, check_encoding
 from redline.upscale.video.frames import Picture, open_frames
-from redline.upscale.video.parts import tiles_of_parts
+from redline.upscale.video.parts import notes_on_parts, tiles_of_parts
 from redline.upscale.video.probe import Film, probe
 from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import TARGETS, VideoProgress, VideoResult, VideoSettings
@@ -18,6 +18,7 @@ __all__ = [
     "check_encoding",
     "open_frames",
     "probe",
+    "notes_on_parts",
     "tiles_of_parts",
     "upscale_video",
 ]

@@ -23,6 +23,8 @@ from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import VideoSettings
 
 _SAMPLE_BYTES = 1 << 20
+# Half a second of most videos: on a CPU that can be minutes of work.
+_SHORTEST_PART = 12
 _JOB, _OWNER = "job.json", "owner"
 _MODEL, _TILES = "the model", "the tiles"
 
@@ -124,6 +126,15 @@ class PartsFolder:
         return part if follows and numbers == list(range(len(part.pts))) else None
 
 
+def part_end_after(first: int, longest: int) -> int:
+    """The frame before which a part that starts at `first` ends.
+
+    Parts grow with what is done, so that a short video can be resumed too, a stop costs a third of the work at most,
+    and a long video is not cut into many. They depend on nothing else: a resumed run gives the same video.
+    """
+    return first + min(longest, max(_SHORTEST_PART, first // 2))
+
+
 def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
     """The tiles by which a run that did not finish has enlarged a film for this target with this model."""
     try:
@@ -136,6 +147,14 @@ def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...
         return None
 
 
+def notes_on_parts(target: Path) -> tuple[str, ...]:
+    """What is said of a video that failed or was refused, if finished parts of it are there."""
+    path = PartsFolder(target).path
+    if not any(path.glob("part-*.json")):
+        return ()
+    return (f"its finished parts are kept in {str(path)!r}: --resume goes on from there, and without it they go",)
+
+
 def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
     """All that the finished parts depend on, by the name under which a change is told."""
     status = film.path.stat()
@@ -146,7 +165,7 @@ def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: i
         "the scale": scale,
         "the codec's settings": json.loads(json.dumps(asdict(encoder))),
         "the batch": settings.batch,
-        "the length of parts": settings.segment_frames,
+        "the length of parts": [_SHORTEST_PART, settings.segment_frames],
         "the installed PyAV": [av.__version__, {name: list(v) for name, v in av.library_versions.items()}],
     }
 

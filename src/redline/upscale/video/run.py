@@ -16,7 +16,7 @@ from redline.upscale.copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
-from redline.upscale.video.parts import PartsFolder, describe_job
+from redline.upscale.video.parts import PartsFolder, describe_job, part_end_after
 from redline.upscale.video.pixels import to_planes, to_rgb
 from redline.upscale.video.probe import Film, probe
 from redline.upscale.video.remux import Assembly, assemble
@@ -84,9 +84,15 @@ def upscale_video(
         try:
             mark = finished[-1].mark if finished else None
             overlap(_batches(film, settings, damage, mark, copies), work, writer.write, settings.waiting)
+        except (Exception, KeyboardInterrupt):
+            writer.abandon()
+            if not writer.parts:  # nothing that a later run could go on from
+                folder.remove()
+            raise
         finally:
             writer.abandon()
     if not writer.parts:
+        folder.remove()
         raise RedlineError(f"no picture in {source.name!r} can be read.")
     found = assemble(Assembly(film, encoder, scale, folder, writer.parts, settings.strip), target)
     folder.remove()
@@ -109,17 +115,19 @@ def _batches(
     """Batches of pictures, cut where a part ends, so that a resumed run enlarges the same pictures together."""
     gathered: list[tuple[Tensor, Decoded]] = []
     index = after.index if after else -1
+    part_end = part_end_after(index + 1, settings.segment_frames)
     with closing(read_frames(film, damage, after)) as frames:
         current = next(frames, None)
         while current is not None:
             index += 1
             gathered.append((to_rgb(current.frame, film.colour), current))
             current = next(frames, None)
-            ends_part = current is None or (index + 1) % settings.segment_frames == 0
+            ends_part = current is None or index + 1 == part_end
             if not ends_part and len(gathered) < settings.batch:
                 continue
             end = None
             if ends_part:
+                part_end = part_end_after(index + 1, settings.segment_frames)
                 end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
             pixels = copies.bring_in(torch.stack([pixels for pixels, _ in gathered]))
             yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)

@@ -13,7 +13,8 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 class VideoSettings:
     """`model` names what enlarges, `tiles` the widths and heights of the pieces and how many at a time, so that parts
     that were made by others are not used; `waiting` batches may stand between two stages, which bounds the memory
-    whatever the film's length. `strip` leaves out the tags of the film and of its streams, but for languages."""
+    whatever the film's length. Parts have `segment_frames` frames, the first ones fewer. `strip` leaves out the tags of
+    the film and of its streams, but for languages."""
 
     model: str = ""
     tiles: tuple[tuple[tuple[int, int], ...], int] | None = None
