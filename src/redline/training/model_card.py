@@ -16,6 +16,7 @@ from redline.files import write_text
 from redline.models.drct import Drct, save_drct
 from redline.quantities import format_bytes, format_seconds
 from redline.super_resolution import Evaluation
+from redline.training.licence import licence_section
 from redline.training.loop import Outcome
 from redline.training.photo_pairs import PhotoSettings
 from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
@@ -106,6 +107,7 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "It has learnt to undo a clean bicubic reduction. Noise and the traces of strong compression are enlarged with "
         "the picture, and fine texture that the small picture does not hold is not invented.",
         "",
+        *licence_section(settings.data.photos),
         "## Settings",
         "",
         "```json",

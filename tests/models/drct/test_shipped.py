@@ -48,8 +48,11 @@ def test_bf16_is_near_fp32(scale: int, tmp_path: Path, request: pytest.FixtureRe
     assert -10 * off.square().mean().log10() >= 45
 
 
+LICENCES = ("The weights are under the Apache License 2.0", "CC0 1.0", "CC BY-SA 4.0")
+
+
 @pytest.mark.parametrize("scale", [2, 4])
 def test_a_card_says_how_it_was_made(scale: int) -> None:
     card = (resources.files("redline.models.drct") / "weights" / f"drct-small-x{scale}.md").read_text("utf-8")
-    for words in ("## Data", "## Training", "## Scores", "## Limits", "Set5", "Set14"):
+    for words in ("## Data", "## Training", "## Scores", "## Limits", "Set5", "Set14", *LICENCES):
         assert words in card

@@ -29,5 +29,6 @@ def test_the_shipped_model_restores_and_is_steadier_than_frame_by_frame(tmp_path
 
 def test_a_card_says_how_it_was_made() -> None:
     card = (resources.files("redline.models.lsd") / "weights" / "lsd-tiny.md").read_text("utf-8")
-    for words in ("## Data", "## Training", "## Scores", "## Limits", "1000"):
+    licences = ("The weights are under the Apache License 2.0", "CC0 1.0", "CC BY-SA 4.0")
+    for words in ("## Data", "## Training", "## Scores", "## Limits", "1000", *licences):
         assert words in card

@@ -15,6 +15,7 @@ from redline.errors import RedlineError
 from redline.files import write_text
 from redline.models.lsd import Lsd, save_lsd
 from redline.quantities import format_bytes, format_seconds
+from redline.training.licence import licence_section
 from redline.training.loop import Outcome
 from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import STAGES
@@ -106,6 +107,7 @@ def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str
         "Its motions are those of a camera before a flat scene with one thing passing by. What the picture does not "
         "hold is not invented, and people and faces were not looked at in particular.",
         "",
+        *licence_section(data.photos),
         "## Settings",
         "",
         "```json",
