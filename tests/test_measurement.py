@@ -54,7 +54,7 @@ def test_a_killed_climb_loses_only_the_line_it_was_writing(tmp_path: Path) -> No
     ("text", "sentence"),
     [
         ("", "holds no measurement"),
-        ("{oops}\n", "line 1, is not JSON"),
+        ("{oops}\n", "line 1, cannot be read: it is not JSON"),
         ("[]\n", "is not a measurement"),
         ('{"schema": "x"}\n', "no whole number `schema`"),
         (json.dumps({"schema": SCHEMA + 1}) + "\n", "newer than this Redline reads"),

@@ -54,7 +54,7 @@ def test_refused_with_a_sentence(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("schema = ", "is not a plan"),
+        ("schema = ", "is not a readable plan: it is not TOML"),
         ("", "no whole number `schema`"),
         ("schema = 99", "newer than this Redline"),
         ("schema = 1\nrung = 3", r"\[\[rung\]\]"),

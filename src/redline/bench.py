@@ -19,6 +19,7 @@ from redline.plan import Plan
 from redline.sources import describe_change
 from redline.statistics import CONFIDENCE, Interval
 from redline.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
+from redline.untrusted import read_json
 from redline.workers import WorkerFailed, WorkerPool
 
 SCHEMA = 1
@@ -133,12 +134,7 @@ def save(path: Path, rows: Sequence[Measurement]) -> None:
 
 
 def load(path: Path) -> list[Measurement]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MeasurementError(
-            f"cannot read the benchmark {str(path)!r}: {getattr(error, 'strerror', None) or error}."
-        ) from error
+    document = read_json(path, "benchmark", MeasurementError)
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise MeasurementError(f"{str(path)!r} is not a saved benchmark.")
     if document["schema"] > SCHEMA:

@@ -17,8 +17,9 @@ import torch
 
 from redline.cores import cores
 from redline.cpu_features import cpu_flags, cpu_limit
-from redline.errors import MachineError
+from redline.errors import MachineError, RedlineError
 from redline.resident import host_bytes
+from redline.untrusted import check_types, field_types, read_json_object, reader
 
 LIBRARIES = (
     "torch",
@@ -78,9 +79,8 @@ class Machine:
         path = found.cache_path
         if path.is_file():
             try:
-                saved = json.loads(path.read_text(encoding="utf-8"))
-                return cls(**{**found.__dict__, "ceilings": Ceilings(**saved)})
-            except (ValueError, TypeError):
+                return cls(**{**found.__dict__, "ceilings": _read_ceilings(path)})
+            except RedlineError:
                 path.unlink(missing_ok=True)  # a damaged cache is measured again
         return found
 
@@ -145,6 +145,17 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         """As it reads back from a file: lists for tuples."""
         return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
+
+
+@reader("cache")
+def _read_ceilings(path: Path) -> Ceilings:
+    saved = read_json_object(path, "cache")
+    check_types(saved, field_types(Ceilings), repr(str(path)))
+    ceilings = Ceilings(**saved)
+    for rates in (ceilings.matmul_flops_per_s, ceilings.convolution_flops_per_s):
+        if min(rates["fp32"], rates["bf16"], rates["fp16"], *rates.values()) <= 0:
+            raise RedlineError(f"{str(path)!r} is damaged: it holds a rate that is not above zero.")
+    return ceilings
 
 
 def resolve_device(device: str) -> str:

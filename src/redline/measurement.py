@@ -5,13 +5,14 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from redline.errors import MeasurementError
 from redline.gate import Score
 from redline.statistics import Interval, median, median_interval, ratio_interval
+from redline.untrusted import check_types, explain, field_types, parse_json, read_text, reading
 
 SCHEMA = 1
 
@@ -19,6 +20,24 @@ SCHEMA = 1
 ROLES = ("baseline", "compile", "trial", "second look", "ablation", "final", "verify", "bench")
 # What was decided.
 VERDICTS = ("baseline", "kept", "dropped", "refused", "unavailable", "failed", "unmeasured")
+
+# What reports read of a machine; other entries may be anything.
+_MACHINE: dict[str, Any] = {
+    "name": str,
+    "device": str,
+    "fingerprint": str,
+    "host_bytes": int,
+    "device_bytes": int,
+    "versions": Mapping[str, Any] | None,
+    "ceilings": Mapping[str, Any] | None,
+}
+_CEILINGS: dict[str, Any] = {
+    "bytes_per_s": float,
+    "matmul_flops_per_s": Mapping[str, float],
+    "convolution_flops_per_s": Mapping[str, float],
+}
+# The end of the year 9999, the last that has a date.
+_LATEST = 253_402_300_799
 
 
 @dataclass(frozen=True)
@@ -109,10 +128,11 @@ class Measurement:
             raise MeasurementError(
                 f"{origin} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade Redline."
             )
-        known = {item.name for item in fields(cls)}
+        known = field_types(cls)
         unknown = [key for key in data if key not in known]
         if unknown:
             raise MeasurementError(f"{origin} has a field {unknown[0]!r} that schema {SCHEMA} does not know.")
+        _check_content(data, known, origin)
         try:
             values = dict(data)
             values["scores"] = tuple(
@@ -123,8 +143,24 @@ class Measurement:
                 values[key] = {shape: tuple(map(float, v)) for shape, v in data.get(key, {}).items()}
             values["notes"] = tuple(data.get("notes", ()))
             return cls(**values)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise MeasurementError(f"{origin} is damaged: {error}.") from error
+        except (TypeError, KeyError) as error:
+            raise MeasurementError(f"{origin} is damaged: {explain(error)}.") from error
+
+
+def _check_content(data: Mapping[str, Any], known: Mapping[str, Any], origin: str) -> None:
+    scores = {"scores": tuple[Mapping[str, Any], ...]}
+    check_types(data, {**known, **scores}, origin, MeasurementError)
+    for score in data.get("scores", ()):
+        # A score that is not a number was written as null.
+        check_types(score, {**field_types(Score), "value": float | None}, origin, MeasurementError)
+    machine = data.get("machine", {})
+    check_types(machine, _MACHINE, f"{origin} the machine", MeasurementError)
+    check_types(machine.get("ceilings") or {}, _CEILINGS, f"{origin} the machine's ceilings", MeasurementError)
+    if not 0 <= data.get("created", 0) <= _LATEST:
+        raise MeasurementError(f"{origin} is damaged: 'created' is {data['created']}, not seconds since 1970.")
+    for name in ("samples", "against_samples"):
+        if any(min(samples, default=1) <= 0 for samples in data.get(name, {}).values()):
+            raise MeasurementError(f"{origin} is damaged: {name!r} holds a time that is not above zero.")
 
 
 def append(path: Path, measurement: Measurement) -> None:
@@ -148,11 +184,8 @@ def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
 
 def read_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
     """What is there, which may be nothing: a climb can be killed before its first measurement."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise MeasurementError(f"cannot read the measurements {str(path)!r}: {reason}.") from error
+    with reading(path, "measurement file", MeasurementError):
+        text = read_text(path)
     return list(_parse(text, str(path)))
 
 
@@ -163,11 +196,11 @@ def _parse(text: str, origin: str) -> Iterator[Measurement]:
             continue
         place = f"{origin!r}, line {number},"
         try:
-            data = json.loads(line)
-        except ValueError as error:
+            data = parse_json(line, place, MeasurementError)
+        except MeasurementError:
             if number == len(lines) and not text.endswith("\n"):
                 return  # a climb that was killed while writing: everything before it counts
-            raise MeasurementError(f"{place} is not JSON: {error}.") from error
+            raise
         if not isinstance(data, dict):
             raise MeasurementError(f"{place} is not a measurement.")
         yield Measurement.from_dict(data, place)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from redline.errors import RedlineError
 from redline.files import write_text
+from redline.untrusted import read_text, reading
 
 _PARTIAL = ".redline-partial"
 # Characters of the target's name in the hidden one, which must not become longer than a name may be.
@@ -81,10 +82,13 @@ def owner_mark() -> str:
 def check_is_free(path: Path, refusal: str) -> None:
     """Raises `refusal` where the file holds the mark of another process of this machine that is still there."""
     try:
-        process, machine, born, *_ = f"{path.read_text().strip()}   ".split(" ")
-    except (OSError, UnicodeDecodeError):
+        with reading(path, "mark of a process"):
+            process, machine, born, *_ = f"{read_text(path).strip()}   ".split(" ")
+    except RedlineError:
         return  # nobody's, or nobody's who can be known
-    if machine != _machine() or not process.isdigit() or int(process) == os.getpid() or not _is_alive(int(process)):
+    if machine != _machine() or not re.fullmatch("[0-9]{1,9}", process):
+        return
+    if int(process) == os.getpid() or not _is_alive(int(process)):
         return
     # A number is given to another process after a while, and soon after a restart.
     if not born or born == _born(int(process)):

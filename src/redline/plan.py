@@ -2,7 +2,6 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from redline.machine import Machine
 from redline.objective import Objective
 from redline.rung import Rung
 from redline.rungs import RUNGS, find_rung
+from redline.untrusted import read_toml, reading
 from redline.workload import Inputs, LossFunction, OptimizerFactory
 
 SCHEMA = 1
@@ -68,13 +68,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        try:
-            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise PlanError(f"cannot read the plan {str(path)!r}: {error.strerror or error}.") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise PlanError(f"{str(path)!r} is not a plan: {error}.") from error
-        return cls.from_document(document, str(path))
+        with reading(path, "plan", PlanError):
+            return cls.from_document(read_toml(path, "plan", PlanError), str(path))
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], origin: str = "plan") -> "Plan":

@@ -34,6 +34,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
+def test_a_config_that_is_nested_too_deeply_is_bad_input(folder: Path, command: Callable[..., Seen]) -> None:
+    (folder / "config.json").write_text('{"a":' * 200_000)
+    seen = command("generate", folder, PROMPT, "--device", "cpu")
+    assert_one_sentence(seen, "config.json' is not a readable model file: it is nested too deeply.")
+
+
 def test_the_text_is_the_models(folder: Path, command: Callable[..., Seen]) -> None:
     from redline.generation.folder import ModelFolder
     from redline.models.decoder import load_decoder
@@ -140,9 +146,9 @@ def test_memories_that_cannot_be_used(
     assert not memory.exists()
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
-    assert_one_sentence(seen, "is no saved memory")
+    assert_one_sentence(seen, "is not a readable saved memory")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", tmp_path)
-    assert_one_sentence(seen, "is no saved memory: it is a folder.")
+    assert_one_sentence(seen, f"cannot read the saved memory {str(tmp_path)!r}: it is a folder.")
     assert memory.read_bytes() == b"nothing"
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
     assert_one_sentence(seen, "is not a folder")

@@ -210,8 +210,11 @@ def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda place: (place / "model_index.json").write_text("{"), r"is no pipeline: it has no model_index\.json"),
-        (lambda place: (place / "model_index.json").write_text("[]"), r"is no pipeline: it has no model_index\.json"),
+        (
+            lambda place: (place / "model_index.json").write_text("{"),
+            r"model_index\.json' is not a readable pipeline: it is not JSON",
+        ),
+        (lambda place: (place / "model_index.json").write_text("[]"), r"model_index\.json' is not a JSON object"),
         (lambda place: (place / "unet" / "diffusion_pytorch_model.safetensors").unlink(), r"the unet of .* cannot be"),
         (lambda place: (place / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"x"), r"the vae of .*"),
         (lambda place: shutil.rmtree(place / "text_encoder"), r"the text_encoder of .* cannot be read"),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.training.settings import LoopSettings, fill, read_toml, sections
+from redline.training.settings import LoopSettings, fill, sections
+from redline.untrusted import read_toml
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,17 @@ def test_impossible_trainings_are_refused(table: dict[str, object], said: str) -
 def test_files_and_sections(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("[model]\nwidth = 3\n")
-    assert sections(read_toml(path), ("model", "data")) == [{"width": 3}, {}]
+    assert sections(read_toml(path, "settings file"), ("model", "data")) == [{"width": 3}, {}]
     with pytest.raises(RedlineError, match=r"unknown section \[model\] in the settings \(did you mean models"):
-        sections(read_toml(path), ("models",))
+        sections(read_toml(path, "settings file"), ("models",))
     path.write_text("model = 3\n")
     with pytest.raises(RedlineError, match=r"write \[model\]"):
-        sections(read_toml(path), ("model",))
+        sections(read_toml(path, "settings file"), ("model",))
     path.write_text("[model\n")
     with pytest.raises(RedlineError, match="not TOML"):
-        read_toml(path)
+        read_toml(path, "settings file")
     with pytest.raises(RedlineError, match="cannot read"):
-        read_toml(tmp_path / "none.toml")
+        read_toml(tmp_path / "none.toml", "settings file")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import FAMILIES
+from redline.untrusted import reading
 
 Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 
@@ -90,10 +91,8 @@ def read_tokenizer(folder: Path) -> Any:
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{str(folder)!r} has no tokenizer.json, so text cannot be turned into tokens.")
-    try:
+    with reading(path, "tokenizer", ModelError, (Exception,)):  # the library raises a bare Exception
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # it raises a bare Exception for whatever it cannot read
-        raise ModelError(f"{str(path)!r} is not a readable tokenizer: {str(error).rstrip('.')}.") from error
     # The file keeps how its training cut and filled texts; a prompt is taken as it is.
     tokenizer.no_truncation()
     tokenizer.no_padding()

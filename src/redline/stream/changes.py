@@ -17,6 +17,7 @@ from typing import Any
 
 from redline.errors import RedlineError
 from redline.stream.settings import LiveSettings
+from redline.untrusted import shorten
 
 _KEYBOARD = "-"
 # How long the end of the stream may wait for who reads lines; and what is added to a file for being read.
@@ -31,12 +32,12 @@ def read_change(line: str) -> dict[str, Any]:
     try:
         words = shlex.split(line, comments=True)
     except ValueError as error:
-        raise RedlineError(f"{line!r} cannot be read: {str(error).lower()}.") from error
+        raise RedlineError(f"{shorten(line)} cannot be read: {str(error).lower()}.") from error
     changes: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not sign:
-            raise RedlineError(f"a change is a name and a value, as in strength=0.4, not {word!r}.")
+            raise RedlineError(f"a change is a name and a value, as in strength=0.4, not {shorten(word)}.")
         changes[name] = _value(name, value)
     return changes
 
@@ -51,7 +52,7 @@ def _value(name: str, text: str) -> Any:
             return numbers(text)
         return {"strength": float, "steps": int, "seed": int}.get(name, str)(text)
     except ValueError as error:
-        raise RedlineError(f"{name} cannot be {text!r}.") from error
+        raise RedlineError(f"{name} cannot be {shorten(text)}.") from error
 
 
 class Changes:

@@ -4,7 +4,6 @@ diffusers and transformers read the parts, from safetensors on this disk alone; 
 runs, and parts other than those known here are refused. Prompts are read in main memory.
 """
 
-import json
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ from redline.plan import Plan
 from redline.quiet import quiet
 from redline.stream.fitting import check_weights_fit
 from redline.stream.pipeline_frames import PipelineFrames
+from redline.untrusted import read_json_object
 
 PIPELINE = "model_index.json"
 _PARTS = {
@@ -57,11 +57,8 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> Pipel
 
 def _index(folder: Path) -> dict[str, str]:
     """The class of each part."""
-    try:
-        found = json.loads((folder / PIPELINE).read_text(encoding="utf-8"))
-        index = {part: str(entry[1]) for part, entry in found.items() if isinstance(entry, list) and len(entry) == 2}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{str(folder)!r} is no pipeline: it has no {PIPELINE} that can be read.") from error
+    found = read_json_object(folder / PIPELINE, "pipeline", ModelError)
+    index = {part: str(entry[1]) for part, entry in found.items() if isinstance(entry, list) and len(entry) == 2}
     for part, known in _PARTS.items():
         if index.get(part) not in known:
             has = index.get(part) or "none"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.training.settings import read_toml
+from redline.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
 # What is trained, and by which words of the command line.
@@ -32,4 +32,4 @@ def find_settings(name: str, kind: str) -> Path:
 
 def _kind_of(file: Path) -> str:
     # Only language models come in kinds; the others are named after theirs.
-    return "text" if "kind" in read_toml(file)["model"] else file.stem.partition("-")[0]
+    return "text" if "kind" in read_toml(file, "settings file")["model"] else file.stem.partition("-")[0]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import pickle
+import struct
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
@@ -26,12 +27,32 @@ from redline.errors import RedlineError
 from redline.training.arithmetic import Arithmetic
 from redline.training.compact import expanded
 from redline.training.ema import Ema
+from redline.untrusted import check_types, parse_json, reader, reading
 
 FOLDER = "checkpoints"
 # How a training goes on, not what it has learnt: what to change when its steps are no longer finite.
 CHANGED_ALOUD = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
+# What torch.load raises for a damaged file, beside what every reader does.
+_TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
+_CONTENT: dict[str, Any] = {
+    "identity": str,
+    "step": int,
+    "elapsed_s": float,
+    "skipped": int,
+    "skipped_in_a_row": int,
+    "overflowed_in_a_row": int,
+    "unlogged_steps": int,
+    "unlogged_sums": tuple[float, float, float],
+    "model": dict,
+    "ema": dict | None,
+    "optimizer": dict,
+    "arithmetic": dict,
+    "random": dict,
+}
+# Files of earlier versions do not have these.
+_LATER = {"skipped_in_a_row", "overflowed_in_a_row", "unlogged_steps", "unlogged_sums"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +98,7 @@ class State:
 
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
         """Puts everything back as it was, and says where that is."""
-        found, asked = json.loads(content["identity"]), json.loads(json.dumps(self.identity))
+        found, asked = _identity(content, origin), json.loads(json.dumps(self.identity))
         changed = _changed(found, asked, [*asked, *sorted(found.keys() - asked.keys())], origin)
         try:
             self.model.load_state_dict(content["model"])
@@ -86,14 +107,13 @@ class State:
             _load_optimizer(self.optimizer, content["optimizer"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
-        self.arithmetic.load_state_dict(content["arithmetic"])
-        _set_random_states(content["random"])
+        with reading(origin, "checkpoint", also=_TORCH):
+            self.arithmetic.load_state_dict(content["arithmetic"])
+            _set_random_states(content["random"])
         for name in sorted(changed):
             was = f"up to step {content['step']:,} it was {found.get(name)}"
             warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
-        # Older ones do not say these.
-        newer = ("skipped_in_a_row", "overflowed_in_a_row", "unlogged_steps", "unlogged_sums")
-        known = {name: content[name] for name in newer if name in content}
+        known = {name: content[name] for name in sorted(_LATER) if name in content}
         return Position(content["step"], content["elapsed_s"], content["skipped"], **known)
 
 
@@ -134,7 +154,7 @@ class Checkpoints:
     def held(self) -> "Held":
         """Which training they are of, by the newest that is whole."""
         path, content = self.read(aloud=False)
-        return Held(path, json.loads(content["identity"]))
+        return Held(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path = self._path(position.step)
@@ -207,23 +227,33 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {error.strerror or error}.") from error
 
 
+@reader("checkpoint", also=_TORCH)
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """What a checkpoint holds, once its checksum was found right."""
-    broken = f"{str(path)!r} is not a readable checkpoint."
-    try:
-        with open(path, "rb") as file:
-            magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
-            begin = file.tell()
-            if len(digest) < _DIGEST_BYTES:
-                raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it is cut off.")
-            if magic != _MAGIC:
-                raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
-            if hashlib.file_digest(file, "sha256").digest() != digest:
-                raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its checksum is another one.")
-            file.seek(begin)
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise RedlineError(broken) from error
+    with open(path, "rb") as file:
+        magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
+        begin = file.tell()
+        if len(digest) < _DIGEST_BYTES:
+            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it is cut off.")
+        if magic != _MAGIC:
+            raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
+        if hashlib.file_digest(file, "sha256").digest() != digest:
+            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its checksum is another one.")
+        file.seek(begin)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict):
+        raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it holds no table of names.")
+    check_types(content, _CONTENT, f"the checkpoint {str(path)!r}")
+    if missing := sorted(_CONTENT.keys() - content.keys() - _LATER):
+        raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it has no {missing[0]!r}.")
+    return content
+
+
+def _identity(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    found = parse_json(content["identity"], f"the identity in the checkpoint {str(path)!r}")
+    if not isinstance(found, dict):
+        raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its identity is not a JSON object.")
+    return found
 
 
 class _Hashing:

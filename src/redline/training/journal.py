@@ -9,6 +9,7 @@ from typing import Any
 
 from redline.errors import RedlineError
 from redline.files import write_text
+from redline.untrusted import parse_json, read_bytes, reading
 
 NAME = "journal.jsonl"
 
@@ -37,16 +38,18 @@ class Journal:
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
     """The entries of a journal; a last line that a killed process left unfinished is not one."""
     entries = []
-    lines = Path(path).read_bytes().splitlines()
+    with reading(path, "journal"):
+        lines = read_bytes(path).splitlines()
     for number, line in enumerate(lines, 1):
+        where = f"line {number} of the journal {str(path)!r}"
         try:
-            entry = json.loads(line)
+            entry = parse_json(line, where)
             if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-                raise ValueError("no entry")
-        except ValueError as error:
+                raise RedlineError(f"{where} is damaged: it has no whole number `step`.")
+        except RedlineError:
             if number == len(lines):
                 break
-            raise RedlineError(f"line {number} of the journal {str(path)!r} is damaged.") from error
+            raise
         entries.append(entry)
     return entries
 

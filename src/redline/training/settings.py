@@ -2,15 +2,14 @@
 
 import difflib
 import math
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from redline.errors import RedlineError
+from redline.untrusted import shorten
 
 T = TypeVar("T")
 
@@ -75,16 +74,6 @@ def choices(name: str, value: str, known: tuple[str, ...]) -> None:
         raise RedlineError(f"unknown {name} {value!r}: it is one of {', '.join(known)}.")
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise RedlineError(f"cannot read the settings {str(path)!r}: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RedlineError(f"{str(path)!r} is not TOML: {error}.") from error
-
-
 def sections(table: Mapping[str, Any], known: tuple[str, ...]) -> list[dict[str, Any]]:
     """The named tables of a file, each once; others are refused."""
     for name, value in table.items():
@@ -118,9 +107,11 @@ def _as(hint: Any, value: Any, name: str) -> Any:
         items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_as(typing.get_args(hint)[0], item, name) for item in items)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) < 1e300 else math.inf
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise RedlineError(f"{name} = {value!r} is not {_KINDS[hint]}.")
+        raise RedlineError(f"{name} = {shorten(value)} is not {_KINDS[hint]}.")
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        raise RedlineError(f"{name} = {shorten(value)} has too many digits.")
     if isinstance(value, float) and not math.isfinite(value):
         raise RedlineError(f"{name} = {value!r} is not a finite number.")
     return value

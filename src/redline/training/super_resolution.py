@@ -22,9 +22,10 @@ from redline.training.photo_crops import PhotoCrops
 from redline.training.photo_pairs import PhotoSettings, hash_of
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.recorded_gradients import RecordedGradients
-from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+from redline.training.settings import LoopSettings, choices, fill, sections
 from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
+from redline.untrusted import read_toml, reader
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,10 @@ class DrctTraining:
     loop: DrctLoopSettings
 
     @classmethod
+    @reader("settings file")
     def read(cls, path: str | Path, **instead: Any) -> "DrctTraining":
         """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, loop = sections(read_toml(path), ("model", "data", "training"))
+        model, data, loop = sections(read_toml(path, "settings file"), ("model", "data", "training"))
         given = {name: value for name, value in instead.items() if value is not None}
         # A length given on the command line replaces the file's, whichever of the two kinds that is.
         if "steps" in given or "minutes" in given:

@@ -9,14 +9,24 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from redline.errors import RedlineError
+from redline.untrusted import MALFORMED, check_types, parse_json
 from redline.upscale.settings import Tiles
 from redline.upscale.tasks import Task
 
 NAME = ".redline-upscale.jsonl"
+_TYPES: dict[str, Any] = {
+    "target": str,
+    "bytes": int,
+    "sha256": str,
+    "tile": int | tuple[tuple[int, int], ...] | None,
+    "batch": int | None,
+}
 
 
 class Journal:
@@ -29,11 +39,12 @@ class Journal:
         self._lines: dict[str, dict[str, Any]] = {}
         if self.path.is_file():
             for line in self.path.read_bytes().split(b"\n"):
-                try:
-                    entry = json.loads(line)
-                    self._lines[entry["target"]] = entry
-                except (ValueError, KeyError, TypeError):
-                    continue  # a line that a killed run left half written
+                # A line that a killed run left half written is skipped.
+                with suppress(*MALFORMED, RedlineError):
+                    entry = parse_json(line, repr(str(self.path)), check_characters=False)
+                    check_types(entry, _TYPES, repr(str(self.path)))
+                    if {"target", "bytes", "sha256"} <= entry.keys():
+                        self._lines[entry["target"]] = entry
 
     def is_done(self, task: Task) -> bool:
         entry, state = self._lines.get(str(task.target.resolve())), task.source_state()
@@ -53,8 +64,9 @@ class Journal:
             meant = chosen_for is None or entry.get("for", chosen_for) == chosen_for  # earlier versions did not say
             if noted and meant and entry.get("settings") == self._made_as(task):
                 sizes = [(noted, noted)] if isinstance(noted, int) else noted  # as earlier versions noted it
-                tiles = tuple((int(width), int(height)) for width, height in sizes)
-                return Tiles(tiles, entry.get("batch"))
+                tiles, batch = tuple((width, height) for width, height in sizes), entry.get("batch")
+                if min(min(size) for size in tiles) > 0 and (batch is None or batch > 0):
+                    return Tiles(tiles, batch)
         return None
 
     def record(self, task: Task, source_state: tuple[int, int] | None, tiles: Tiles) -> None:

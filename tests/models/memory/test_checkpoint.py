@@ -100,7 +100,7 @@ def test_what_is_no_folder_of_a_memory_model(folder: Path) -> None:
     for text, sentence in (
         ("{}", "is not the config of a memory model[.]$"),
         ("[]", "config.json' is not a JSON object[.]$"),
-        ("{", "config.json' is not JSON: .*[.]$"),
+        ("{", "config.json' is not a readable model file: it is not JSON .*[.]$"),
     ):
         (folder / "config.json").write_text(text)
         with pytest.raises(ModelError, match=sentence):

@@ -291,7 +291,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="the memory of another model"):
         built(replace(SMALL, layers=3)).new_state(2).load(tmp_path / "state.safetensors")
     (tmp_path / "state.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="is no saved memory"):
+    with pytest.raises(ModelError, match="is not a readable saved memory"):
         model.new_state(1).load(tmp_path / "state.safetensors")
 
 

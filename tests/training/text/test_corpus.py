@@ -289,7 +289,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="do not match: its tokenizer has 265 tokens"):
         open_corpus(made.folder)
     (made.folder / "manifest.json").write_text("{")
-    with pytest.raises(RedlineError, match="is no corpus"):
+    with pytest.raises(RedlineError, match="is not a readable manifest of a corpus: it is not JSON"):
         open_corpus(made.folder)
 
 

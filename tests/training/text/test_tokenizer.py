@@ -69,7 +69,7 @@ def test_names_of_special_tokens_mean_the_same_to_other_libraries(tmp_path: Path
 
 def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(RedlineError, match="is not a tokenizer.json"):
+    with pytest.raises(RedlineError, match="is not a readable tokenizer"):
         load_tokenizer(tmp_path / "x.json")
     with pytest.raises(RedlineError, match="there is no tokenizer"):
         load_tokenizer(tmp_path / "absent.json")

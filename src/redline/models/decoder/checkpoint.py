@@ -24,6 +24,7 @@ from redline.files import CannotWrite, write_bytes, write_text
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
+from redline.untrusted import read_json_object, reading
 from redline.weights import mismatches
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -91,13 +92,14 @@ def load_decoder(
     `strict` refuses every key of config.json that is not known.
     """
     folder = Path(folder)
-    config = read_config(read_json(folder / "config.json"), str(folder / "config.json"), strict)
+    with reading(folder / "config.json", "model config", ModelError):
+        config = read_config(read_json(folder / "config.json"), str(folder / "config.json"), strict)
     weights = Weights.of(folder)
     weights.check_layers(config.layers)
     wanted = {piece.name: piece for piece in pieces(config)}
     tied_too = {"lm_head.weight": wanted["model.embed_tokens.weight"].shape} if config.tied_embeddings else {}
     weights.check({name: piece.shape for name, piece in wanted.items()}, tied_too)
-    with torch.device("meta"):
+    with reading(folder / "config.json", "model config", ModelError, (RuntimeError,)), torch.device("meta"):
         model = Decoder(config).to(dtype or weights.dtype)
     model.to_empty(device=device)
     model.tie()
@@ -111,15 +113,7 @@ def load_decoder(
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
-    except ValueError as error:
-        raise ModelError(f"{str(path)!r} is not JSON: {str(error).rstrip('.')}.") from error
-    if not isinstance(document, dict):
-        raise ModelError(f"{str(path)!r} is not a JSON object.")
-    return document
+    return read_json_object(path, "model file", ModelError)
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -180,7 +174,7 @@ class Weights:
         shapes: dict[str, tuple[int, ...]] = {}
         numbers: dict[str, int] = {}
         for path in files:
-            with _opened(path) as file:
+            with reading(path, "safetensors file", ModelError, (SafetensorError,)), _opened(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     part = file.get_slice(name)
                     shapes[name] = tuple(part.get_shape())

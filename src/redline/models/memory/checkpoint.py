@@ -11,6 +11,7 @@ from redline.models import MEMORY_MODEL
 from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
+from redline.untrusted import reading
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:
@@ -47,4 +48,5 @@ def read_memory_config(folder: Path) -> TitanConfig:
     found = read_json(path)
     if found.get("model_type") != MEMORY_MODEL or not isinstance(found.get("memory"), dict):
         raise ModelError(f"{str(path)!r} is not the config of a memory model.")
-    return TitanConfig.from_dict(found["memory"])
+    with reading(path, "config of a memory model", ModelError):
+        return TitanConfig.from_dict(found["memory"])

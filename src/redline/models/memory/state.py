@@ -16,12 +16,13 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import Parameter
 
-from redline.errors import ModelError
+from redline.errors import ModelError, RedlineError
 from redline.files import write_bytes
 from redline.models.decoder.checkpoint import check_finite
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
+from redline.untrusted import MALFORMED, parse_json, reading
 
 LayerState = NeuralState | WindowState
 # Numbers of each weight that a file keeps of its model, to know it by; and how far another precision rounds them.
@@ -86,13 +87,14 @@ class Origin:
                 f"{str(path)!r} does not say which model it is the memory of: its text must be read again."
             )
         try:
-            weights = {name: (dtype, tuple(shape)) for name, (dtype, shape) in json.loads(found["weights"]).items()}
-            config = TitanConfig.from_dict(json.loads(found["config"]))
-            saved = Origin(config, weights, torch.tensor(json.loads(found["numbers"])))
+            about = {name: parse_json(found[name], name) for name in ("weights", "config", "numbers")}
+            weights = {name: (dtype, tuple(shape)) for name, (dtype, shape) in about["weights"].items()}
+            config = TitanConfig.from_dict(about["config"])
+            saved = Origin(config, weights, torch.tensor(about["numbers"]))
             difference = saved.difference(self.config) or (
                 "" if self.has_weights_of(saved) else "its weights are others"
             )
-        except (ValueError, TypeError, AttributeError, RuntimeError, ModelError) as error:
+        except (*MALFORMED, RuntimeError, RedlineError) as error:
             raise ModelError(f"{str(path)!r} is damaged: what it says of its model cannot be read.") from error
         if difference:
             raise ModelError(f"{str(path)!r} is the memory of another model: {difference}.")
@@ -156,13 +158,9 @@ class MemoryState:
         Its banks may have been reduced to fewer slots.
         """
         path = Path(path)
-        try:
-            with safe_open(path, framework="pt") as file:
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = file.metadata() or {}
-        except (OSError, SafetensorError) as error:
-            reason = "it is a folder" if path.is_dir() else str(error).rstrip(".")
-            raise ModelError(f"{str(path)!r} is no saved memory: {reason}.") from error
+        with reading(path, "saved memory", ModelError, (SafetensorError,)), safe_open(path, framework="pt") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = file.metadata() or {}
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
             raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")

@@ -8,7 +8,8 @@ from redline.errors import RedlineError
 from redline.models.lsd import LsdConfig
 from redline.samplers.distilled import MOST_STEPS
 from redline.training.clips.settings import ClipSettings
-from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+from redline.training.settings import LoopSettings, choices, fill, sections
+from redline.untrusted import read_toml, reader
 
 STAGES = ("diffusion", "rollouts", "distillation")
 
@@ -115,9 +116,10 @@ class LsdTraining:
     loop: LsdLoopSettings
 
     @classmethod
+    @reader("settings file")
     def read(cls, path: str | Path, **instead: Any) -> "LsdTraining":
         """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, stages, loop = sections(read_toml(path), ("model", "data", "stages", "training"))
+        model, data, stages, loop = sections(read_toml(path, "settings file"), ("model", "data", "stages", "training"))
         given = {name: value for name, value in instead.items() if value is not None}
         # A length given on the command line replaces the file's, whichever of the two kinds that is.
         if "steps" in given or "minutes" in given:

@@ -13,9 +13,10 @@ from redline.plan import Plan
 from redline.recall.task import Recall
 from redline.recall.tasks import make_task, option_names
 from redline.rung import Stage
-from redline.training.settings import LoopSettings, choices, fill, read_toml, sections
+from redline.training.settings import LoopSettings, choices, fill, sections
 from redline.training.text.architectures import ARCHITECTURES, Architecture
 from redline.training.text.corpus import TokenizerSettings
+from redline.untrusted import read_toml, reader
 
 AUTO = "auto"
 # What is said of text, and means nothing where a recall task makes the batches.
@@ -142,9 +143,11 @@ class TextTraining:
     recall: Recall | None = None
 
     @classmethod
+    @reader("settings file")
     def read(cls, path: str | Path, **instead: Any) -> "TextTraining":
         """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, tokenizer, loop = sections(read_toml(path), ("model", "data", "tokenizer", "training"))
+        document = read_toml(path, "settings file")
+        model, data, tokenizer, loop = sections(document, ("model", "data", "tokenizer", "training"))
         given = {name: value for name, value in instead.items() if value is not None}
         if "steps" in given or "minutes" in given:
             loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}

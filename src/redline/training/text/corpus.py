@@ -24,9 +24,16 @@ from redline.partial import hidden_path, remove_abandoned
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
+from redline.untrusted import check_types, read_json_object, reading
 
 _MANIFEST = "manifest.json"
 _SCHEMA = 2
+_MANIFEST_TYPES: dict[str, Any] = {
+    "shards": tuple[str, ...],
+    "vocabulary": int,
+    "end": str,
+    "special_tokens": bool,
+}
 _SHARD_TOKENS = 2**26
 _TEXTS_AT_ONCE = 512
 # More text than this makes a tokenizer no better, only later.
@@ -182,12 +189,11 @@ def prepare(
 
 
 def open_corpus(home: Path) -> Corpus:
-    try:
-        manifest = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))
+    manifest = read_json_object(home / _MANIFEST, "manifest of a corpus")
+    check_types(manifest, _MANIFEST_TYPES, repr(str(home / _MANIFEST)))
+    with reading(home / _MANIFEST, "manifest of a corpus"):
         names, vocabulary, end = manifest["shards"], manifest["vocabulary"], manifest["end"]
-        special_tokens = manifest.get("special_tokens", False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RedlineError(f"{str(home)!r} is no corpus: its {_MANIFEST} cannot be read.") from error
+    special_tokens = manifest.get("special_tokens", False)
     tokenizer = load_tokenizer(home / NAME, end, special_tokens)
     if tokenizer.vocabulary != vocabulary:
         raise RedlineError(

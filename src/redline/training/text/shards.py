@@ -17,6 +17,7 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files import write_bytes
+from redline.untrusted import reader
 
 _MAGIC = b"RLTOKENS"
 _VERSION = 1
@@ -52,14 +53,12 @@ def write_shard(path: Path, documents: list[np.ndarray], fingerprints: list[int]
     write_bytes(path, header.ljust(_BODY, b"\0") + body)
 
 
+@reader("shard")
 def open_shard(path: Path) -> Shard:
     """Maps a shard into memory, after its size and both checksums were found right."""
-    try:
-        with open(path, "rb") as file:
-            header = file.read(_BODY)
-        size = path.stat().st_size
-    except OSError as error:
-        raise RedlineError(f"cannot read the shard {str(path)!r}: {error.strerror or error}.") from error
+    with open(path, "rb") as file:
+        header = file.read(_BODY)
+    size = path.stat().st_size
     if header[: len(_MAGIC)] != _MAGIC:
         raise RedlineError(f"{str(path)!r} is no shard of tokens.")
     if len(header) < _BODY:
@@ -70,6 +69,8 @@ def open_shard(path: Path) -> Shard:
     _, version, width, vocabulary, tokens, documents, checksum = _HEADER.unpack_from(header)
     if version != _VERSION:
         raise RedlineError(f"the shard {str(path)!r} is of version {version}, and this Redline reads {_VERSION}.")
+    if width not in (2, 4):
+        raise RedlineError(f"the shard {str(path)!r} is damaged: its tokens have {width} bytes, not 2 or 4.")
     first = _BODY + tokens * width + -(tokens * width) % 8
     expected = first + 8 * (documents + 1) + 8 * documents
     if size != expected:

@@ -4,7 +4,6 @@ A document is a whole `.txt` or `.md` file (or a part of one, where a separator 
 one row of a Parquet file. Documents that hold nothing but space are left out, and so is a null.
 """
 
-import json
 import os
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
+from redline.untrusted import parse_json
 
 PLAIN = (".txt", ".md")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -117,14 +117,7 @@ class Sources:
                 if not line.strip():
                     continue
                 where = f"line {number} of {str(file)!r}"
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise RedlineError(f"{where} is not JSON: {error.msg}.") from error
-                except RecursionError as error:
-                    raise RedlineError(f"{where} is nested too deeply.") from error
-                except ValueError as error:
-                    raise RedlineError(f"{where} holds a number of too many digits.") from error
+                entry = parse_json(line, where, check_characters=False)
                 text = entry.get(self.text_field, _ABSENT) if isinstance(entry, dict) else _ABSENT
                 if text is None:
                     continue

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from redline.errors import RedlineError
+from redline.untrusted import reading
 
 END = "<|end|>"
 NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
@@ -103,10 +104,8 @@ def load_tokenizer(path: str | Path, end: str = "", special_tokens: bool = False
     library, path = _library(), Path(path)
     if not path.is_file():
         raise RedlineError(f"there is no tokenizer {str(path)!r}.")
-    try:
+    with reading(path, "tokenizer", also=(Exception,)):  # the library raises nothing more precise
         inner = library.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more precise
-        raise RedlineError(f"{str(path)!r} is not a tokenizer.json.") from error
     inner.no_truncation()
     inner.no_padding()
     inner.encode_special_tokens = not special_tokens

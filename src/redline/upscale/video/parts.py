@@ -17,6 +17,7 @@ from redline.errors import RedlineError
 from redline.files import write_text
 from redline.films import opened
 from redline.partial import check_is_free, owner_mark
+from redline.untrusted import MALFORMED, check_types, field_types, read_json_object
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
 from redline.upscale.video.probe import Film
@@ -96,9 +97,9 @@ class PartsFolder:
         if not self.path.exists():
             return [], []
         try:
-            before = json.loads((self.path / _JOB).read_text())
+            before = read_json_object(self.path / _JOB, "record of a job")
             changed = [name for name in job if before.get(name) != job[name]]
-        except (OSError, ValueError, AttributeError):
+        except RedlineError:
             return [], ["the parts of an earlier run are not used: their record cannot be read"]
         if changed:
             return [], [f"the parts of an earlier run are not used: {' and '.join(changed)} changed since"]
@@ -114,16 +115,17 @@ class PartsFolder:
         """The part if its film is readable and holds every picture once."""
         path = self.film_path(number)
         try:
-            record = json.loads(self._record(number).read_text())
+            record = read_json_object(self._record(number), "record of a part")
+            check_types(record, field_types(Part), repr(str(self._record(number))))
             part = Part(**{**record, "pts": tuple(record["pts"]), "notes": tuple(record["notes"])})
             if digest_file(path) != part.file_digest:
                 return None
             with opened(path) as container:
                 numbers = sorted(packet.pts for packet in container.demux(video=0) if packet.pts is not None)
-        except (OSError, ValueError, TypeError, KeyError, RedlineError, av.FFmpegError):
+        except (*MALFORMED, OSError, RedlineError, av.FFmpegError):
             return None
         follows = part.first == (previous.mark.index + 1 if previous else 0)
-        return part if follows and numbers == list(range(len(part.pts))) else None
+        return part if follows and part.pts and numbers == list(range(len(part.pts))) else None
 
 
 def part_end_after(first: int, longest: int) -> int:
@@ -138,12 +140,13 @@ def part_end_after(first: int, longest: int) -> int:
 def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
     """The tiles by which a run that did not finish has enlarged a film for this target with this model."""
     try:
-        job = json.loads((PartsFolder(target).path / _JOB).read_text())
+        job = read_json_object(PartsFolder(target).path / _JOB, "record of a job")
         if job[_MODEL] != model:
             return None
         sizes, batch = job[_TILES]
-        return tuple((int(width), int(height)) for width, height in sizes), int(batch)
-    except (OSError, ValueError, TypeError, KeyError):
+        tiles, batch = tuple((int(width), int(height)) for width, height in sizes), int(batch)
+        return (tiles, batch) if min(batch, *(min(size) for size in tiles)) > 0 else None
+    except (*MALFORMED, RedlineError):
         return None
 
 

@@ -1,0 +1,231 @@
+"""Reads files that somebody else may have written, or that may be damaged.
+
+Every reader of such a file goes through this module, so that malformed content is a `RedlineError` that names the file
+and not a traceback. A reader calls `read_json`, `read_toml` or `parse_json`, puts its code into `with reading(…)`, or
+is decorated with `@reader(…)`. Only the exceptions of `MALFORMED` are converted, and only inside readers: a bug
+elsewhere still shows.
+"""
+
+import dataclasses
+import functools
+import inspect
+import json
+import math
+import os
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from redline.errors import RedlineError
+
+# What parsers raise, and code that takes parsed content for something else than it is.
+MALFORMED: tuple[type[Exception], ...] = (
+    ValueError,  # also JSON, TOML and Unicode errors, and numbers with more than 4,300 digits
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    EOFError,
+)
+# Larger documents are refused before they are parsed; weights and tokens are not read as documents.
+MAX_BYTES = 1 << 28
+# No document of ours is nested deeper than 20 levels.
+MAX_DEPTH = 100
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_Path = str | os.PathLike[str]
+_LARGEST = sys.float_info.max
+_KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+
+
+@contextmanager
+def reading(
+    path: _Path, what: str, error: type[RedlineError] = RedlineError, also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Raises `error` if the file cannot be opened or its content is malformed. `what` is what the file should be, such
+    as "plan"; `also` are exceptions of a library that reads the file."""
+    try:
+        yield
+    except RedlineError:
+        raise
+    except OSError as problem:
+        reason = "it is a folder" if os.path.isdir(path) else problem.strerror or problem
+        raise error(f"cannot read the {what} {str(path)!r}: {reason}.") from problem
+    except (*MALFORMED, *also) as problem:
+        raise error(f"{str(path)!r} is not a readable {what}: {explain(problem)}.") from problem
+
+
+def reader(
+    what: str, error: type[RedlineError] = RedlineError, also: tuple[type[Exception], ...] = ()
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """`reading` around a whole function, which has a parameter `path`."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def read(*args: P.args, **kwargs: P.kwargs) -> R:
+            with reading(signature.bind(*args, **kwargs).arguments["path"], what, error, also):
+                return function(*args, **kwargs)
+
+        return read
+
+    return decorate
+
+
+def explain(problem: BaseException) -> str:
+    """What is wrong with a file, without a full stop."""
+    if isinstance(problem, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(problem, UnicodeDecodeError):
+        return f"it is not UTF-8 text ({problem.reason} at byte {problem.start:,})"
+    if isinstance(problem, UnicodeEncodeError):
+        return "it holds half a character (a lone surrogate)"
+    if isinstance(problem, KeyError):
+        return f"{shorten(problem.args[0] if problem.args else '')} is missing"
+    text = (str(problem).strip().splitlines() or [""])[0].rstrip(".")
+    if "integer string conversion" in text:
+        return "it holds a number with too many digits"
+    for kind, name in ((json.JSONDecodeError, "JSON"), (tomllib.TOMLDecodeError, "TOML")):
+        if isinstance(problem, kind):
+            return f"it is not {name} ({text[:200]})"
+    return text[:200] or type(problem).__name__
+
+
+def read_text(path: _Path) -> str:
+    """The text of a file; for use inside `reading`."""
+    return read_bytes(path).decode("utf-8")
+
+
+def read_bytes(path: _Path) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def read_json(path: _Path, what: str, error: type[RedlineError] = RedlineError) -> Any:
+    with reading(path, what, error):
+        return _loads(read_text(path))
+
+
+def read_json_object(path: _Path, what: str, error: type[RedlineError] = RedlineError) -> dict[str, Any]:
+    document = read_json(path, what, error)
+    if not isinstance(document, dict):
+        raise error(f"{str(path)!r} is not a JSON object.")
+    return document
+
+
+def parse_json(
+    text: str | bytes, origin: str, error: type[RedlineError] = RedlineError, check_characters: bool = True
+) -> Any:
+    """One JSON document that is part of a file; `origin` says where it is, as in "line 3 of 'journal.jsonl'"."""
+    try:
+        return _loads(text.decode("utf-8") if isinstance(text, bytes) else text, check_characters)
+    except MALFORMED as problem:
+        raise error(f"{origin} cannot be read: {explain(problem)}.") from problem
+
+
+def read_toml(path: _Path, what: str, error: type[RedlineError] = RedlineError) -> dict[str, Any]:
+    with reading(path, what, error):
+        document = tomllib.loads(read_text(path))
+        _check_depth(document)
+        return document
+
+
+def _loads(text: str, check_characters: bool = True) -> Any:
+    document = json.loads(text)
+    _check_depth(document)
+    if check_characters and ("\\ud" in text or "\\uD" in text):
+        # JSON can spell half a character, which can be neither printed nor written.
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
+    return document
+
+
+def _check_depth(document: Any) -> None:
+    level = [document] if isinstance(document, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+    raise RecursionError
+
+
+def check_types(
+    values: Mapping[str, Any], hints: Mapping[str, Any], origin: str, error: type[RedlineError] = RedlineError
+) -> None:
+    """Raises `error` for the first value that is not of its type; values without a type are not looked at. JSON's
+    lists count as tuples, its objects as mappings, and whole numbers as floats."""
+    for name, value in values.items():
+        if name in hints and not _conforms(value, hints[name]):
+            raise error(f"{origin} is damaged: {name!r} is {shorten(value)}, not {_describe(hints[name])}.")
+
+
+@functools.cache
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, for `check_types`."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _conforms(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_conforms(value, part) for part in arguments)
+    if hint is Any:
+        return True
+    if hint is float:
+        return _is_number(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            return False
+        if arguments == (float, ...):
+            return all(map(_is_number, value))
+        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return len(inner) == len(value) and all(map(_conforms, value, inner))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            return False
+        return all(_conforms(part, arguments[1]) for part in value.values())
+    return isinstance(value, hint)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a finite number that a float can hold."""
+    if type(value) is float:
+        return math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+
+def _describe(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_describe(part) for part in arguments)
+    if origin is tuple:
+        return f"a list ({_describe(arguments[0])} each)"
+    if origin is not None:
+        return f"an object ({_describe(arguments[1])} each)" if arguments[1] is not Any else "an object"
+    return "null" if hint is type(None) else _KINDS.get(hint, "an object")
+
+
+def shorten(value: Any) -> str:
+    """A value for an error message: whatever it is, and however long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number with too many digits; a list nested too deeply
+        text = type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}…"
