@@ -1,5 +1,6 @@
 """A small decoder whose texts vary, and a recorder that needs no GPU."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,13 @@ from torch import Tensor
 
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import TitanConfig, TitanModel
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same models and prompts in every run, whatever ran before."""
+    random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture
