@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from goldens import check_golden
 from redline.errors import ModelError
 from redline.recall import Mqar, Needle, Passkey, Recall, Sample, accuracy
 from redline.recall.passkey import KINDS
@@ -81,3 +82,26 @@ def test_what_does_not_fit_is_refused() -> None:
         Passkey().sample(seeded(), 1, 50)
     with pytest.raises(ModelError, match="passkey, number, word, not 'uuid'"):
         Passkey("uuid")
+
+
+def test_what_a_seed_asks_never_changes() -> None:
+    """Scores of different versions are compared with each other."""
+    lines = []
+    for task in TASKS:
+        sample = task.sample(seeded(5), 2, 120)
+        lines += [
+            f"{task}: {tokens} asks {targets[targets != IGNORED].tolist()}"
+            for tokens, targets in zip(sample.tokens_BS.tolist(), sample.targets_BS, strict=True)
+        ]
+    check_golden("recall_tasks.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shortest_text_has_no_hay(kind: str) -> None:
+    """The last byte of the answer is a target alone."""
+    story = Passkey(kind).story(seeded(3))
+    length = len(story.needle + story.question + story.answer) - 1
+    sample = Passkey(kind).sample(seeded(3), 1, length)
+    assert bytes(sample.tokens_BS[0].tolist()).decode() == (story.needle + story.question + story.answer)[:-1]
+    with pytest.raises(ModelError, match=f"need {length} tokens, not {length - 1}"):
+        Passkey(kind).sample(seeded(3), 1, length - 1)
