@@ -1,20 +1,27 @@
 """What tests of operators share: memory that was not clean before, exact references, and compilers."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map
+
+# Where kernels can neither run nor be interpreted, their tests are not even read, unless they are asked for by name.
+_KERNELS_RUN = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore_glob = [] if _KERNELS_RUN else ["*/test_triton.py", "*/test_gpu.py"]
 
 # What a sum of many rounded numbers may be off, in units of the dtype's last digit, as seen over the whole tensor.
 ROUNDINGS = {torch.float64: 64, torch.float32: 16, torch.float16: 2, torch.bfloat16: 2}
 # Tensor cores make fp32 products of three parts, and round their sums down.
 ROUNDINGS_ON_TENSOR_CORES = {**ROUNDINGS, torch.float32: 128}
-# What a program may have at least, of the cards of a compute capability.
-SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
 
 
 @pytest.fixture(autouse=True)
@@ -107,46 +114,101 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
     return named | {f"gradient {index}": one for index, one in zip(trained, gradients, strict=True)}
 
 
+@dataclass(frozen=True)
+class Card:
+    """What host code asks of a device before it launches: the least that cards of a compute capability have."""
+
+    processors: int
+    shared_bytes: int
+
+
+CARDS = {
+    80: Card(108, 166_912),
+    86: Card(82, 101_376),
+    89: Card(128, 101_376),
+    90: Card(132, 232_448),
+    120: Card(170, 101_376),
+}
+
+
+class _Driver:
+    """A Triton driver for a card that is not in this machine: kernels can be compiled for it, but not launched."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """Tensors say that they are on a CUDA device, and new ones that are asked for there are made on the CPU."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == Tensor.is_cuda.__get__:
+            return True
+        if function == Tensor.device.__get__:
+            return torch.device("cuda:0")
+        args, kwargs = tree_map(lambda one: "cpu" if isinstance(one, torch.device) else one, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+@pytest.fixture(scope="session")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test process has compiled, the others need not compile again."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "triton"
+
+
 @pytest.fixture
-def compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """Takes a kernel through the whole compiler, ptxas included, for a GPU that is not here."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def on_card(
+    monkeypatch: pytest.MonkeyPatch, triton_cache: Path
+) -> Callable[..., AbstractContextManager[dict[str, Any]]]:
+    """`with on_card(90) as launched:` runs host code as on a card of that compute capability, which need not be here.
 
-    def check(
-        kernel: Any,
-        types: dict[str, str],
-        constants: dict[str, object],
-        capability: int = 90,
-        num_warps: int = 4,
-        num_stages: int = 2,
-        divisible_by_16: Sequence[str] = (),
-        most_shared: int | None = None,
-    ) -> str:
-        """Gives the PTX. `types` are those of run-time arguments ("*bf16", "i32"), `constants` the constexpr ones.
+    `launched` gets the kernels that would run, by name. Nothing is computed: their outputs stay NaN. With `compiling`
+    they are compiled as for the card, specialized by the arguments of the launch and through ptxas, and `launched` has
+    the compiled kernel.
+    """
+    kernel = pytest.importorskip("redline.ops.kernel")
+    if kernel.INTERPRETED:
+        pytest.skip("nothing is compiled when interpreted")
+    from triton.runtime import JITFunction, driver
 
-        Pointers are taken to be divisible by 16, as are the numbers that `divisible_by_16` names: only then are rows
-        copied while others are computed with, in as much shared memory as that takes.
-        """
-        triton = pytest.importorskip("triton")
-        compiler = pytest.importorskip("triton.compiler")
-        backends = pytest.importorskip("triton.backends.compiler")
-        signature, values, divisible = {}, {}, {}
-        for index, name in enumerate(kernel.arg_names):
-            if name in constants:
-                signature[name], values[(index,)] = "constexpr", constants[name]
-            else:
-                signature[name] = types[name]
-                if types[name].startswith("*") or name in divisible_by_16:
-                    divisible[(index,)] = [["tt.divisibility", 16]]
-        source = compiler.ASTSource(kernel, signature, values, divisible)
-        target = backends.GPUTarget("cuda", capability, 32)
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        compiled = triton.compile(source, target=target, options=options)
-        assert compiled.metadata.shared <= (most_shared or SHARED_BYTES[capability]), kernel.__name__
-        assert compiled.asm["cubin"]
-        return compiled.asm["ptx"]
+    @contextmanager
+    def entered(capability: int, compiling: bool = False) -> Iterator[dict[str, Any]]:
+        launched: dict[str, Any] = {}
+        run, card = JITFunction.run, CARDS.get(capability, CARDS[80])
 
-    return check
+        def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+            launched[self.__name__] = None
+            if compiling:
+                found = launched[self.__name__] = run(self, *arguments, grid=grid, warmup=True, **constants)
+                shared = found.metadata.shared
+                assert found.asm["cubin"] and shared <= card.shared_bytes, f"{self.__name__} takes {shared} bytes"
+
+        with monkeypatch.context() as patch:
+            patch.setenv("TRITON_CACHE_DIR", str(triton_cache))
+            patch.setattr(JITFunction, "run", compile_only)
+            patch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
+            patch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10))
+            # A constant that is made here must not be kept for the device of that name.
+            patch.setattr("redline.ops.window_attention.constant._faking", lambda: True)
+            patch.setattr(kernel, "processors", lambda _: card.processors)
+            patch.setattr(kernel, "shared_bytes", lambda _: card.shared_bytes)
+            patch.setattr(driver, "_active", _Driver(capability))
+            with _AsOnCuda():
+                yield launched
+
+    return entered
 
 
 @pytest.fixture

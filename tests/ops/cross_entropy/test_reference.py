@@ -83,3 +83,11 @@ def test_an_ignored_row_has_no_say_whatever_it_holds() -> None:
     loss = reference.cross_entropy(logits, torch.tensor([2, -100, 5]), z_loss=0.1, label_smoothing=0.1)
     loss.backward()
     assert loss.isfinite() and logits.grad.isfinite().all() and not logits.grad[1].any()
+
+
+def test_the_reference_compiles_whole() -> None:
+    logits, target = torch.randn(4, 9, requires_grad=True), torch.randint(9, (4,))
+    whole = torch.compile(lambda logits: cross_entropy(logits, target), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(
+        torch.autograd.grad(whole(logits), logits), torch.autograd.grad(cross_entropy(logits, target), logits)
+    )

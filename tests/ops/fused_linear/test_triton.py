@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from redline.errors import MachineError, ModelError
-from redline.ops.fused_linear import fused_linear, parts_of
-from redline.ops.fused_linear.reference import MOMENT_COLUMNS
+from redline.ops.fused_linear import fused_linear
 
 kernel = pytest.importorskip("redline.ops.kernel")
 triton = pytest.importorskip("redline.ops.fused_linear.triton")
@@ -44,23 +43,6 @@ def test_agrees_at_odd_sizes(
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
 def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
     agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
-
-
-@pytest.mark.parametrize("columns", range(8, 400, 8))
-@pytest.mark.parametrize("size", [2, 4])
-def test_each_part_of_the_moments_is_written_by_one_block(columns: int, size: int) -> None:
-    tiles = triton.TILES[size, triton.kind(columns, True)]
-    assert -(-columns // tiles.columns) == parts_of(columns)
-    assert triton.DESCRIBED.columns == MOMENT_COLUMNS
-
-
-@pytest.mark.parametrize(
-    ("channels", "found"),
-    [(8, (16, 0)), (16, (16, 0)), (24, (32, 0)), (64, (64, 0)), (72, (64, 16)), (184, (128, 64)), (216, (256, 0)),
-     (280, (256, 32)), (312, (256, 64)), (328, (256, 128))],
-)  # fmt: skip
-def test_channels_are_read_in_pieces(channels: int, found: tuple[int, int]) -> None:
-    assert kernel.pieces(channels) == found
 
 
 def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:

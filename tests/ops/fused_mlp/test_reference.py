@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
 from redline.ops.fused_mlp import fused_mlp
 
 Agrees = Callable[..., None]
@@ -52,16 +52,8 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"channels": 0}, "between 1 and 8 channels .* not 0"),
         ({"new_moments_P2M": torch.zeros(1, 1, 3)}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
         ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "for inference: it has no gradient"),
-        ({"implementation": "cuda"}, "no implementation 'cuda'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         fused_mlp(**given(**changes))
-
-
-def test_triton_needs_a_cuda_device() -> None:
-    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
-        fused_mlp(**given(implementation="triton"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
 from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_matmul
 
 pytestmark = pytest.mark.cpu
@@ -74,16 +74,6 @@ def test_what_does_not_fit_the_weight_alone_is_refused() -> None:
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)
     with torch.no_grad():
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)
-
-
-def test_triton_needs_a_cuda_device() -> None:
-    kernel = pytest.importorskip("redline.ops.kernel")
-    if kernel.INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device"):
-        int8_matmul(X, W, SCALE[0], SCALE, implementation="triton")
-    with pytest.raises(MachineError, match="needs a CUDA device"):
-        weight_only_matmul(X.float(), W, SCALE, implementation="triton")
 
 
 def test_torch_is_not_asked_for_what_it_refuses() -> None:

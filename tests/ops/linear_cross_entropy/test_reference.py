@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
 from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
 
 
@@ -62,7 +62,6 @@ def test_autocast_is_that_of_a_linear_layer() -> None:
         ({"target_N": torch.zeros(2, dtype=torch.int64)}, "of 3 rows needs as many"),
         ({"target_N": torch.full((3,), 7)}, "target 7 is neither one of 7 classes"),
         ({"reduction": "max"}, "no reduction 'max'"),
-        ({"implementation": "cuda"}, "no implementation 'cuda'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str) -> None:
@@ -70,14 +69,6 @@ def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str)
     given = {"hidden_ND": torch.zeros(3, 5), "weight_VD": torch.zeros(7, 5), "target_N": target} | changed
     with pytest.raises(ModelError, match=sentence):
         linear_cross_entropy(**given)
-
-
-def test_triton_needs_a_cuda_device() -> None:
-    kernel = pytest.importorskip("redline.ops.kernel")
-    if kernel.INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device"):
-        linear_cross_entropy(*inputs(3, 4, 5, torch.float32), implementation="triton")
 
 
 def test_the_reference_compiles_whole_under_autocast() -> None:

@@ -42,14 +42,9 @@ def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], sentence: str) 
         small_matmul(*given)
 
 
-def test_triton_says_why_it_cannot_run() -> None:
-    kernel = pytest.importorskip("redline.ops.kernel")
+def test_triton_takes_few_rows() -> None:
     with pytest.raises(MachineError, match="up to 16 rows, not 17"):
         small_matmul(torch.zeros(17, 8), W, implementation="triton")
-    if kernel.INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device"):
-        small_matmul(X, W, implementation="triton")
 
 
 def test_kernels_are_kept_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,27 +1,12 @@
-"""Which implementation of causal attention runs, and what is refused."""
+"""Arguments of causal attention that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
-from redline.ops.causal_attention import Far, causal_attention, reference
+from redline.errors import ModelError
+from redline.ops.causal_attention import Far, causal_attention
 
 Q, K, LOWEST = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.zeros(5, dtype=torch.int32)
-
-
-def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(reference, "causal_attention", lambda *_: called.append("reference"))
-    causal_attention(Q, K, K, LOWEST)
-    causal_attention(Q, K, K, LOWEST, "reference")
-    assert called == ["reference", "reference"]
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="causal attention by Triton cannot run: it is not installed"):
-        causal_attention(Q, K, K, LOWEST, "triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:

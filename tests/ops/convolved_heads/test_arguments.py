@@ -1,27 +1,12 @@
-"""Which implementation of convolved heads runs, and what is refused."""
+"""Arguments of convolved heads that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
-from redline.ops.convolved_heads import convolved_heads, reference
+from redline.errors import ModelError
+from redline.ops.convolved_heads import convolved_heads
 
 X, TAPS, RECENT = torch.randn(2, 5, 24), torch.randn(4, 24), torch.randn(2, 3, 24)
-
-
-def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(reference, "convolved_heads", lambda *_: called.append("reference"))
-    convolved_heads(X, TAPS, RECENT, 2, 4)
-    convolved_heads(X, TAPS, RECENT, 2, 4, implementation="reference")
-    assert called == ["reference", "reference"]
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="convolved heads by Triton cannot run: it is not installed"):
-        convolved_heads(X, TAPS, RECENT, 2, 4, implementation="triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:

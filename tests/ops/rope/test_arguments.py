@@ -1,28 +1,13 @@
-"""Which implementation of rope runs, and what is refused."""
+"""Arguments of rope that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
-from redline.ops.rope import reference, rope, rope_tables
+from redline.errors import ModelError
+from redline.ops.rope import rope, rope_tables
 
 Q, K = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 1, 8)
 COS, SIN = rope_tables(6, 8)
-
-
-def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(reference, "rope", lambda *_: called.append("reference"))
-    rope(Q, K, COS, SIN)
-    rope(Q, K, COS, SIN, implementation="reference")
-    assert called == ["reference", "reference"]
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="rope by Triton cannot run: it is not installed: pip install triton"):
-        rope(Q, K, COS, SIN, implementation="triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -1,27 +1,12 @@
-"""Which implementation of LayerNorm, dropout and ReLU runs, and what is refused."""
+"""Arguments of LayerNorm, dropout and ReLU that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
-from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu, reference
+from redline.errors import ModelError
+from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu
 
 X, WEIGHT, BIAS = torch.randn(3, 4), torch.ones(4), torch.zeros(4)
-
-
-def test_a_cpu_takes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(reference, "layer_norm_dropout_relu", lambda *_: called.append("reference"))
-    layer_norm_dropout_relu(X, WEIGHT, BIAS)
-    layer_norm_dropout_relu(X, WEIGHT, BIAS, implementation="reference")
-    assert called == ["reference", "reference"]
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="it is not installed: pip install triton"):
-        layer_norm_dropout_relu(X, WEIGHT, BIAS, implementation="triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -1,10 +1,10 @@
-"""Which implementation of the gated delta rule runs, and what is refused."""
+"""Arguments of the gated delta rule that are refused."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
 from redline.ops.gated_delta_rule import gated_delta_rule
 
 
@@ -27,11 +27,3 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     refused("document numbers are .2, 5. here", q, k, v, g, beta, None, torch.zeros(2, 4, dtype=torch.int32))
     refused("whole numbers, not torch.float32", q, k, v, g, beta, None, torch.zeros(2, 5))
     refused("at least 1 token, not 0", q, k, v, g, beta, chunk=0)
-    refused("no implementation 'cuda'", q, k, v, g, beta, implementation="cuda")
-
-
-def test_triton_needs_a_cuda_device() -> None:
-    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
-        gated_delta_rule(*inputs(), implementation="triton")

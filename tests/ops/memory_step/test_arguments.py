@@ -1,22 +1,12 @@
-"""What is chosen and refused."""
+"""Arguments of the memory step that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
+from redline.errors import ModelError
 from redline.ops.memory_step import memory_step
 
 from .by_hand import EPS, example
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = example((1, 2, 4, 4, 3), torch.float32)
-    with pytest.raises(ModelError, match="no implementation 'fast'"):
-        memory_step(*given, EPS, "fast")
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="memory step by Triton cannot run: it is not installed"):
-        memory_step(*given, EPS, "triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -1,9 +1,9 @@
-"""What the fused linear layer refuses."""
+"""Arguments of the fused linear layer that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
+from redline.errors import ModelError
 from redline.ops.fused_linear import fused_linear
 
 X, WEIGHT, BIAS, OUT = torch.zeros(3, 8), torch.zeros(5, 8), torch.zeros(5), torch.zeros(3, 5)
@@ -24,7 +24,6 @@ MOMENTS, SUMS = torch.zeros(1, 2, 3), torch.zeros(5)
         ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS, "weight_sums_N": SUMS}, "between 1 and 8 channels .* not 0"),
         ((X, WEIGHT, BIAS, OUT), {"new_moments_P2M": MOMENTS[:, :1]}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
         ((X.clone().requires_grad_(), WEIGHT, BIAS, OUT), {}, "for inference: it has no gradient"),
-        ((X, WEIGHT, BIAS, OUT), {"implementation": "cuda"}, "no implementation 'cuda'"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -32,10 +31,3 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=sentence):
         fused_linear(*given, **options)
-
-
-def test_triton_needs_a_cuda_device() -> None:
-    if pytest.importorskip("redline.ops.kernel").INTERPRETED:
-        pytest.skip("the interpreter runs anywhere")
-    with pytest.raises(MachineError, match="needs a CUDA device, and the input is on cpu"):
-        fused_linear(X, WEIGHT, BIAS, OUT, implementation="triton")

@@ -1,10 +1,9 @@
-"""The specification against softmax over what a row has seen, written out; and what is chosen and refused."""
+"""The specification against softmax over what a row has seen, written out; and arguments that are refused."""
 
 import pytest
 import torch
 
-from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
+from redline.errors import ModelError
 from redline.ops.decode_attention import decode_attention
 
 from .decode_examples import example
@@ -26,12 +25,6 @@ def test_it_is_softmax_over_the_last_tokens() -> None:
                 expected = (seen[0] @ q[row, head] / dim**0.5).softmax(0) @ seen[1]
                 torch.testing.assert_close(found[row, head], expected)
     assert keys[:, ring:].isnan().all()
-
-
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="decode attention by Triton cannot run: it is not installed"):
-        decode_attention(*example(8, [3], 2, 1, 4, torch.float32), 8, "triton")
 
 
 def test_what_does_not_fit_is_refused() -> None:
