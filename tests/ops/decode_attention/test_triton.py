@@ -12,7 +12,7 @@ from .decode_examples import example
 triton = pytest.importorskip("redline.ops.decode_attention.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
-LENGTHS = [0, 1, 17, 69, 70, 71, 205]
+LENGTHS = [0, 17, 69, 70, 205]
 
 pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
@@ -33,18 +33,16 @@ def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtyp
         assert torch.equal(one.double().nan_to_num(7), other.nan_to_num(7))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "groups", "dim"), [(6, 2, 16), (4, 4, 40), (5, 1, 64)])
+@pytest.mark.parametrize(("heads", "groups", "dim", "dtype"), [(4, 4, 40, DTYPES[0]), *((6, 2, 16, d) for d in DTYPES)])
 def test_agrees_with_one_share(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
     check(70, LENGTHS, heads, groups, dim, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shares", [2, 5])
+@pytest.mark.parametrize(("shares", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
 def test_agrees_with_several_shares(shares: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "shares_for", lambda *_: shares)
     monkeypatch.setattr(triton, "TILES", replace(triton.TILES, places=16))
-    check(70, LENGTHS, 6, 2, 16, dtype)
+    check(70, LENGTHS, 5, 1, 16, dtype)
 
 
 def test_shares_follow_from_sizes_alone() -> None:

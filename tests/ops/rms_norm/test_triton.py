@@ -18,6 +18,13 @@ pytestmark = pytest.mark.skipif(
 EPS = 1e-5
 
 
+@pytest.fixture(autouse=True)
+def wide_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the sums of long rows are few programs, each of which takes long when interpreted."""
+    if triton.INTERPRETED:
+        monkeypatch.setattr(triton, "SUM_TILES", triton.SumTiles(512, 1024, 8))
+
+
 def norm(*inputs: torch.Tensor) -> torch.Tensor:
     return triton.rms_norm(*inputs, EPS)
 
@@ -26,8 +33,12 @@ def add(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return triton.add_rms_norm(*inputs, EPS)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5, 37), (301, 64), (45, 768), (2, 4096), (1, 4096), (3, 5000)])
+SHAPES = [(5, 3), (3, 5, 37), (301, 64), (17, 768), (2, 4096), (1, 4096), (3, 5000)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*((shape, torch.float32) for shape in SHAPES), ((3, 5, 37), torch.float16)]
+)
 def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     inputs = torch.randn(shape) * 3, torch.randn(shape[-1])
     agrees(norm, lambda *exact: reference.rms_norm(*exact, EPS), inputs, dtype, DEVICE)

@@ -17,8 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("positioned", [False, True])
+@pytest.mark.parametrize(
+    ("positioned", "dtype"), [(False, torch.float32), (True, torch.float32), (True, torch.float16)]
+)
 @pytest.mark.parametrize("sizes", [(2, 5, 3, 1, 6), (1, 3, 12, 4, 64), (2, 2, 5, 5, 80), (1, 2, 70, 2, 128)])
 def test_agrees(agrees: Agrees, sizes: tuple[int, ...], positioned: bool, dtype: torch.dtype) -> None:
     batch, tokens, q_heads, k_heads, channels = sizes

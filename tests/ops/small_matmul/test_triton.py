@@ -36,10 +36,7 @@ def inputs(rows: int, columns: int, depth: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("rows", "columns", "depth"),
-    [(1, 1, 1), (1, 5, 200), (1, 30, 64), (2, 3, 200), (7, 100, 96), (16, 17, 33), (16, 48, 31)],
-)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (1, 5, 200), (1, 30, 64), (2, 3, 200), (16, 17, 33)])
 def test_agrees(agrees: Agrees, rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     given = inputs(rows, columns, depth)
     agrees(triton.small_matmul, reference.small_matmul, given, dtype, DEVICE)

@@ -17,13 +17,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(1,), (3, 5, 37), (7, 1100), (2, 4500)])
+def in_both_dtypes(*shapes: tuple[int, ...]) -> pytest.MarkDecorator:
+    """Each shape in fp32, and the last in fp16 as well."""
+    cases = [*((shape, torch.float32) for shape in shapes), (shapes[-1], torch.float16)]
+    return pytest.mark.parametrize(("shape", "dtype"), cases)
+
+
+@in_both_dtypes((1,), (2, 3, 37), (3, 1100), (2, 2100))
 def test_agrees(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     agrees(triton.swiglu, reference.swiglu, (torch.randn(shape) * 3, torch.randn(shape)), dtype, DEVICE)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 26), (2, 9000)])
+@pytest.mark.parametrize("shape", [(3, 4, 26), (2, 4200)])
 def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) -> None:
     def of_halves(swiglu: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda x: swiglu(*x.chunk(2, -1))
@@ -31,15 +36,14 @@ def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) 
     agrees(of_halves(triton.swiglu), of_halves(reference.swiglu), (torch.randn(shape),), torch.float32, DEVICE)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("shape", [(2,), (1, 26), (3, 4, 26), (7, 5, 2), (2, 9000)])
+@in_both_dtypes((2,), (1, 26), (3, 2, 26), (3, 5, 2), (2, 4200))
 def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     agrees(triton.packed_swiglu, reference.packed_swiglu, (torch.randn(shape) * 3,), dtype, DEVICE)
 
 
 def test_one_tensor_of_any_strides_has_one_gradient_row_after_row() -> None:
-    whole = torch.randn(5, 40, 6, device=DEVICE)
-    for gate_up in (whole.transpose(1, 2), whole[:, 3:9], whole[::2, :, 1:5], whole[:, :1].expand(5, 4, 6)):
+    whole = torch.randn(3, 10, 6, device=DEVICE)
+    for gate_up in (whole.transpose(1, 2), whole[:, 3:9], whole[::2, :, 1:5], whole[:, :1].expand(3, 4, 6)):
         gate_up = gate_up.detach().requires_grad_()
         out, expected = packed_swiglu(gate_up, "triton"), reference.packed_swiglu(gate_up)
         torch.testing.assert_close(out, expected)
@@ -56,8 +60,8 @@ def test_halves_are_read_where_they_lie() -> None:
 
 
 def test_takes_any_strides() -> None:
-    gate = torch.randn(4, 6, 10, device=DEVICE).transpose(0, 2).requires_grad_()
-    up = torch.randn(10, 1, 4, device=DEVICE).expand(10, 6, 4).requires_grad_()
+    gate = torch.randn(4, 3, 5, device=DEVICE).transpose(0, 2).requires_grad_()
+    up = torch.randn(5, 1, 4, device=DEVICE).expand(5, 3, 4).requires_grad_()
     out = swiglu(gate, up, "triton")
     expected = reference.swiglu(gate, up)
     torch.testing.assert_close(out, expected)
@@ -89,7 +93,7 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
         return packed_swiglu(x + 1, "triton").sin()
 
     for function in (block, packed_block):
-        compiled_agrees(function, [torch.randn(3, 5, 14, device=DEVICE, requires_grad=True)])
+        compiled_agrees(function, [torch.randn(2, 2, 14, device=DEVICE, requires_grad=True)])
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,18 @@ Agrees = Callable[..., None]
 pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
-DRCT = [(180, 6, 0), (212, 4, 2), (244, 2, 0), (276, 6, 2), (308, 4, 0)]
+# Heads of 30, 53, 122, 46 and 77 channels: one or two of the 2 to 6 that a layer has.
+DRCT = [(60, 2, 0), (53, 1, 2), (122, 1, 0), (46, 1, 2), (77, 1, 0)]
 
 
 @pytest.mark.parametrize(("channels", "heads", "shift"), DRCT)
-def test_agrees_at_the_widths_of_drct(agrees: Agrees, channels: int, heads: int, shift: int) -> None:
+def test_agrees_for_the_heads_of_drct(agrees: Agrees, channels: int, heads: int, shift: int) -> None:
     agrees(triton.window_attention, (1, 4, 4, channels), heads, 4, shift, device=DEVICE)
 
 
 @pytest.mark.parametrize(
     ("picture", "shift", "dtype"),
-    [((3, 8, 4), 0, torch.float32), ((1, 4, 4), 2, torch.float16), ((1, 8, 12), 1, torch.float16)],
+    [((3, 8, 4), 0, torch.float32), ((1, 4, 4), 2, torch.float16), ((1, 8, 8), 1, torch.float16)],
 )
 def test_agrees_for_odd_batches_and_shapes(
     agrees: Agrees, picture: tuple[int, ...], shift: int, dtype: torch.dtype
@@ -43,7 +44,7 @@ def test_heads_that_are_two_powers_of_two_are_read_in_two_pieces(
     agrees: Agrees, size: int, pieces: tuple[int, int]
 ) -> None:
     assert triton._pieces(size) == pieces
-    agrees(triton.window_attention, (1, 4, 8, 2 * size), 2, 4, 2, torch.float16, DEVICE)
+    agrees(triton.window_attention, (1, 4, 4, size), 1, 4, 2, torch.float16, DEVICE)
 
 
 def test_agrees_where_a_window_is_several_blocks(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +64,12 @@ def test_agrees_at_windows_of_sixteen(agrees: Agrees, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("size", "dtype"), [(30, torch.float32), (48, torch.float16)])
 def test_with_the_table_spread_beforehand_it_is_the_same(size: int, dtype: torch.dtype) -> None:
-    qkv = torch.randn(2, 8, 4, 6 * size, device=DEVICE).to(dtype)
+    qkv = torch.randn(2, 4, 4, 6 * size, device=DEVICE).to(dtype)
     table = torch.randn(49, 2, device=DEVICE).to(dtype)
     for shift in (0, 2):
         expected = triton.window_attention(qkv, table, 4, shift)
         assert torch.equal(triton.window_attention_spread(qkv, spread(table, 4), shift), expected)
-    torch.library.opcheck(triton.window_attention_spread, (qkv, spread(table, 4), 2))
+    torch.library.opcheck(triton.window_attention_spread, (qkv[:1], spread(table, 4), 2))
 
 
 def test_takes_a_table_of_another_dtype_and_tokens_of_any_strides() -> None:
@@ -96,8 +97,8 @@ def test_is_an_operator_as_torch_wants_it() -> None:
 
 
 def test_compiles_whole() -> None:
-    qkv = torch.randn(1, 4, 8, 18, device=DEVICE, requires_grad=True)
-    table = torch.randn(49, 2, device=DEVICE, requires_grad=True)
+    qkv = torch.randn(1, 4, 4, 9, device=DEVICE, requires_grad=True)
+    table = torch.randn(49, 1, device=DEVICE, requires_grad=True)
 
     def block(qkv: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return window_attention(qkv + 1, table, 4, 2, "triton").sin()
