@@ -48,24 +48,24 @@ def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
 
 
 @pytest.mark.alone
-def test_a_against_a_is_no_difference_in_at_least_95_of_100(arms: list[Arm]) -> None:
+def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> None:
     told_apart = 0
-    for _ in range(100):
+    for _ in range(40):
         old, new = take_turns(arms[:2], course_of_few_turns())
         ratio = compare(old, new)
         told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
-    assert told_apart <= 5
+    assert told_apart <= 2
 
 
 @pytest.mark.alone
 def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
     """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
     found = 0
-    for _ in range(20):
+    for _ in range(10):
         duel = face(arms[0], arms[2], *take_turns([arms[0], arms[2]], Course("sleeper", {"": {}}, "cpu", {})))
         better, why = Objective.LATENCY.judge(duel)
         found += not better and why.startswith("slower")
-    assert found >= 19
+    assert found >= 9
 
 
 def course_of_few_turns() -> Course:

@@ -51,8 +51,18 @@ def picture(batch: int, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.clip(np.array(frames), 0, 1).astype(np.float32))
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed for a CPU"])
-@pytest.mark.parametrize("name", CASES)
+# That packing changes nothing at any size, test_in_windows holds.
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("drct-x4-2groups", False),
+        ("drct-x2-2groups-batch2", True),
+        ("drct-x3-1group", False),
+        ("drct-x3-1group", True),
+        pytest.param("drct-x4-2groups", True, marks=pytest.mark.slow),
+        pytest.param("drct-x2-2groups-batch2", False, marks=pytest.mark.slow),
+    ],
+)
 def test_agrees_with_the_original(name: str, packed: bool) -> None:
     scale, groups, batch, height, width, parameters, step = CASES[name]
     model = fill(Drct(DrctConfig.of(scale, groups)))

@@ -15,7 +15,7 @@ from redline.plan import Plan
 from redline.rungs.fused_ops import FusedOps
 from redline.workloads.drct import draw, smooth_pictures
 
-USUAL = DrctConfig.of(2, 2, window=4, features=8)
+USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
 
 

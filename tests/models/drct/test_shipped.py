@@ -33,7 +33,7 @@ def test_a_shipped_model_beats_interpolation(scale: int, tmp_path: Path) -> None
     assert ours.mean.psnr_y_db > plain.mean.psnr_y_db + 0.5
 
 
-@pytest.mark.parametrize("scale", [2, 4])
+@pytest.mark.parametrize("scale", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_bf16_is_near_fp32(scale: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """What speed may cost on photos: no more than to 45 dB."""
     # One window is enough where bf16 is emulated.

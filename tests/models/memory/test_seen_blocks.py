@@ -98,8 +98,7 @@ def test_masks_say_what_the_blocks_say() -> None:
         assert torch.equal(made, pairs(packing, 8, 1, beyond))
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_recomputed_blocks_stay_in_one_graph_for_all_batches(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_blocks_stay_in_one_graph_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but for the kernels: what is computed is plain flex attention, whose gradient the CPU has too."""
     whole = Passage.whole
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
@@ -112,7 +111,7 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(backend: str, monke
     torch.manual_seed(0)
     model, compiled = TitanModel(SMALL).train(), TitanModel(SMALL).train()
     compiled.load_state_dict(model.state_dict())
-    graphs = CompileCounterWithBackend(backend)
+    graphs = CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
     for block in compiled.blocks:
         forward = block.forward
@@ -122,7 +121,7 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(backend: str, monke
             fullgraph=True,
         )
     for _ in range(3):
-        tokens, documents = torch.randint(211, (2, 300)), (torch.rand(2, 300) < 0.01).cumsum(1)
+        tokens, documents = torch.randint(211, (2, 150)), (torch.rand(2, 150) < 0.02).cumsum(1)
         given = tokens, tokens.roll(-1, 1), Packing.of(documents)
         expected = model.loss(*given)
         with monkeypatch.context() as patch:
