@@ -16,14 +16,14 @@ test: $(READY)
 	wait $$interpreted; code=$$?; cat $(VENV)/interpreted.txt; exit $$((main || code))
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-cpu-avx512 test-cpu-avx2
 # These measure time: what a neighbour on the machine causes is gone at a second look, a regression is not.
-	$(BIN)/pytest -m "not gpu and not slow and alone" --reruns 2 $(shell grep -rl "mark.alone" tests)
+	$(BIN)/pytest -m "not gpu and not slow and alone" --durations=25 --reruns 2 $(shell grep -rl "mark.alone" tests)
 
 test-main: $(READY)
-	$(BIN)/pytest -m "not gpu and not slow and not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not gpu and not slow and not alone" --durations=25 --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # In one process beside the others, which wait at times.
 test-interpreted: $(READY)
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" $(wildcard tests/ops/*/test_triton.py)
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" --durations=25 $(wildcard tests/ops/*/test_triton.py)
 
 # The tests that depend on the CPU, on lesser ones: AVX-512 without bf16 and fp16, or AVX2 (on ARM: see cpu_features.py).
 test-cpu-avx512 test-cpu-avx2: test-cpu-%: $(READY)

@@ -38,6 +38,7 @@ LONG = (
     "recall/test_learning_needles.py",
     "recall/test_learning_pairs.py",
     "cli/test_climb.py",
+    "ops/test_contract.py",
     "workloads/test_workloads.py",
     "docs/test_snippets.py",
 )
