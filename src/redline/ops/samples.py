@@ -75,7 +75,7 @@ def fused_linear(
 ) -> Arguments:
     """`around` adds a residual, and asks for the moments of what is written."""
     weight = _normal(dtype, columns, channels)
-    given = {"x_MK": _normal(dtype, rows, channels), "weight_NK": weight, "bias_N": _normal(dtype, columns)}
+    given: Arguments = {"x_MK": _normal(dtype, rows, channels), "weight_NK": weight, "bias_N": _normal(dtype, columns)}
     given |= {"out_MN": torch.empty(rows, columns, dtype=dtype), "activation": activation}
     if normalized:
         given |= {"moments_P2M": _normal(torch.float32, 1, 2, rows).abs(), "weight_sums_N": weight.float().sum(1)}
@@ -105,7 +105,7 @@ def gated_delta_rule(
 ) -> Arguments:  # fmt: skip
     q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _several(2, dtype, batch, tokens, heads, keys))
     g, beta = -torch.rand(batch, tokens, heads), torch.rand(batch, tokens, heads)
-    given = {"q_BSHK": q, "k_BSHK": k, "v_BSHV": _normal(dtype, batch, tokens, heads, values), "g_BSH": g}
+    given: Arguments = {"q_BSHK": q, "k_BSHK": k, "v_BSHV": _normal(dtype, batch, tokens, heads, values), "g_BSH": g}
     given |= {"beta_BSH": beta, "chunk": chunk}
     if packed:
         given["state_BHKV"] = _normal(torch.float32, batch, heads, keys, values)
@@ -200,7 +200,12 @@ def titans_memory(
     """`cut` gives a state and two documents, so that chunks do not begin where a multiple of `chunk` does."""
     q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _several(2, dtype, batch, tokens, heads, keys))
     alpha, eta, theta = (torch.rand(batch, tokens, heads) for _ in range(3))
-    given = {"q_BSHK": q, "k_BSHK": k, "v_BSHV": _normal(dtype, batch, tokens, heads, values), "alpha_BSH": alpha}
+    given: Arguments = {
+        "q_BSHK": q,
+        "k_BSHK": k,
+        "v_BSHV": _normal(dtype, batch, tokens, heads, values),
+        "alpha_BSH": alpha,
+    }
     given |= {"eta_BSH": eta, "theta_BSH": theta, "chunk": chunk}
     if cut:
         memory, momentum, anchor = _several(3, torch.float32, batch, heads, keys, values)
