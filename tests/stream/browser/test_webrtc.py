@@ -151,24 +151,6 @@ def test_only_one_page_sends(run_stream: Callable[..., Running]) -> None:
     asyncio.run(main())
 
 
-def test_a_second_page_watches_what_the_camera_of_the_first_becomes(run_stream: Callable[..., Running]) -> None:
-    stream = run_stream(size=(48, 64))
-    grey = np.full((48, 64, 3), 40, np.uint8)
-
-    async def main() -> None:
-        async with open_page(stream.page.url) as sender, open_page(stream.page.url) as before:
-            assert (await before.hear("hello"))["camera_taken"] is False
-            sent = await sender.offer(["camera", "output"], ColourTrack(grey))
-            await picture_of(sent["output"])
-            async with open_page(stream.page.url) as viewer:
-                assert (await viewer.hear("hello"))["camera_taken"] is True
-                seen = await viewer.offer(["output", "input"])
-                assert np.abs((await picture_of(seen["output"])).astype(int) - 215).mean() < 10
-                assert np.abs((await picture_of(seen["input"])).astype(int) - 40).mean() < 10
-
-    asyncio.run(main())
-
-
 def test_two_viewers_see_the_same_and_one_vanishes(run_stream: Callable[..., Running]) -> None:
     source = clip()
     stream = run_stream(source=source)
