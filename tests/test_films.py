@@ -39,11 +39,14 @@ def test_an_image_sequence_pattern_opens_no_other_file(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mpg", ".flv", ".nut", ".gif"])
+@pytest.mark.parametrize(
+    "suffix", [".mp4", ".mov", ".mkv", ".webm", ".avi", ".ts", ".mpg", ".flv", ".nut", ".gif", ".jpg"]
+)
 def test_usual_containers_are_read(tmp_path: Path, suffix: str) -> None:
-    codec = {".webm": "libvpx", ".gif": "gif", ".mpg": "mpeg2video"}.get(suffix, "libx264")
+    codec = {".webm": "libvpx", ".gif": "gif", ".mpg": "mpeg2video", ".jpg": "mjpeg"}.get(suffix, "libx264")
     path = tmp_path / f"100% a:b{suffix}"
-    pixel_format, clock = "bgr8" if codec == "gif" else "yuv420p", Fraction(1, 25)
-    make_clip(path, frames=3, codec=codec, pixel_format=pixel_format, time_base=clock)
+    pixel_format = {"gif": "bgr8", "mjpeg": "yuvj420p"}.get(codec, "yuv420p")
+    frames, clock = 1 if codec == "mjpeg" else 3, Fraction(1, 25)
+    make_clip(path, frames=frames, codec=codec, pixel_format=pixel_format, time_base=clock)
     with opened(path) as container:
         assert main_stream(container, path).width == 48

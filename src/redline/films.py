@@ -27,7 +27,8 @@ _MOST_AT_ONCE = 6
 # they name, so a file from an untrusted source could pull in any local file.
 _FORMATS = (
     "mov,matroska,avi,mpegts,mpeg,mpegvideo,flv,asf,ogg,nut,mxf,gxf,gif,apng,ivf,obu,av1,h261,h263,h264,hevc,vvc,m4v,"
-    "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim"
+    "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim,webp,"
+    "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif_pipe,ppm_pipe,jpegxl_pipe,j2k_pipe,exr_pipe,dpx_pipe"
 )
 _ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 

@@ -39,7 +39,7 @@ function connect() {
   socket.onmessage = (event) => hear(JSON.parse(event.data));
   socket.onclose = () => {
     hangUp();
-    $("start").disabled = true;
+    $("start").disabled = $("watch").disabled = true;
     if (ended) return;
     title("Not connected");
     complain(`No connection to Redline: trying again in ${Math.round(waitMs / 100) / 10} s.`);
@@ -70,7 +70,7 @@ function hear(said) {
     ended = true;
     stop();
     title(said.text);
-    $("start").disabled = true;
+    $("start").disabled = $("watch").disabled = true;
   }
 }
 
@@ -87,7 +87,7 @@ function welcome(said) {
     : "Latency begins when the source captured a frame.") + (said.sink
     ? " Together ends when the frame is handed over to the pages; the rows below it go on to this screen. What the screen itself takes is not in them." : "");
   Settings.build(said);
-  $("start").disabled = false;
+  $("start").disabled = $("watch").disabled = false;
   say({ type: "ping", sent: performance.now() });
   if (running) start(watching);
   else if (said.sink && (!said.source || said.camera_taken)) start(said.source);
