@@ -58,7 +58,7 @@ class TestFiles:
                 self.importers.setdefault(name, set()).add(_module(path))
 
     def of(self, path: str) -> list[str]:
-        """The mirrored file first, then by distance in the import graph, then by distance in the folder tree."""
+        """The mirrored file first, then by distance in the import graph."""
         folder, name = os.path.split(os.path.relpath(path, SOURCES))
         if name == "__init__.py":
             folder, name = os.path.split(folder)
@@ -68,10 +68,16 @@ class TestFiles:
         seen, nearest = set(), {_module(path)}
         while nearest and len(chosen) < MOST_TEST_FILES:
             found = {test for test, names in self.imports.items() if names & nearest} - LONG_TESTS - set(chosen)
-            chosen += sorted(found, key=lambda test: (len(os.path.relpath(test, folder).split("/")), test))
+            # In the same folder first, and those that import least, which are about little else.
+            chosen += sorted(
+                found, key=lambda test: (len(os.path.relpath(test, folder).split("/")), self._breadth(test), test)
+            )
             seen |= nearest
             nearest = {name for module in nearest for name in self.importers.get(module, ())} - seen
         return chosen[:MOST_TEST_FILES]
+
+    def _breadth(self, test: str) -> int:
+        return sum(name.startswith("redline.") for name in self.imports[test])
 
 
 def _module(path: str) -> str:
