@@ -191,7 +191,7 @@ def main() -> None:
     }
     score = (counts["found"] + counts["hung"]) / max(1, len(results) - counts["skipped"])
     survivors = sorted(str(mutant) for mutant, result, _ in results if result == "survived")
-    print("", "survivors:", *survivors, sep="\n  ")
+    print("", "survivors:", *(survivors or ["none"]), sep="\n  ")
     print("", "".join(f"{name:>10}" for name in (*counts, "score")), sep="\n")
     print("".join(f"{count:>10}" for count in counts.values()) + f"{score:>10.0%}")
     print(json.dumps({"seed": given.seed, **counts, "score": score, "survivors": survivors}))
