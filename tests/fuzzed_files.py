@@ -107,7 +107,8 @@ def fuzz_metadata(sample: bytes, chance: random.Random) -> Iterator[bytes]:
     """The JSON documents that stand as texts in a safetensors file's header."""
     size = int.from_bytes(sample[:8], "little")
     header, body = json.loads(sample[8 : 8 + size]), sample[8 + size :]
-    sources = {name: fuzz_json(text.encode(), chance) for name, text in header["__metadata__"].items()}
+    documents = {name: text for name, text in header["__metadata__"].items() if text[:1] in ("{", "[")}
+    sources = {name: fuzz_json(text.encode(), chance) for name, text in documents.items()}
     while True:
         for name, source in sources.items():
             about = {**header["__metadata__"], name: next(source).decode("utf-8", "replace")}

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fuzzed_files import fuzz_bytes, fuzz_json, fuzz_json_lines, fuzz_metadata, fuzz_safetensors, fuzz_toml
 from redline import untrusted
@@ -31,6 +32,8 @@ from redline.generation.folder import ModelFolder, read_tokenizer
 from redline.machine import Ceilings, Machine
 from redline.measurement import Measurement, load_measurements
 from redline.models.decoder import load_decoder
+from redline.models.drct import Drct, DrctConfig, load_drct, save_drct
+from redline.models.lsd import Lsd, LsdConfig, load_lsd, save_lsd
 from redline.models.memory import TitanConfig, TitanModel, load_memory_model, save_memory_model
 from redline.partial import check_is_free, owner_mark
 from redline.plan import Plan
@@ -157,9 +160,28 @@ def _model_file(name: str, content: str | None = None) -> Callable[[Path], Path]
     return write
 
 
+def _open(path: Path) -> None:
+    ModelFolder.open(path.parent)
+
+
 def _open_and_load(path: Path) -> None:
     ModelFolder.open(path.parent)
     load_decoder(path.parent)
+
+
+def _write_drct(folder: Path) -> Path:
+    save_drct(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4)), folder / "d.safetensors")
+    return folder / "d.safetensors"
+
+
+def _write_pth(folder: Path) -> Path:
+    torch.save({"params": load_file(_write_drct(folder))}, folder / "d.pth")
+    return folder / "d.pth"
+
+
+def _write_lsd(folder: Path) -> Path:
+    save_lsd(Lsd(LsdConfig(2, 8, (1, 2), control=0)), folder / "l.safetensors")
+    return folder / "l.safetensors"
 
 
 def _memory_file(name: str) -> Callable[[Path], Path]:
@@ -283,13 +305,16 @@ READERS = (
     ),
     Reader("corpus tokenizer", _model_file("tokenizer.json"), lambda path: load_tokenizer(path, "</s>"), fuzz_json),
     Reader("model tokenizer", _model_file("tokenizer.json"), lambda path: read_tokenizer(path.parent), fuzz_json),
-    Reader("tokenizer config", _model_file("tokenizer_config.json", "{}"), _open_and_load, fuzz_json),
-    Reader("generation config", _model_file("generation_config.json"), _open_and_load, fuzz_json),
+    Reader("tokenizer config", _model_file("tokenizer_config.json", "{}"), _open, fuzz_json),
+    Reader("generation config", _model_file("generation_config.json"), _open, fuzz_json),
     Reader("decoder config", _model_file("config.json"), _open_and_load, fuzz_json),
     Reader("decoder weights", _model_file("model.safetensors"), lambda p: load_decoder(p.parent), fuzz_safetensors),
     Reader("memory config", _memory_file("config.json"), _load_memory, fuzz_json),
     Reader("saved memory", _write_state, lambda path: _MODEL.new_state().load(path), fuzz_safetensors),
     Reader("saved memory's model", _write_state, lambda path: _MODEL.new_state().load(path), fuzz_metadata),
+    Reader("drct weights", _write_drct, load_drct, fuzz_safetensors),
+    Reader("drct pth", _write_pth, load_drct, fuzz_bytes),
+    Reader("lsd weights", _write_lsd, load_lsd, fuzz_safetensors),
     Reader("upscale journal", _write_journal, _read_upscale_journal, fuzz_json_lines),
     Reader("job of a video", _write_job, _read_parts, fuzz_json),
     Reader("part of a video", lambda f: _write_job(f).with_name("part-000000.json"), _read_parts, fuzz_json),
