@@ -88,7 +88,10 @@ def test_it_knows_how_many_tokens_its_tokenizer_has(tmp_path: Path) -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no folder"):
         ModelFolder.open(tmp_path / "absent")
-    with pytest.raises(ModelError, match="cannot read .*config.json"):
+    with pytest.raises(ModelError, match="is not the folder of a model: it has no config.json"):
+        ModelFolder.open(tmp_path)
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(ModelError, match=r"holds an adapter \(LoRA\), not a model"):
         ModelFolder.open(tmp_path)
     write_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -105,4 +108,13 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         ModelFolder.open(tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="has no tokenizer.json"):
+        ModelFolder.open(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(
+        ModelError, match=r"has no tokenizer\.json, .* only tokenizer\.model: convert it with `python -c"
+    ):
+        ModelFolder.open(tmp_path)
+    # Weights come first: who has none needs no tokenizer yet.
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"only as pytorch_model\.bin"):
         ModelFolder.open(tmp_path)

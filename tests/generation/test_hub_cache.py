@@ -17,7 +17,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "models--Owner--Name"
     for commit in (FIRST, SECOND):
         (folder / "snapshots" / commit).mkdir(parents=True)
-        for part in ("config.json", "tokenizer.json"):
+        for part in ("config.json", "model.safetensors", "tokenizer.json"):
             (folder / "snapshots" / commit / part).touch()
     (folder / "refs" / "pr").mkdir(parents=True)
     (folder / "refs" / "main").write_text(SECOND)
@@ -45,7 +45,7 @@ def test_what_is_missing_is_said_with_the_command(cached: Path, monkeypatch: pyt
     with pytest.raises(ModelError, match="download it with `hf download Qwen/Qwen3-0.6B --revision v1`"):
         find_model("Qwen/Qwen3-0.6B@v1")
     (cached / "snapshots" / SECOND / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json: download all of it with `hf download Owner/Name`"):
+    with pytest.raises(ModelError, match="has no tokenizer: download all of it with `hf download Owner/Name`"):
         find_model("Owner/Name")
     for place in ("Name", "/Owner/Name", "../Owner/Name", "a/b/c"):
         with pytest.raises(ModelError, match="there is no folder .*: give a folder with config.json"):

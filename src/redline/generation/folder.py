@@ -12,7 +12,7 @@ from redline.errors import ModelError
 from redline.generation.hub_cache import find_model
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
-from redline.models.decoder.checkpoint import read_json
+from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
 from redline.untrusted import reading
 
@@ -51,6 +51,7 @@ class ModelFolder:
         if model_type not in LOADERS:
             known = ", ".join(LOADERS)
             raise ModelError(f"{str(path)!r} is of the architecture {model_type!r}, which is not known: {known} are.")
+        check_has_weights(path)
         tokenizer = read_tokenizer(path)
         # Fine-tunes often add a token for padding, which no prompt holds: those are looked at in the prompt itself.
         numbers = tokenizer.get_vocab(with_added_tokens=False).values()
@@ -77,11 +78,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     inside = folder / "model"
     if not (folder / "config.json").exists() and (inside / "config.json").exists():
         raise ModelError(f"{str(folder)!r} is the folder of a training: its model is in {str(inside)!r}.")
-    if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model, by peft's "
-            "merge_and_unload(), and save that."
-        )
+    if not (folder / "config.json").exists():
+        if (folder / "adapter_config.json").exists():
+            raise ModelError(
+                f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model, by peft's "
+                "merge_and_unload(), and save that."
+            )
+        raise ModelError(f"{str(folder)!r} is not the folder of a model: it has no config.json.")
     return read_json(folder / "config.json")
 
 
@@ -90,7 +93,14 @@ def read_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise ModelError(f"{str(folder)!r} has no tokenizer.json, so text cannot be turned into tokens.")
+        advice = ""
+        if others := [name for name in ("tokenizer.model", "vocab.json", "vocab.txt") if (folder / name).exists()]:
+            convert = f"T.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+            advice = (
+                f", only {others[0]}: convert it with "
+                f'`python -c "from transformers import AutoTokenizer as T; {convert}"`'
+            )
+        raise ModelError(f"{str(folder)!r} has no tokenizer.json, which turns text into tokens{advice}.")
     with reading(path, "tokenizer", ModelError, (Exception,)):  # the library raises a bare Exception
         tokenizer = Tokenizer.from_file(str(path))
     # The file keeps how its training cut and filled texts; a prompt is taken as it is.

@@ -9,6 +9,12 @@ from redline.errors import ModelError
 # An owner and a name, and a branch, tag or commit behind an @.
 _REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
+# What a whole copy has, in one form or another; which of them can be read is the loader's to say.
+_PARTS = {
+    "config.json": ("config.json",),
+    "weights": ("*.safetensors", "*.bin"),
+    "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.*"),
+}
 
 
 def cache_folder() -> Path:
@@ -46,8 +52,9 @@ def find_model(given: str | Path) -> Path:
             f"there is no folder {str(given)!r}, and no such model in the Hugging Face cache {str(cache)!r}: download "
             f"it with `{download}`, or give a folder with {needed}."
         )
-    for part in ("config.json", "tokenizer.json"):
-        if not (snapshot / part).exists():
+    for part, patterns in _PARTS.items():
+        # Symbolic links, whose targets may be gone.
+        if not any(path.exists() for pattern in patterns for path in snapshot.glob(pattern)):
             raise ModelError(
                 f"the copy of {name} in the Hugging Face cache has no {part}: download all of it with `{download}` "
                 f"({str(snapshot)!r})."

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -118,9 +118,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def find_files(folder: Path) -> list[Path]:
     """The weight files of a folder; an index and its files must agree."""
+    check_has_weights(folder)
     if not (folder / INDEX).exists():
-        if not (folder / SINGLE).exists():
-            _refuse_missing_weights(folder)
         return [folder / SINGLE]
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -136,7 +135,10 @@ def find_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _refuse_missing_weights(folder: Path) -> NoReturn:
+def check_has_weights(folder: Path) -> None:
+    """Raises ModelError for a folder without safetensors, by what it holds instead."""
+    if (folder / SINGLE).exists() or (folder / INDEX).exists():
+        return
     pickled = sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin")
     if pickled:
         convert = f"M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
