@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +66,24 @@ def test_int8_is_smaller_and_inside_its_limit(network: Network, exported: Path, 
     result = export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), calibration)
     assert result.score.value > 40 and result.bytes < exported.stat().st_size
     assert load_onnx_network(tmp_path / "int8.onnx").name.endswith("(ONNX, int8)")
+
+
+@pytest.mark.usefixtures("exported_before")
+def test_it_tells_how_far_it_is(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantized(source: Path, target: Path, batches: Iterable[object], *_: object, **__: object) -> None:
+        assert len(list(batches)) == 3
+        target.write_bytes(source.read_bytes())
+
+    monkeypatch.setattr(exporting, "quantize_static", quantized)
+    told: list[tuple[str, int, int]] = []
+    tiles = smooth_pictures(3, 16).split(1)
+    export_onnx(network, tmp_path / "a.onnx", 16, tiles[0], tiles, lambda *said: told.append(said))
+    assert told == [
+        ("exporting a small DRCT as a graph", 0, 0),
+        *(("calibrating", done, 3) for done in range(3)),
+        ("writing int8 weights", 0, 0),
+        ("comparing the file with the network", 0, 0),
+    ]
 
 
 @pytest.mark.usefixtures("exported_before")

@@ -226,7 +226,7 @@ class _Watch:
 
     def _finished(self, outcome: Outcome) -> None:
         self._under_way.pop(outcome.task, None)
-        if outcome.skipped:  # took no time, which would make the time left too short
+        if not outcome.seconds:  # skipped or refused in no time, which would make the time left too short
             self._total -= 1
         else:
             self._done += 1
@@ -244,7 +244,7 @@ class _Watch:
                 self._noted.add((task, note))
                 self.say(f"{task.source.name}: {note}")
 
-    def _picture(self, task: Task, rows: int, total: int) -> None:
+    def _picture(self, task: Task, rows: float, total: int) -> None:
         self._under_way[task] = rows / total
         self._update(task.source.name)
 

@@ -28,5 +28,5 @@ class Listener:
 
     say: Callable[[str], None] = lambda _text: None
     finished: Callable[[Outcome], None] = lambda _outcome: None
-    picture_progress: Callable[[Task, int, int], None] = lambda _task, _rows, _total: None
+    picture_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
     film_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None

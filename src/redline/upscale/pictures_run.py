@@ -6,7 +6,7 @@ half-written file goes, and the next one is begun.
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -53,14 +53,15 @@ class _Band:
 
 
 class PictureRun:
-    """Enlarges many pictures; `tell` hears each outcome as it is known, `advance` how many rows of tiles are done."""
+    """Enlarges many pictures; `tell` hears each outcome as it is known, `advance` how many rows of tiles are done, and
+    which share of the row under way."""
 
     def __init__(
         self,
         enlarger: Enlarger,
         settings: PictureSettings,
         tell: Callable[[Outcome], None] = lambda _outcome: None,
-        advance: Callable[[Task, int, int], None] = lambda _task, _done, _total: None,
+        advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._enlarger, self._settings, self._tell, self._advance = enlarger, settings, tell, advance
         # Rows of tiles with as many pixels as this did not fit on the device.
@@ -153,8 +154,19 @@ class PictureRun:
             picture.is_lost = True
             return _Band(picture, error=f"{str(picture.task.source)!r}: {error}")
         band.samples.done()
-        self._advance(picture.task, max(band.row + 1 - picture.first, 0), picture.last - picture.first)
+        self._advance_to(picture, band.row + 1)
         return _Band(picture, band.row, rows, band.last)
+
+    def _advance_to(self, picture: PictureUnderWay, rows: float) -> None:
+        self._advance(picture.task, max(rows - picture.first, 0), picture.last - picture.first)
+
+    def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
+        """The tiles of a row, each counted when it is done; together they are this share of the row's work."""
+        count = len(band.picture.columns.side.starts)
+        for number, tile in enumerate(tiles, 1):
+            yield tile
+            if number < count:  # the last is counted with the whole row
+                self._advance_to(band.picture, band.row + share * number / count)
 
     def _try_rows(self, band: _Band, samples: Tensor) -> Arriving | None:
         """The rows that the band finishes, on their way to the host; None where memory runs out around the network."""
@@ -172,7 +184,8 @@ class PictureRun:
     def _rows(self, band: _Band, samples: Tensor) -> Arriving:
         picture = band.picture
         colour, alpha = self._planes(samples)
-        tiles = self._tiles(colour[None], picture.columns)
+        share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
+        tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], picture.columns), share)
         if alpha is not None:
             # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
             place = picture.blender.device

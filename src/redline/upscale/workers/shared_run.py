@@ -100,7 +100,7 @@ class SharedRun:
                     settled = queue.finished(member.name, outcome)
                     if settled is not None:
                         yield settled
-                case Heard("picture_progress", (Part() as part, int(rows), _)):
+                case Heard("picture_progress", (Part() as part, int() | float() as rows, _)):
                     self._listener.picture_progress(part.whole, *queue.rows_done(part, rows))
                 case Heard("say", (text,)):
                     self._listener.say(f"{member.name}: {text}")

@@ -84,7 +84,7 @@ class Split:
     source_state: tuple[int, int] | None = None
     started: float = field(default_factory=time.monotonic)
     unfinished: set[Part] = field(default_factory=set)
-    rows_done: dict[Part, int] = field(default_factory=dict)
+    rows_done: dict[Part, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     error: str = ""
 

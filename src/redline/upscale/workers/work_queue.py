@@ -71,7 +71,7 @@ class WorkQueue:
                 settled.append(self._settled(_cannot(self._waiting.popleft(), why)))
         return [one for one in settled if one is not None]
 
-    def rows_done(self, part: Part, rows: int) -> tuple[int, int]:
+    def rows_done(self, part: Part, rows: float) -> tuple[float, int]:
         """How many rows of tiles of the whole picture are done now, and of how many."""
         found = self._splits[part.whole]
         found.rows_done[part] = rows
