@@ -134,6 +134,7 @@ class Copy:
         code = 1
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.chdir(self.root)
             with open(os.devnull) as nothing, written.open("w") as file:
                 os.dup2(nothing.fileno(), 0)
@@ -164,6 +165,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=300, help="seconds that the tests of one mutant may take")
     given = parser.parse_args()
 
+    # Ends like Ctrl-C: the running tests are killed and the copy is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.chdir(ROOT)
     files = sorted({f for path in map(Path, given.paths) for f in ([path] if path.is_file() else path.rglob("*.py"))})
     everything = [mutant for file in files for mutant in mutants_of(str(file), file.read_bytes())]
