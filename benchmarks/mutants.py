@@ -4,7 +4,7 @@
 
 Chooses `count` random places in the named files (all of src/redline by default) and changes each one in a copy of the
 repository, never in the working tree. Each mutant runs against the mirrored test file (tests/a/test_b.py for
-src/redline/a/b.py) and the test files that are nearest to the module in the import graph, three files in all.
+src/redline/a/b.py) and the test files that are nearest to the module in the import graph, four files in all.
 
 found      a test failed
 hung       a test ran into its timeout; counts as found
@@ -35,9 +35,9 @@ from operators import WITH_CUDA, Mutant, imported_by, mutants_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/redline")
-MOST_TEST_FILES = 3
+MOST_TEST_FILES = 4
 # These run for minutes, and only for the module that they mirror.
-LONG_TESTS = {f"tests/{name}.py" for name in ("test_climb", "cli/test_climb", "docs/test_snippets")}
+LONG_TESTS = {f"tests/{name}.py" for name in ("test_climb", "test_overhead", "cli/test_climb", "docs/test_snippets")}
 
 
 class TestFiles:
@@ -58,23 +58,28 @@ class TestFiles:
                 self.importers.setdefault(name, set()).add(_module(path))
 
     def of(self, path: str) -> list[str]:
-        """The mirrored file first, then by distance in the import graph."""
+        """The mirrored file, those that import the module themselves, and others, near folders first."""
         folder, name = os.path.split(os.path.relpath(path, SOURCES))
         if name == "__init__.py":
             folder, name = os.path.split(folder)
         folder = os.path.join("tests", folder)
         mirrored = os.path.join(folder, f"test_{name.removesuffix('.py')}.py")
-        chosen = [mirrored] if mirrored in self.imports else []
+        distances: dict[str, int] = {}
         seen, nearest = set(), {_module(path)}
-        while nearest and len(chosen) < MOST_TEST_FILES:
-            found = {test for test, names in self.imports.items() if names & nearest} - LONG_TESTS - set(chosen)
-            # In the same folder first, and those that import least, which are about little else.
-            chosen += sorted(
-                found, key=lambda test: (len(os.path.relpath(test, folder).split("/")), self._breadth(test), test)
-            )
+        while nearest:
+            for test in (test for test, names in self.imports.items() if names & nearest):
+                distances.setdefault(test, len(seen))
             seen |= nearest
             nearest = {name for module in nearest for name in self.importers.get(module, ())} - seen
-        return chosen[:MOST_TEST_FILES]
+
+        def order(test: str) -> tuple[object, ...]:
+            away = len(os.path.relpath(test, folder).split("/"))
+            # Of two test files, the one that imports less is about little else.
+            return test != mirrored, distances[test] > 0, away, distances[test], self._breadth(test), test
+
+        if mirrored in self.imports:
+            distances.setdefault(mirrored, 0)
+        return sorted(distances.keys() - LONG_TESTS | {mirrored} & distances.keys(), key=order)[:MOST_TEST_FILES]
 
     def _breadth(self, test: str) -> int:
         return sum(name.startswith("redline.") for name in self.imports[test])
