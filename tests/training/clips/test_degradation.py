@@ -72,7 +72,11 @@ def test_light_and_colour_are_lost_and_can_be_kept_on_purpose() -> None:
 
 def test_noise_has_the_size_it_says() -> None:
     given = torch.full((1, 3, 64, 64), 0.5)
-    for noise, expected in (({"read_B": 0.05}, 0.05), ({"shot_B": 0.1}, 0.1 * 0.5**0.5)):
+    for noise, expected in (
+        ({"read_B": 0.05}, 0.05),
+        ({"shot_B": 0.1}, 0.1 * 0.5**0.5),
+        ({"read_B": 0.05, "shot_B": 0.1}, (0.05**2 + 0.1**2 * 0.5) ** 0.5),
+    ):
         noisy = replace(nothing(), **{name: torch.tensor([value]) for name, value in noise.items()})
         seen = noisy.apply(given, torch.randn_like(given), BLOCKING)
         assert float((seen - given).std()) == pytest.approx(expected, rel=0.05)
