@@ -204,6 +204,7 @@ def on_card(
             patch.setattr("redline.ops.window_attention.constant._faking", lambda: True)
             patch.setattr(kernel, "processors", lambda _: card.processors)
             patch.setattr(kernel, "shared_bytes", lambda _: card.shared_bytes)
+            patch.setattr(kernel, "has_descriptors", lambda _: capability >= 90)
             patch.setattr(driver, "_active", _Driver(capability))
             with _AsOnCuda():
                 yield launched

@@ -23,6 +23,8 @@ from redline.ops.registry import OPS, Op, Sizes
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 TESTS = Path(__file__).parent
+# Benchmarks switch it on; `linear_cross_entropy/test_one_pass.py` compiles it.
+ONLY_MEASURED = {"both_kernel"}
 OnCard = Callable[..., Any]
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -97,22 +99,44 @@ def test_what_cannot_run_is_refused_by_name(op: Op, monkeypatch: pytest.MonkeyPa
         run(op, given, "triton")
 
 
-def compile_for(on_card: OnCard, capability: int, op: Op, dtype: torch.dtype, sizes: Sizes) -> None:
-    """Compiles what forward and backward launch."""
-
+def run_forward_and_backward(op: Op, dtype: torch.dtype, sizes: Sizes) -> None:
     def as_parameter(one: object) -> object:
         trained = isinstance(one, Tensor) and one.is_floating_point()
         return one.detach().requires_grad_() if trained else one
 
     given = op.sample(dtype, **sizes)
     given |= {name: tree_map(as_parameter, given[name]) for name in op.trained if name in given}
-    with on_card(capability, compiling=True) as launched, torch.set_grad_enabled(bool(op.trained)):
+    with torch.set_grad_enabled(bool(op.trained)):
         found = op.function(**given, implementation="triton")
-        forward = set(launched)
         outputs = [one for one in tree_leaves(found) if isinstance(one, Tensor) and one.requires_grad]
         if outputs:
             torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
-    assert forward and bool(outputs) == bool(op.trained)
+    assert bool(outputs) == bool(op.trained)
+
+
+def kernels_of(package: str) -> set[str]:
+    """The names of the kernels that are written in it."""
+    found = set()
+    for path in (Path(redline.ops.__file__).parent / package).glob("triton*.py"):
+        module = import_module(f"redline.ops.{package}.{path.stem}")
+        found |= {
+            name
+            for name, one in vars(module).items()
+            if name.endswith("_kernel") and package in one.__module__.split(".")
+        }
+    return found - ONLY_MEASURED
+
+
+@pytest.mark.parametrize("package", sorted({op.function.__module__.split(".")[2] for op in OPS}))
+def test_samples_launch_all_kernels(package: str, on_card: OnCard) -> None:
+    found = set()
+    for op in OPS:
+        for sizes in op.sizes if op.function.__module__ == f"redline.ops.{package}" else ():
+            for capability in (80, 90):
+                with on_card(capability) as launched:
+                    run_forward_and_backward(op, torch.bfloat16, sizes)
+                found |= set(launched)
+    assert found and kernels_of(package) <= found
 
 
 # Compiling takes long: `make test` compiles each operator for one card, in turn, and `make test-all` for all cards.
@@ -126,7 +150,9 @@ ON_CARDS = [
 @pytest.mark.parametrize(("op", "capability"), ON_CARDS, ids=lambda value: str(getattr(value, "name", value)))
 def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
     for sizes in op.sizes:
-        compile_for(on_card, capability, op, torch.bfloat16, sizes)
+        with on_card(capability, compiling=True) as launched:
+            run_forward_and_backward(op, torch.bfloat16, sizes)
+        assert launched
 
 
 def each(name: str, *values: object) -> list[Sizes]:
@@ -180,4 +206,6 @@ SIZES: dict[str, list[Sizes]] = {
 @every_op
 def test_kernels_compile_at_every_size(op: Op, dtype: torch.dtype, capability: int, on_card: OnCard) -> None:
     for sizes in SIZES[op.name]:
-        compile_for(on_card, capability, op, dtype, sizes)
+        with on_card(capability, compiling=True) as launched:
+            run_forward_and_backward(op, dtype, sizes)
+        assert launched
