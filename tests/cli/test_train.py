@@ -183,7 +183,11 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
         ("vocabulary = 270", 'file = "absent.json"', "there is no tokenizer 'absent.json'"),
         ('sources = ["text"]', 'sources = ["short.txt"]', "tokens do not fill one row of 24"),
         ('sources = ["text"]', 'sources = ["same.jsonl"]', "too few documents differ"),
-        (SETTINGS.partition("[data]")[2].partition("[training]")[0], LOADED, "line 2 of 'bad.jsonl' is not JSON"),
+        (
+            SETTINGS.partition("[data]")[2].partition("[training]")[0],
+            LOADED,
+            "line 2 of 'bad.jsonl' cannot be read: it is not JSON",
+        ),
         ("width = 16", "width = 16\nqkv_bias = true\nquery_key_norm = true", "no Hugging Face architecture has"),
         (
             "width = 16",
