@@ -1,10 +1,14 @@
 """Malformed variants of a valid file: every value replaced, keys left out, bytes flipped, and so on."""
 
+import hashlib
+import io
 import json
 import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 # JSON can spell these, and Python's reader takes them.
 _ODD_TEXT = {"@digits": "9" * 5000, "@nan": "NaN", "@infinite": "-Infinity", "@half": '"\\ud800"'}
@@ -114,6 +118,28 @@ def fuzz_metadata(sample: bytes, chance: random.Random) -> Iterator[bytes]:
             about = {**header["__metadata__"], name: next(source).decode("utf-8", "replace")}
             changed = json.dumps({**header, "__metadata__": about}).encode()
             yield len(changed).to_bytes(8, "little") + changed + body
+
+
+def fuzz_checkpoint(sample: bytes, chance: random.Random) -> Iterator[bytes]:
+    """With the right checksum, other values; and other bytes, with and without it."""
+    magic, payload, others = sample[:8], sample[40:], fuzz_bytes(sample, chance)
+    content, flipped = torch.load(io.BytesIO(payload), weights_only=True), fuzz_bytes(payload, chance)
+    odd = (None, -1, 10**30, float("nan"), "x", "{}", "[]", "[" * 9999, [], {}, {"a": 1}, torch.ones(2))
+
+    def sealed(data: bytes) -> bytes:
+        return magic + hashlib.sha256(data).digest() + data
+
+    while True:
+        for outer in (content, *(value for value in content.values() if isinstance(value, dict))):
+            for key in list(outer):
+                kept = outer[key]
+                outer[key] = chance.choice(odd)
+                buffer = io.BytesIO()
+                torch.save(content, buffer)
+                outer[key] = kept
+                yield sealed(buffer.getvalue())
+            yield sealed(next(flipped))
+            yield next(others)
 
 
 def _spell(document: Any) -> bytes:

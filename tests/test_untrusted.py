@@ -4,8 +4,6 @@ A new reader is added to `READERS`: how to write a valid file, how to read it, a
 `REDLINE_FUZZ=2000` tries more variants of each file.
 """
 
-import hashlib
-import io
 import itertools
 import json
 import os
@@ -22,7 +20,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fuzzed_files import fuzz_bytes, fuzz_json, fuzz_json_lines, fuzz_metadata, fuzz_safetensors, fuzz_toml
+from fuzzed_files import (
+    fuzz_bytes,
+    fuzz_checkpoint,
+    fuzz_json,
+    fuzz_json_lines,
+    fuzz_metadata,
+    fuzz_safetensors,
+    fuzz_toml,
+)
 from redline import untrusted
 from redline.bench import compare_runs, load
 from redline.bench import save as save_bench
@@ -120,28 +126,6 @@ def _write_checkpoint(folder: Path) -> Path:
     some = state()
     learn(some)
     return Checkpoints(folder).save(some, Position(11, 2.5, 3))
-
-
-def fuzz_checkpoint(sample: bytes, chance: random.Random) -> Iterator[bytes]:
-    """With the right checksum, other values; and other bytes, with and without it."""
-    magic, payload, others = sample[:8], sample[40:], fuzz_bytes(sample, chance)
-    content, flipped = torch.load(io.BytesIO(payload), weights_only=True), fuzz_bytes(payload, chance)
-    odd = (None, -1, 10**30, float("nan"), "x", "{}", "[]", "[" * 9999, [], {}, {"a": 1}, torch.ones(2))
-
-    def sealed(data: bytes) -> bytes:
-        return magic + hashlib.sha256(data).digest() + data
-
-    while True:
-        for outer in (content, *(value for value in content.values() if isinstance(value, dict))):
-            for key in list(outer):
-                kept = outer[key]
-                outer[key] = chance.choice(odd)
-                buffer = io.BytesIO()
-                torch.save(content, buffer)
-                outer[key] = kept
-                yield sealed(buffer.getvalue())
-            yield sealed(next(flipped))
-            yield next(others)
 
 
 def _write_corpus(folder: Path) -> Path:
