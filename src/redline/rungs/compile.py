@@ -124,7 +124,7 @@ class Compile(Rung):
         if self.regional and job.training:
             # Around whole steps: blocks also compile for gradients, and for the evaluation between steps, whose inputs
             # are of a known form while the gradient mode is another.
-            contexts = (*contexts, functools.partial(_compiler_settings, freeze=False, regions=len(regions)))
+            contexts = (*contexts, functools.partial(_room_to_recompile, len(regions)))
         elif self.freeze or self.regional:
             wrappers = (
                 *wrappers,
@@ -189,17 +189,28 @@ def _repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
+def _room_to_recompile(regions: int) -> Iterator[None]:
     # Imported late: the compiler is large, and most plans are read without it.
     from torch._dynamo import config as tracer
+
+    # Set and restored by hand, because `patch` takes ten times as long, and this is entered at every training step.
+    before = tracer.recompile_limit
+    tracer.recompile_limit = max(before, regions * _COMPILATIONS_PER_REGION)
+    try:
+        yield
+    finally:
+        tracer.recompile_limit = before
+
+
+@contextmanager
+def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
     from torch._inductor import config as inductor
 
     with ExitStack() as stack:
         if freeze:
             # The tracer reads this too, before the options of torch.compile are looked at.
             stack.enter_context(inductor.patch(freezing=True))
-        limit = max(tracer.recompile_limit, regions * _COMPILATIONS_PER_REGION)
-        stack.enter_context(tracer.patch(recompile_limit=limit))
+        stack.enter_context(_room_to_recompile(regions))
         yield
 
 

@@ -114,6 +114,20 @@ def test_a_memory_model_learns_and_is_resumed_bit_for_bit(
     assert run(path, tmp_path / "parts", resume=True) == whole[5:]
 
 
+@COMPILER
+def test_blocks_of_a_deep_memory_model_stay_compiled(wide: Callable[..., Path], tmp_path: Path) -> None:
+    """In the evaluations between steps, too: dynamo's own limit is 8 compilations of a block's code."""
+    path = wide(
+        ('kind = "decoder"', 'kind = "memory"'),
+        ("context = 256", "attention_every = 4\nsegment = 32"),
+        ("layers = 3", "layers = 12"),
+        ('precision = "fp32"', 'precision = "bf16"\nplan = "fused_ops + compile(regional=true)"'),
+    )
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        run(path, tmp_path / "out")
+
+
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16"])
 def test_a_step_waits_for_nobody(
     wide: Callable[..., Path],
