@@ -19,6 +19,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 160,
     "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
     "hidden_act": "silu",
 }
 KNOWN = {
@@ -39,6 +40,7 @@ KNOWN = {
 HARMLESS = {
     "_attn_implementation_autoset": True,
     "_commit_hash": "0123abc",
+    "act_fn": "silu",
     "activation_function": "silu",
     "attention_probs_dropout_prob": 0.1,
     "attn_implementation": "flash_attention_2",
@@ -57,6 +59,7 @@ HARMLESS = {
     "partial_rotary_factor": 1.0,
     "position_embedding_type": "rope",
     "pruned_heads": {},
+    "rotary_emb_base": 1e4,
     "router_aux_loss_coef": 0.001,
     "temperature": 0.7,
     "tie_encoder_decoder": False,
@@ -87,6 +90,7 @@ CHANGING = {
     "query_pre_attn_scalar": 256,
     "residual_multiplier": 0.22,
     "rope_local_base_freq": 1e4,
+    "rotary_emb_base": 5e5,
     "scale_depth": 1.4,
     "use_mrope": True,
     "use_parallel_residual": True,
@@ -118,8 +122,8 @@ def test_keys_that_change_the_output_are_refused_by_name_and_value(key: str) -> 
 
 
 def test_keys_that_cannot_be_judged_are_named_once() -> None:
-    with pytest.warns(UserWarning, match="unknown settings are ignored: 'n_layer', 'trained_by'") as found:
-        assert reading({"n_layer": 3, "trained_by": "us"}) == reading({})
+    with pytest.warns(UserWarning, match="unknown settings are ignored: 'attention_head_dim', 'trained_by'") as found:
+        assert reading({"attention_head_dim": 8, "trained_by": "us"}) == reading({})
     assert len(found) == 1
 
 

@@ -73,6 +73,7 @@ _ALIKE: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("rope", "rotary", None),
     "scale_attn_weights": (True, None),
 }
+_MOST_NAMED = 10
 _QUERY_KEY_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm", "use_query_key_norm")
 # Words of a name that stand for arithmetic which the weights do not show.
 _ARITHMETIC = re.compile(
@@ -81,6 +82,19 @@ _ARITHMETIC = re.compile(
     r"|attn|attention|window|sliding|sparse|sparsity|residual|parallel_(block|mlp)|activation|(^|_)act(_|$)"
     r"|quant|(^|_)bits(_|$)|compress|logit|softmax|(^|_)causal$|temperature|theta|early_exit"
 )
+# Sizes, which the weights do show.
+_SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
+# Other names for settings that are read: harmless where they say the same.
+_SAME = {
+    "layer_norm_eps": "rms_norm_eps",
+    "layer_norm_epsilon": "rms_norm_eps",
+    "norm_eps": "rms_norm_eps",
+    "norm_epsilon": "rms_norm_eps",
+    "rope_base": "rope_theta",
+    "rotary_base": "rope_theta",
+    "rotary_emb_base": "rope_theta",
+    "rotary_dim": "head_dim",
+}
 _NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|pct|percent|(^|_)ratio|temperature")
 # Attention is scaled by the root of the head's size: no other number leaves it as it is.
 _NEVER_NEUTRAL_NUMBER = re.compile(r"att(n|ention).*(scale|scaling|scalar|multiplier)")
@@ -96,29 +110,34 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
         if key in read or key in _WITHOUT_EFFECT:
             continue
         if strict and key not in _USUAL:
-            raise ModelError(f"{origin!r} has the setting {key!r}, which is not known.")
+            raise ModelError(f"{origin!r} has the setting {_shown(key)}, which is not known.")
         if accepted := _USUAL.get(key) or _ALIKE.get(key):
             if value not in accepted:
-                raise ModelError(f"{origin!r} sets {key!r} to {_shown(value)}, which is not supported.")
+                raise ModelError(f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not supported.")
         elif _is_harmless(key, value, document, family):
             continue
-        elif _ARITHMETIC.search(key.lower()):
+        elif _ARITHMETIC.search(key.lower()) and not _SIZE.search(key.lower()):
             raise ModelError(
-                f"{origin!r} sets {key!r} to {_shown(value)}, which is not known and may change the output: if it does "
+                f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not known and may change the output: if it does "
                 "not, remove it from the file."
             )
         else:
             unjudged.append(key)
     if unjudged:
-        names = ", ".join(map(repr, unjudged))
+        names = ", ".join(map(_shown, unjudged[:_MOST_NAMED]))
+        names += f" and {len(unjudged) - _MOST_NAMED} more" if len(unjudged) > _MOST_NAMED else ""
         warnings.warn(f"{origin!r}: unknown settings are ignored: {names}.", stacklevel=2)
 
 
 def _is_harmless(key: str, value: Any, document: Mapping[str, Any], family: str) -> bool:
     if _WITHOUT_EFFECT_PATTERN.search(key.lower()) or is_neutral(key, value):
         return True
-    if key.endswith(("norm_eps", "norm_epsilon")):
-        return value == document.get("rms_norm_eps")
+    if isinstance(value, str) and value.lower() in _USUAL["hidden_act"]:
+        return True
+    if key in _SAME:
+        rope = document.get("rope_parameters")
+        known = {**document, **(rope if isinstance(rope, dict) else {})}
+        return value == known.get(_SAME[key])
     return family == "qwen3" and key in _QUERY_KEY_NORM and value is True
 
 
@@ -127,7 +146,7 @@ def is_neutral(key: str, value: Any) -> bool:
     if value is None or value is False:
         return True
     if isinstance(value, (str, list, dict)):
-        return not value or (isinstance(value, str) and value.lower() in ("none", "default", "full_attention"))
+        return not value or (isinstance(value, str) and value.lower() in ("none", "default", "full", "full_attention"))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or _NEVER_NEUTRAL_NUMBER.search(key.lower()):
         return False
     return value == (1 if _NEUTRAL_AT_ONE.search(key.lower()) else 0)
