@@ -46,6 +46,7 @@ def evaluate_memory(
     precision: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     page: Annotated[Path | None, typer.Option(help="Write a page with the curves here.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key of config.json.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What a language model recalls as its text grows, and what it holds for it.
@@ -70,7 +71,7 @@ def evaluate_memory(
     where = torch.device(resolve_device(device))
     dtype = choose_holding(Machine.detect(str(where)), precision).dtype
     with warnings_as_sentences(), LiveLine("reading the model …") as line:
-        loaded: Any = folder.load(dtype, where)
+        loaded: Any = folder.load(dtype, where, strict)
         tell = line.update
         sizes = _lengths(lengths, loaded.context)
         rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, tell)

@@ -118,8 +118,8 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
             continue
         elif _ARITHMETIC.search(key.lower()) and not _SIZE.search(key.lower()):
             raise ModelError(
-                f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not known and may change the output: if it does "
-                "not, remove it from the file."
+                f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not known and may change the output: if "
+                "it does not, remove it from the file."
             )
         else:
             unjudged.append(key)
