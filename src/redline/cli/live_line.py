@@ -35,10 +35,10 @@ class _Count:
         worked_s = self.at_s - self.first_s
         if self.done > self.first_done and worked_s > 0:
             rate = (self.done - self.first_done) / worked_s
-            parts.append(_format_rate(rate, self.unit))
+            parts += [_format_rate(rate, self.unit)] if self.total != 1 else []
             if self.total is not None:
                 left_s = max(1.0, (self.total - self.done) / rate - (now_s - self.at_s))
-                parts.append(f"{format_seconds(left_s)} left")
+                parts.append(f"{format_seconds(round(left_s))} left")
         return ", ".join(parts) + (f" · {self.detail}" if self.detail else "")
 
     @property
@@ -46,7 +46,9 @@ class _Count:
         if self.total is None:
             return f"{int(self.done):,} {self.unit}s"
         share = self.done / self.total if self.total else 1.0
-        return f"{int(self.done):,} of {int(self.total):,} {self.unit}{'s' * (self.total != 1)} ({share:.0%})"
+        if self.total == 1:
+            return f"{share:.0%}"
+        return f"{int(self.done):,} of {int(self.total):,} {self.unit}s ({share:.0%})"
 
 
 class LiveLine:

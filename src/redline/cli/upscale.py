@@ -218,7 +218,7 @@ class _Watch:
         self._update()
 
     def say(self, text: str) -> None:
-        progress.print(f"[dim]{escape(text)}[/]", highlight=False)
+        progress.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def _update(self, detail: str = "") -> None:
         done = self._done + sum(list(self._under_way.values()))
