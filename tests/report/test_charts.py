@@ -4,8 +4,10 @@ import re
 
 import pytest
 
+from redline.gate import Score
 from redline.report.charts import FULL, HALF, draw_all
 from redline.report.charts.ladder import draw_ladder
+from redline.report.charts.quality import _score_scale
 from redline.report.charts.svg import Drawing, Scale, format_tick, shorten
 from redline.report.climb import Climb
 from report.synthetic_climb import cpu_climb, h200_climb, training_climb
@@ -66,3 +68,16 @@ def test_text_is_escaped_and_shortened():
     assert "<b>" not in svg and "&lt;b&gt;" in svg and "&lt;t&gt;" in svg and "…" in svg
     assert shorten("abc", 1000) == "abc"
     assert format_tick(1e-5) == "10⁻⁵" and format_tick(0.01) == "0.01"
+
+
+def test_a_score_and_its_gate_stand_inside_their_axis():
+    higher = Score("cosine", 0.9999, 0.999, "higher", True)
+    scale = _score_scale([0.9999, 0.5], higher, 100, 0)
+    assert (scale.low, scale.high) == pytest.approx((0.5 - 0.12 * 0.4999, 0.9999 + 0.12 * 0.4999)) and not scale.log
+    flat = _score_scale([0.999], higher, 100, 0)
+    assert (flat.low, flat.high) == pytest.approx((0.999 * 0.95, 0.999 * 1.05))
+    lower = Score("max_error", 0.0, 0.02, "lower", True)
+    floor = _score_scale([0.0, 0.5], lower, 100, 0)
+    assert (floor.low, floor.high) == pytest.approx((0.02 / 2.5, 0.5 * 2.5)) and floor.log
+    tiny = _score_scale([1e-12], lower, 100, 0)
+    assert tiny.low == pytest.approx(0.02 * 1e-6 / 2.5)

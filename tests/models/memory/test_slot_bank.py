@@ -109,3 +109,17 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
             torch.testing.assert_close(getattr(banks, name)[part], tensor)
     reduced = banks.reduced_to(2)
     torch.testing.assert_close(reduced.mass_BM.sum(1), banks.mass_BM.sum(1))
+
+
+def test_two_slots_are_merged_by_their_mass_and_the_others_stay() -> None:
+    key = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.1]]).view(1, 3, 1, 2)
+    value = torch.tensor([[4.0, 0.0], [7.0, 7.0], [0.0, 8.0]]).view(1, 3, 1, 2)
+    mass, usage = torch.tensor([[3.0, 1.0, 1.0]]), torch.tensor([[0.1, 0.2, 0.3]])
+    score, age = torch.tensor([[1.0, 2.0, 5.0]]), torch.tensor([[9.0, 8.0, 7.0]])
+    count = torch.zeros(1, dtype=torch.int64)
+    bank = SlotBank(key, value, score, mass, usage, age, count, count, count).reduced_to(2)
+    assert bank.value_BMHD[0, :, 0].tolist() == [[3.0, 2.0], [7.0, 7.0]]
+    torch.testing.assert_close(bank.key_BMHD[0, 0, 0], torch.tensor([1.0, 0.025]))
+    assert bank.mass_BM[0].tolist() == [4.0, 1.0] and bank.usage_BM[0].tolist() == pytest.approx([0.4, 0.2])
+    assert bank.score_BM[0].tolist() == [5.0, 2.0] and bank.age_BM[0].tolist() == [9.0, 8.0]
+    assert bank.merges_B.item() == 1
