@@ -96,13 +96,13 @@ def ours(task: Task, plan: str, graph: bool, linear: str | None = None, fused_st
 
 
 def transformers_arm(task: Task, static: bool) -> Arm:
-    import transformers
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
     settings = write_config(task.model.config, "bfloat16")
     for earlier in ("rope_scaling", "rope_theta"):
         settings.pop(earlier)
     with torch.device(task.device):
-        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+        model: Any = LlamaForCausalLM(LlamaConfig(**settings))
     model = model.to(dtype=task.model.norm.weight.dtype).eval()
     parameters = dict(task.model.named_parameters(remove_duplicate=False))
     theirs = dict(model.named_parameters(remove_duplicate=False))

@@ -167,8 +167,7 @@ def arm_of(task: LanguageTask) -> Arm:
 
 
 def theirs(race: Race, compiled: bool, liger: bool) -> Arm:
-    import transformers
-    from transformers.models.llama import modeling_llama
+    from transformers.models.llama import LlamaConfig, LlamaForCausalLM, modeling_llama
 
     training = race.training("decoder", "")
     shape, loop = training.model, training.loop
@@ -177,7 +176,7 @@ def theirs(race: Race, compiled: bool, liger: bool) -> Arm:
     for earlier in ("rope_scaling", "rope_theta"):
         settings.pop(earlier)
     with torch.device(race.device):
-        model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+        model: Any = LlamaForCausalLM(LlamaConfig(**settings))
     model = model.to(dtype=torch.float32 if race.tiny else torch.bfloat16).train()
     patches = liger_patches(model, modeling_llama) if liger else {}
     rates = {"lr": loop.learning_rate, "betas": (loop.betas[0], loop.betas[1]), "weight_decay": loop.weight_decay}

@@ -5,7 +5,8 @@ redline climb examples/transformers_model.py:bert --shapes batch=8,length=512,wi
 """
 
 import torch
-import transformers
+from transformers.models.bert import BertConfig, BertModel
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 
 from redline import Gate, Workload
 
@@ -19,7 +20,7 @@ def llama(
     written_out: bool = False,
 ) -> Workload:
     """A Llama-shaped decoder reading `length` tokens; returns the logits. `written_out` stores every score."""
-    config = transformers.LlamaConfig(
+    config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=3 * width,
@@ -31,7 +32,7 @@ def llama(
     )
     config._attn_implementation = "eager" if written_out else "sdpa"
     return Workload(
-        build=lambda: transformers.LlamaForCausalLM(config),
+        build=lambda: LlamaForCausalLM(config),
         inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},
         # With random weights the first two logits are close, so the distribution is judged, not the winner.
         gates=(Gate("relative_error", 0.03), Gate("kl_divergence", 0.001)),
@@ -42,7 +43,7 @@ def llama(
 
 def bert(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, vocabulary: int = 4096) -> Workload:
     """A BERT-shaped encoder over `length` tokens; returns the hidden states and the pooled one."""
-    config = transformers.BertConfig(
+    config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         intermediate_size=4 * width,
@@ -51,7 +52,7 @@ def bert(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, v
         max_position_embeddings=length,
     )
     return Workload(
-        build=lambda: transformers.BertModel(config),
+        build=lambda: BertModel(config),
         inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},
         items=batch * length,
         unit="token",
