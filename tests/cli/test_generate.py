@@ -244,12 +244,17 @@ def test_a_prompt_that_is_no_text_is_refused(folder: Path, command: Callable[...
     assert_one_sentence(command("generate", folder, "\udcff\udcfe", "--device", "cpu"), "the prompt is not UTF-8")
 
 
+def without_progress(errors: bytes) -> list[bytes]:
+    """The lines but those that a slow machine adds every 10 seconds."""
+    return [line for line in errors.splitlines() if not line.endswith(b" s so far)")]
+
+
 def test_a_terminal_without_the_characters_gets_others(folder: Path) -> None:
     arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu"]
     surroundings = {**os.environ, "PYTHONIOENCODING": "ascii"}
     arguments += ["--temperature", "2", "--max-tokens", "150"]
     seen = subprocess.run(arguments, env=surroundings, capture_output=True, timeout=PATIENCE_S)
-    assert seen.returncode == 0 and seen.stderr == b""
+    assert seen.returncode == 0 and without_progress(seen.stderr) == []
     assert b"?" in seen.stdout and seen.stdout.isascii()
 
 
@@ -262,7 +267,7 @@ def test_a_reader_that_leaves_ends_it_quietly(options: tuple[str, ...], folder: 
         seen = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE_S)
     finally:
         os.close(write)
-    assert (seen.returncode, seen.stderr) == (141, b"")
+    assert (seen.returncode, without_progress(seen.stderr)) == (141, [])
 
 
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_settings_that_cannot_be(options: dict[str, float], words: str) -> None:
 
 
 def test_settings_at_their_limits_are_taken() -> None:
-    assert Sampling(top_p=1.0, min_p=1.0, seed=-(2**63)) and Sampling(min_p=0.0, seed=2**63 - 1)
+    assert Sampling(top_p=1.0, min_p=1.0, seed=0) and Sampling(min_p=0.0, seed=2**63 - 1)
     for options in (
         {"temperature": float("inf")},
         {"repetition_penalty": float("inf")},

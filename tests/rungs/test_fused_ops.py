@@ -11,6 +11,7 @@ from redline.models.drct import Drct, DrctConfig
 from redline.nn import WindowAttention
 from redline.plan import Plan, Unavailable
 from redline.rungs.fused_ops import FusedOps
+from redline.rungs.tf32 import strict_fp32
 from redline.workloads.drct import draw
 
 CONFIG = DrctConfig.of(2, 2, width=24, growth=8, features=8, window=4)
@@ -61,7 +62,7 @@ def test_on_a_gpu_it_is_the_triton_kernel() -> None:
     for pack in ("true", "false"):
         for precision, tolerance in (("", 1e-4), (" + bf16", 0.1)):
             fast = Plan.parse(f"fused_ops(pack={pack}){precision}").apply(model, samples=picture)
-            with torch.no_grad():
+            with torch.no_grad(), strict_fp32():
                 torch.testing.assert_close(fast(picture), model(picture), atol=tolerance, rtol=tolerance)
             proof = "1 Drct by triton" if pack == "true" else "1 Drct by reference, 10 WindowAttention by triton"
             assert FusedOps().proof(fast.job) == proof + ("" if precision else "; no TF32")
