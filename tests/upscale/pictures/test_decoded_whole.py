@@ -153,16 +153,20 @@ def test_heic_is_read_or_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["a.bmp", "a.tga", "a.jp2", "a.ppm", "a.pgm"])
+@pytest.mark.parametrize("name", ["a.bmp", "a.tga", "a.jp2", "deep.jp2", "a.ppm", "a.pgm"])
 def test_damaged_files_end_in_one_sentence(name: str, tmp_path: Path) -> None:
     samples = make_samples(20, 30, 1 if name == "a.pgm" else 3, seed=6)
-    whole, chance = save(tmp_path / name, samples).read_bytes(), random.Random(6)
-    for number in range(40):
+    if name == "deep.jp2":
+        whole = jpeg2000_of_ffmpeg(make_samples(20, 30, 3, 16, seed=6), "rgb48le")
+    else:
+        whole = save(tmp_path / name, samples).read_bytes()
+    chance = random.Random(6)
+    for number in range(100):
         data = bytearray(whole)
         if number % 4 == 0:
             del data[chance.randrange(30, len(data)) :]
         for _ in range(3):
-            data[chance.randrange(2, 100)] = chance.randrange(256)
+            data[chance.randrange(2, min(100, len(data)))] = chance.randrange(256)
         (tmp_path / name).write_bytes(data)
         try:
             with open_picture(tmp_path / name, pixel_limit=10_000) as source:

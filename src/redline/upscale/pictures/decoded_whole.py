@@ -21,6 +21,8 @@ _CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _AS = {"1": "L", "P": "RGB", "RGBX": "RGB", "YCbCr": "RGB", "PA": "RGBA"}
 _GREY_16 = ("I;16", "I;16B", "I;16L")
 _MM_PER_INCH = 25.4
+# What libvips takes at least; its own answer to more would go straight to the terminal.
+_LARGEST_SIDE_PX, _MOST_DPI = 10_000_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,10 @@ def load_header(path: Path, form: Format) -> VipsImage:
     pyvips = load_vips()
     if form.name == "pnm":
         header = read_netpbm_header(path)
-        return _blank(header.width, header.height, header.channels, header.most > 255)
+        return _blank(path, header.width, header.height, header.channels, header.most > 255)
     header = _read_header(path, form)
-    image = _blank(header.width, header.height, header.channels, header.bits > 8)
-    if header.dpi:
+    image = _blank(path, header.width, header.height, header.channels, header.bits > 8)
+    if header.dpi and all(1 <= number <= _MOST_DPI for number in header.dpi):
         image = image.copy(xres=header.dpi[0] / _MM_PER_INCH, yres=header.dpi[1] / _MM_PER_INCH)
     if header.profile:
         image.set_type(pyvips.GValue.blob_type, "icc-profile-data", header.profile)
@@ -64,8 +66,8 @@ def load_whole(path: Path, form: Format) -> VipsImage:
                 samples = np.asarray(picture if header.mode in _GREY_16 else picture.convert(header.mode))
             except (OSError, SyntaxError, ValueError, IndexError, MemoryError) as error:
                 raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
-    samples = np.ascontiguousarray(samples.reshape(header.height, header.width, -1))
-    if samples.shape[2] != header.channels:
+    samples = np.ascontiguousarray(samples if samples.ndim == 3 else samples[..., None])
+    if samples.shape != (header.height, header.width, header.channels):
         raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.")
     deep = header.bits > 8
     kind = "ushort" if deep else "uchar"
@@ -104,7 +106,9 @@ def _opened(path: Path, form: Format) -> Image.Image:
         raise PictureError(f"cannot read {str(path)!r}: {reason}.") from error
 
 
-def _blank(width: int, height: int, channels: int, deep: bool) -> VipsImage:
+def _blank(path: Path, width: int, height: int, channels: int, deep: bool) -> VipsImage:
+    if not 1 <= min(width, height) <= max(width, height) <= _LARGEST_SIDE_PX:
+        raise PictureError(f"cannot read {str(path)!r}: {width:,} × {height:,} pixels are no size of an image.")
     image = load_vips().Image.black(width, height, bands=channels)
     image = image.cast("ushort") if deep else image
     return image.copy(interpretation=_meaning(channels, deep))
