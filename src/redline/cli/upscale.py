@@ -28,9 +28,9 @@ def upscale(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="IN... [OUT]",
-            help="Images, videos, or folders of them. Of two paths, the second is the output if it does not exist; of "
-            "more, the last if it does not exist and ends in a slash. --out always works.",
+            metavar="PATH",
+            help="Images, videos, or folders of them; then the output, unless --out names it. Of two paths, the second "
+            "is the output if it does not exist; of more, the last if it does not exist and ends in a slash.",
             show_default=False,
         ),
     ],
