@@ -299,6 +299,7 @@ READERS = (
     Reader("drct weights", _write_drct, load_drct, fuzz_safetensors),
     Reader("drct pth", _write_pth, load_drct, fuzz_bytes),
     Reader("lsd weights", _write_lsd, load_lsd, fuzz_safetensors),
+    Reader("lsd config", _write_lsd, load_lsd, fuzz_metadata),
     Reader("upscale journal", _write_journal, _read_upscale_journal, fuzz_json_lines),
     Reader("job of a video", _write_job, _read_parts, fuzz_json),
     Reader("part of a video", lambda f: _write_job(f).with_name("part-000000.json"), _read_parts, fuzz_json),

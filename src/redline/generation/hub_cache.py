@@ -68,7 +68,7 @@ def _snapshot(folder: Path, revision: str | None) -> Path | None:
     reference = folder / "refs" / (revision or "main")
     if ".." not in reference.parts and reference.is_file():
         commit = reference.read_text(encoding="utf-8", errors="replace").strip()
-        return snapshots / commit if re.fullmatch(r"\w+", commit) and (snapshots / commit).is_dir() else None
+        return snapshots / commit if re.fullmatch(r"\w{1,64}", commit) and (snapshots / commit).is_dir() else None
     there = [one for one in sorted(snapshots.glob("*")) if one.is_dir()]
     if revision is None:
         return there[0] if len(there) == 1 else None

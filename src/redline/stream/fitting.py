@@ -22,6 +22,7 @@ from redline.errors import RedlineError
 from redline.quantities import format_bytes
 from redline.resident import available_host_bytes, host_bytes
 from redline.stream.frame_model import FrameModel
+from redline.weights import check_safetensors_header
 
 # Work spaces of convolutions, rounding by the allocator, and the frames in the queues; on a CPU oneDNN brings what it
 # reads into an order of its own as well (seen: 1.8 to 1.9 from 2048 × 2048 on), and kept memory is in pieces (2.7).
@@ -62,6 +63,7 @@ def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, in
 def _grows_bytes(path: Path) -> int:
     """By how much halves become longer in fp32; none of a file that cannot be read, which its reader will say."""
     try:
+        check_safetensors_header(path)
         with safe_open(path, "pt") as file:
             parts = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
             return sum(2 * math.prod(part.get_shape()) for part in parts if part.get_dtype() in ("F16", "BF16"))

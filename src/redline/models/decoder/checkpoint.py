@@ -25,7 +25,7 @@ from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
 from redline.untrusted import read_json_object, reading
-from redline.weights import mismatches
+from redline.weights import check_safetensors_header, mismatches
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -153,6 +153,7 @@ def check_has_weights(folder: Path) -> None:
 
 def _opened(path: Path) -> Any:
     try:
+        check_safetensors_header(path)
         return safe_open(path, "pt")
     except FileNotFoundError as error:
         raise ModelError(f"cannot read {str(path)!r}: No such file or directory.") from error

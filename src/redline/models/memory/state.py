@@ -23,6 +23,7 @@ from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 from redline.untrusted import MALFORMED, parse_json, reading
+from redline.weights import check_safetensors_header
 
 LayerState = NeuralState | WindowState
 # Numbers of each weight that a file keeps of its model, to know it by; and how far another precision rounds them.
@@ -158,9 +159,11 @@ class MemoryState:
         Its banks may have been reduced to fewer slots.
         """
         path = Path(path)
-        with reading(path, "saved memory", ModelError, (SafetensorError,)), safe_open(path, framework="pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            about = file.metadata() or {}
+        with reading(path, "saved memory", ModelError, (SafetensorError,)):
+            check_safetensors_header(path)
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                about = file.metadata() or {}
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
             raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")
