@@ -112,9 +112,17 @@ class Copy:
             path.write_bytes(source)
         if code is None:
             return "survived", f"not finished after {self.limit_s} s"
-        if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return ("survived", "") if code == pytest.ExitCode.OK else ("skipped", "no test in the test files")
-        return "hung" if "from pytest-timeout" in output else "found", next(iter(failures(output)), "")
+        if code == pytest.ExitCode.OK:
+            return "survived", ""
+        if code == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return "skipped", "no test in the test files"
+        if "from pytest-timeout" in output:
+            return "hung", next(iter(failures(output)), "")
+        # A mutant may also end pytest itself, by a signal; a wrong option of pytest ends it, too, and shows no test.
+        failed = next(iter(failures(output)), "")
+        if not failed and code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
+            sys.exit(f"pytest could not run {' '.join(tests)}:\n{output[-2000:]}")
+        return "found", failed or f"pytest ended with code {code}"
 
     def run(self, arguments: Sequence[str]) -> tuple[int | None, str]:
         """Runs pytest in a fork of this process, which saves the import of torch; returns its exit code and output."""
@@ -188,7 +196,10 @@ def main() -> None:
             seconds = time.monotonic() - began_s
             print(f"{number:4}/{len(chosen)}  {result:8}  {seconds:5.1f} s  {mutant}  {detail}", flush=True)
         noticed_by = sorted({detail for _, result, detail in results if result in ("found", "hung") and detail})
-        unreliable = set(failures(copy.run(noticed_by)[1])) if noticed_by else set()
+        checked = copy.run(noticed_by) if (noticed_by := [test for test in noticed_by if "::" in test]) else (0, "")
+        if checked[0] is None:
+            print(f"the tests that failed were not run again: they take more than {given.limit} s", flush=True)
+        unreliable = set(failures(checked[1]))
     for number, (mutant, _, test) in enumerate(results):
         if test in unreliable:
             results[number] = mutant, "skipped", test

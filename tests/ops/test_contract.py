@@ -35,11 +35,18 @@ def test_every_operator_is_registered_and_tested_alone() -> None:
     found = []
     for package in packages:
         module = import_module(f"redline.ops.{package}")
-        own = [one for one in vars(module).values() if inspect.isfunction(one) and one.__module__ == module.__name__]
-        found += [one.__name__ for one in own if "implementation" in inspect.signature(one).parameters]
+        own = [one for one in vars(module).values() if inspect.isfunction(one) and _is_in(one.__module__, package)]
+        chosen = [one.__name__ for one in own if "implementation" in inspect.signature(one).parameters]
+        assert chosen, f"{package} has no operator that takes an implementation"
+        found += chosen
         for file in ("test_reference.py", "test_triton.py"):
             assert (TESTS / package / file).exists(), f"{package} has no {file}"
     assert sorted(found) == sorted(op.name for op in OPS)
+    assert set(SIZES) == set(found)
+
+
+def _is_in(module: str, package: str) -> bool:
+    return module.split(".")[:3] == ["redline", "ops", package]
 
 
 def run(op: Op, given: dict[str, Any], implementation: str = "auto") -> list[Tensor]:
