@@ -4,6 +4,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 from redline.stream.latency import Latency
@@ -49,3 +50,35 @@ def test_a_fragmented_video_whose_last_fragments_are_missing_is_truncated(tmp_pa
         list(VideoFile(tmp_path / "a.mp4").frames())
     dropped: list[str] = []
     assert len(list(VideoFile(tmp_path / "a.mp4", drop=dropped.append).frames())) == 40 and dropped == ["missing"] * 10
+
+
+@pytest.mark.parametrize("name", ["a.flv", "sound.flv", "a.ivf", "ticks.ivf"])
+def test_a_video_that_ends_before_its_declared_end_is_truncated(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    codec, sound = "libvpx" if path.suffix == ".ivf" else "libx264", "aac" if name == "sound.flv" else None
+    make_clip(path, frames=50, codec=codec, sound=sound)
+    data = path.read_bytes()
+    if name == "ticks.ivf":
+        # Older writers declare the duration in ticks there, not the number of frames.
+        data = data[:24] + (50 * 12800 // 25).to_bytes(4, "little") + data[28:]
+        path.write_bytes(data)
+    assert len(list(VideoFile(path).frames())) == 50
+    with av.open(str(path)) as container:
+        position = [packet.pos for packet in container.demux(video=0)][30]
+    path.write_bytes(data[:position])
+    with pytest.raises(DamagedFilm, match=rf"^{name!r} is damaged: it cannot be read behind 1\.\d s\.$"):
+        list(VideoFile(path).frames())
+    dropped: list[str] = []
+    shown = len(list(VideoFile(path, drop=dropped.append).frames()))
+    assert 28 <= shown <= 30 and 48 <= shown + len(dropped) <= 50 and set(dropped) == {"missing"}
+
+
+def test_an_flv_whose_audio_outlasts_its_frames_is_whole(tmp_path: Path) -> None:
+    make_clip(tmp_path / "a.mkv", frames=50, sound="aac")
+    with av.open(str(tmp_path / "a.mkv")) as whole, av.open(str(tmp_path / "a.flv"), "w") as cut:
+        streams = [cut.add_stream_from_template(stream) for stream in whole.streams]
+        for packet in whole.demux():
+            if packet.size and (packet.stream.type == "audio" or (packet.pts or 0) < 1000):
+                packet.stream = streams[packet.stream.index]
+                cut.mux(packet)
+    assert 20 < len(list(VideoFile(tmp_path / "a.flv").frames())) < 30

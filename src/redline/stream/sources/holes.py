@@ -9,7 +9,8 @@ seen depends on the file:
   joined, which count anew.
 - AVI has an index of its pictures, and no times, so that all behind a hole come too early: one of the index does not
   come.
-- Fragmented MP4 may declare its duration at its start: fragments at the end are missing.
+- Fragmented MP4 and FLV may declare their duration at the start: the file ends before it.
+- IVF declares its number of frames at the start: fewer frames are read.
 
 How many pictures are missing behind a cut is counted by the declared duration.
 """
@@ -23,6 +24,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 _MATROSKA, _MPEGTS, _AVI, _MP4 = "matroska,webm", "mpegts", "avi", "mov,mp4,m4a,3gp,3g2,mj2"
+_FLV, _IVF = "flv", "ivf"
 # What a whole file has between two packets are a few dozen bytes.
 _PASSED_OVER_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
@@ -50,11 +52,13 @@ class Holes:
         self._end_bytes = 0
         self._last_s: Fraction | None = None
         self._end_s = Fraction(0)
+        # FLV does not store how long a frame lasts.
+        self._usual_s = 1 / rate if self._kind == _FLV else Fraction(0)
         # The last time before each.
         self._holes_s: list[Fraction] = []
         entries = stream.index_entries if self._kind == _AVI else ()
         self._listed = {entry.pos: entry.timestamp for entry in entries if entry.size}
-        self._unread = len(self._listed)
+        self._unread = stream.frames if self._kind == _IVF else len(self._listed)
         self._in_order = iter(sorted(self._listed))
         self._is_next = True
 
@@ -72,7 +76,10 @@ class Holes:
         if is_picture and packet.pts is not None:
             time_s = packet.pts * Fraction(packet.time_base)
             self._last_s = time_s if self._last_s is None else max(self._last_s, time_s)
-            self._end_s = max(self._end_s, time_s + (packet.duration or 0) * Fraction(packet.time_base))
+        if (is_picture or self._kind == _FLV) and packet.pts is not None:
+            # FLV declares the duration of its longest stream: audio may continue after the last frame.
+            lasts_s = (packet.duration or 0) * Fraction(packet.time_base) or self._usual_s
+            self._end_s = max(self._end_s, packet.pts * Fraction(packet.time_base) + lasts_s)
 
     @property
     def are_possible(self) -> bool:
@@ -102,6 +109,12 @@ class Holes:
             size = self._container.size
             # The declared duration is that of the longest stream: sound may go on behind the last picture.
             is_short = size - self._end_bytes > _UNREAD_SHARE * size and end_s - last_s > _END_MISSING_S
+        elif self._kind == _IVF:
+            # The header holds the number of frames or, from older writers, the duration in ticks.
+            is_short = self._unread > 0 and abs(end_s - self._end_s) > _END_MISSING_S
+            end_s = end_s if end_s > self._end_s else self._stream.frames / self._rate
+        elif self._kind == _FLV:
+            is_short = end_s - self._end_s > _END_MISSING_S
         else:
             # With a complete index at its start, a file that is too short for it is known before it is read.
             is_fragmented = self._kind == _MP4 and not self._stream.frames
@@ -117,6 +130,9 @@ class Holes:
         stream, container = self._stream, self._container
         if stream.duration and stream.time_base:
             return (stream.duration + (stream.start_time or 0)) * Fraction(stream.time_base)
+        if container.duration and self._kind == _FLV:
+            # The declared duration is the time of the end, wherever the video starts.
+            return Fraction(container.duration, av.time_base)
         if container.duration:
             return Fraction(container.duration + (container.start_time or 0), av.time_base)
         return None
