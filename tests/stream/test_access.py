@@ -22,6 +22,14 @@ def test_any_other_host_needs_a_key(host: str) -> None:
     Access(host, KEY)
 
 
+def test_a_key_that_is_not_utf_8_is_refused() -> None:
+    """Arguments and the environment hold such bytes as surrogates."""
+    for key in ("abcdefghijkl\udcff\udcfe", "\ud800" * 12):
+        with pytest.raises(RedlineError, match=r"^the key is not valid UTF-8: .*\.$"):
+            Access("127.0.0.1", key)
+    Access("127.0.0.1", "ключ для зрителей")
+
+
 @pytest.mark.parametrize(
     ("key", "token"), [(None, None), ("", ""), (KEY[:-1], None), (KEY + "x", None), ("é\udcff", "\udcff"), (None, KEY)]
 )

@@ -73,6 +73,8 @@ class Access:
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"a key has at least {SHORTEST_KEY} characters, not {len(self.key)}.")
+        if self.key is not None and not _is_text(self.key):
+            raise RedlineError("the key is not valid UTF-8: choose one of letters, digits and punctuation.")
 
     def why_not_host(self, host: str | None) -> str:
         """Why a request with this Host header is refused, or nothing."""
@@ -110,6 +112,15 @@ class Access:
 def _same(given: str | None, right: str) -> bool:
     # Surrogates come from undecodable bytes in a header, and must not raise here.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), right.encode("utf-8"))
+
+
+def _is_text(key: str) -> bool:
+    """Returns False if the key has surrogates: bytes of an argument or of the environment that are not UTF-8."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(url: str) -> str | None:
