@@ -226,6 +226,12 @@ def test_silent_connections_do_not_keep_a_viewer_out() -> None:
     sink.close()
 
 
+def test_an_address_that_cannot_be_parsed_is_a_bad_request() -> None:
+    sink = MjpegSink(port=0)
+    assert connected(sink, "http://[::1").status == 400
+    sink.close()
+
+
 def test_a_request_has_one_deadline_however_it_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.stream.sinks.mjpeg.REQUEST_S", 0.3)
     sink = MjpegSink(port=0)

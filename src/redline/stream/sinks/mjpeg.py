@@ -194,7 +194,11 @@ class _Viewer(BaseHTTPRequestHandler):
         server: Any = self.server
         self.connection.settimeout(_DEAD_S)
         shared: _Shared = server.shared
-        asked = urlsplit(self.path)
+        try:
+            asked = urlsplit(self.path)
+        except ValueError:
+            self.send_error(400)
+            return
         key = shared.access.key
         if reason := shared.why_not(asked.query, self.headers):
             # As the explanation, which is escaped: in the status line it could not hold what was asked for.
