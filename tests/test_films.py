@@ -10,7 +10,7 @@ from redline.films import main_stream, opened
 from redline.stream.sinks.sound import check_sound
 from upscale.video.clips import make_clip
 
-REFUSED = r"^'.*' is a playlist or another format that is not read: give the video file itself\.$"
+REFUSED = r"^'.*' is a playlist, and playlists are not opened: give the video file itself\.$"
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,9 @@ REFUSED = r"^'.*' is a playlist or another format that is not read: give the vid
         ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{other}\n#EXT-X-ENDLIST\n"),
         ("list.ffconcat", "ffconcat version 1.0\nfile other.mp4\n"),
         ("list.mkv", "ffconcat version 1.0\nfile other.mp4\n"),
+        ("list.mp4", "#EXTM3U\n#EXTINF:1,\n{other}\n"),
+        ("list.ts", "\ufeff#EXTM3U\n#EXTINF:1,\n{other}\n"),
+        ("list.mpd", '<?xml version="1.0"?>\n<!-- a > b -->\n<MPD type="static"><BaseURL>{other}</BaseURL></MPD>'),
     ],
 )
 def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str, text: str) -> None:

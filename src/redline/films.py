@@ -1,5 +1,6 @@
 """Opens films: the one place that asks PyAV what a file holds, and says in a sentence why it cannot be read."""
 
+import codecs
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -30,6 +31,7 @@ _FORMATS = (
     "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim,webp,"
     "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif_pipe,ppm_pipe,jpegxl_pipe,j2k_pipe,exr_pipe,dpx_pipe"
 )
+_PLAYLIST_STARTS, _XML_STARTS, _PLAYLIST_BYTES = (b"#EXTM3U", b"ffconcat", b"<MPD"), (b"<?xml", b"<!--"), 4096
 _ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 
 
@@ -157,6 +159,17 @@ def _why_not(path: Path, error: Exception) -> str:
         return f"cannot read {str(path)!r}: {error.strerror}."
     if path.is_file() and path.stat().st_size == 0:
         return f"{path.name!r} is empty."
+    if _is_playlist(path):
+        return f"{path.name!r} is a playlist, and playlists are not opened: give the video file itself."
     if isinstance(error, av.ArgumentError):  # FFmpeg's error for a format that is not in the whitelist
-        return f"{path.name!r} is a playlist or another format that is not read: give the video file itself."
+        return f"{path.name!r} is in a format that is not read: give a video file, such as .mp4 or .mkv."
     return f"{path.name!r} is no film that can be read, or its end, with the index, is missing."
+
+
+def _is_playlist(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(_PLAYLIST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
+    # An XML declaration and comments may come before the MPD element.
+    return start.startswith(_PLAYLIST_STARTS) or (start.startswith(_XML_STARTS) and b"<MPD" in start)
