@@ -44,18 +44,25 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     ]
 )
-# Prefixes and parts of names that say nothing about it either: bookkeeping of transformers and of tools, training
-# (dropout, losses, initial weights), which kernel computes attention, and defaults for sampling.
-_WITHOUT_EFFECT_PATTERN = re.compile(
-    r"^_|^output_|^return_|^unsloth|^axolotl|^transformers\.|^(tokenizer|finetuning|prefix|task_specific|tf_)"
-    r"|dropout|pdrop|drop_path|layerdrop|initializer|(^|_)init(_|$)|(^|_)loss(_|$)|_coef(f|ficient)?$"
-    r"|_tokens?(_ids?)?$|(bad_words|suppress_tokens)_?ids|flash|_implementation|checkpointing|(^|_)grad(ient)?(_|$)|logits_to_keep$"
+# Names that have no effect either, although some contain a word of arithmetic: training (dropout, losses, initial
+# weights), which kernel or dtype computes a step, token ids, outputs beside the logits, and sampling defaults.
+_WITHOUT_EFFECT_NAMES = re.compile(
+    r"dropout|pdrop|drop_path|layerdrop|(^|_)(loss|aux)(_|$)|(^|_)grad(ient)?(_|$)|checkpointing"
+    r"|(^|_)initializer(_|$)|(^|_)init_(std|range|method|device)$|(^|_)(bos|eos|pad|unk|sep|cls|mask|special)_tokens?$"
+    r"|_implementation(_internal|_autoset)?$|_in_(fp32|float32)$|_fusion$|^(use_)?fused_"
+    r"|^_?(use_|enable_)?flash(_?(attn|attention))?(_?[23])?(_(enabled|triton|rotary|norm|mlp))*$"
+    r"|_token_(ids?|index)$|^(bad_words_ids|(begin_)?suppress_tokens|(num_)?logits_to_keep)$"
+    r"|^output_(attentions|hidden_states|router_logits|scores)$|^return_dict|^use_return_dict$"
     r"|^(max|min)_(new_tokens|length|seq_len|seq_length|sequence_length)$|^(model_max_length|seq_length|seq_len)$"
-    r"|^(do_sample|temperature|top_k|top_p|typical_p|num_beams|num_beam_groups|diversity_penalty|length_penalty"
+    r"|^(do_sample|temperature|top_k|top_p|min_p|typical_p|num_beams|num_beam_groups|diversity_penalty|length_penalty"
     r"|repetition_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|early_stopping|num_return_sequences"
     r"|exponential_decay_length_penalty|remove_invalid_values|use_bfloat16|bf16|fp16|auto_map|torchscript)$"
 )
-# Are understood only as they usually stand.
+# Bookkeeping of transformers and of tools, unless the name contains a word of arithmetic.
+_BOOKKEEPING = re.compile(
+    r"^_|^(unsloth|axolotl|tokenizer)|^transformers\.|^(finetuning_task|prefix|task_specific_params)$|^tf_legacy_"
+)
+# Keys of the four families that are supported with these values only.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),
@@ -65,37 +72,62 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
     "tie_encoder_decoder": (False, None),
 }
-# Other exporters' keys for what all families do; any other value is another model.
+# Keys of other exporters for what all four families do: any other value is another model. Text is compared in lower
+# case, and a list by its entries.
 _ALIKE: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("hidden_activation", "activation_function"), ("silu", "swish", None)),
-    **dict.fromkeys(("norm_type", "normalization_type"), ("rmsnorm", "rms_norm", "rms", "RMSNorm", None)),
-    **dict.fromkeys(("is_causal", "causal", "use_rope", "use_rotary", "rms_norm", "use_rms_norm"), (True, None)),
-    "position_embedding_type": ("rope", "rotary", None),
-    "scale_attn_weights": (True, None),
+    key: (*values, None)
+    for keys, values in (
+        ("hidden_activation activation_function", ("silu", "swish")),
+        (
+            "norm_type normalization_type rms_norm_type normalization norm layer_norm_type",
+            ("rmsnorm", "rms_norm", "rms"),
+        ),
+        (
+            "is_causal causal rope use_rope rotary use_rotary use_rotary_embeddings rms_norm use_rms_norm"
+            " final_norm final_layernorm final_layer_norm use_final_norm scale_attn_weights gated_mlp use_gated_mlp"
+            " swiglu use_swiglu",
+            (True,),
+        ),
+        (
+            "position_embedding_type position_embedding position_encoding position_encoding_type positional_encoding"
+            " positional_embedding",
+            ("rope", "rotary"),
+        ),
+        (
+            "attn_impl attention_impl attn_backend attention_backend attn_function attention_function attn_method"
+            " attention_method",
+            ("eager", "sdpa", "flash", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
+            + ("flex_attention", "xformers", "triton", "torch", "math"),
+        ),
+        ("no_rope_layers", (1,)),  # 1 stands for a layer with rotary positions
+        ("decoder_sparse_step", (1, 0)),
+    )
+    for key in keys.split()
 }
 _MOST_NAMED = 10
 _QUERY_KEY_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm", "use_query_key_norm")
-# Words of a name that stand for arithmetic which the weights do not show.
+# Words of a name that stand for arithmetic which cannot be seen from the weights.
 _ARITHMETIC = re.compile(
-    r"rope|rotary|yarn|(^|_)ntk|alibi|positional|(?<!max_)position_(bias|emb|enc|type)|norm(s|ed|alize|alization)?(_|$)"
-    r"|scal(e|ed|ar|ing)|multiplier|factor|softcap|(^|_)(cap|clip|mup|mask|sink|sinks|pct|percent)(_|$)|clamp"
+    r"rope|rotary|yarn|(^|_)ntk|alibi|positional|(?<!max_)position_(bias|emb|enc|type)|interleav|theta|base_freq|freq_base"
+    r"|norm(s|ed|alize|alization)?(_|$)|scal(e|ed|ar|ing)|multiplier|factor|coef|soft_?cap|clamp|sink|glu(_|$)"
+    r"|(^|_)(cap|clip|clipping|limit|mup|mask|pct|percent|gat(e|es|ed|ing))(_|$)"
     r"|attn|attention|window|sliding|sparse|sparsity|residual|parallel_(block|mlp)|activation|(^|_)act(_|$)"
-    r"|quant|(^|_)bits(_|$)|compress|logit|softmax|(^|_)causal$|temperature|theta|early_exit"
+    r"|quant|(^|_)bits(_|$)|compress|logit|softmax|(^|_)causal$|prefix_lm|bidirectional|temperature|early_exit"
+    r"|(^|_)loops?(_|$)|recurren|(^|_)(tied?|shared?|skip)_(layer|block|weight)|layer_(sharing|skip)"
 )
 # Sizes, which the weights do show.
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
 # Other names for settings that are read: harmless where they say the same.
 _SAME = {
-    "layer_norm_eps": "rms_norm_eps",
-    "layer_norm_epsilon": "rms_norm_eps",
-    "norm_eps": "rms_norm_eps",
-    "norm_epsilon": "rms_norm_eps",
-    "rope_base": "rope_theta",
-    "rotary_base": "rope_theta",
-    "rotary_emb_base": "rope_theta",
+    **dict.fromkeys(
+        ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rmsnorm_eps", "rms_norm_epsilon"),
+        "rms_norm_eps",
+    ),
+    **dict.fromkeys(("rope_base", "rope_freq_base", "rotary_base", "rotary_emb_base"), "rope_theta"),
+    **dict.fromkeys(("context_window", "context_length", "n_positions", "n_ctx"), "max_position_embeddings"),
     "rotary_dim": "head_dim",
 }
-_NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|pct|percent|(^|_)ratio|temperature")
+_NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|coef|pct|percent|(^|_)ratio|temperature|(^|_)loops?(_|$)")
 # Attention is scaled by the root of the head's size: no other number leaves it as it is.
 _NEVER_NEUTRAL_NUMBER = re.compile(r"att(n|ention).*(scale|scaling|scalar|multiplier)")
 
@@ -112,8 +144,11 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
         if strict and key not in _USUAL:
             raise ModelError(f"{origin!r} has the setting {_shown(key)}, which is not known.")
         if accepted := _USUAL.get(key) or _ALIKE.get(key):
-            if value not in accepted:
-                raise ModelError(f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not supported.")
+            if not _is_accepted(value, accepted):
+                raise ModelError(
+                    f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not supported "
+                    f"(supported: {', '.join(map(_shown, accepted))})."
+                )
         elif _is_harmless(key, value, document, family):
             continue
         elif _ARITHMETIC.search(key.lower()) and not _SIZE.search(key.lower()):
@@ -121,7 +156,7 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
                 f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not known and may change the output: if "
                 "it does not, remove it from the file."
             )
-        else:
+        elif not _BOOKKEEPING.search(key.lower()):
             unjudged.append(key)
     if unjudged:
         names = ", ".join(map(_shown, unjudged[:_MOST_NAMED]))
@@ -129,8 +164,14 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
         warnings.warn(f"{origin!r}: unknown settings are ignored: {names}.", stacklevel=2)
 
 
+def _is_accepted(value: Any, accepted: tuple[Any, ...]) -> bool:
+    if isinstance(value, list):
+        return all(entry in accepted for entry in value)
+    return (value.lower() if isinstance(value, str) else value) in accepted
+
+
 def _is_harmless(key: str, value: Any, document: Mapping[str, Any], family: str) -> bool:
-    if _WITHOUT_EFFECT_PATTERN.search(key.lower()) or is_neutral(key, value):
+    if _WITHOUT_EFFECT_NAMES.search(key.lower()) or is_neutral(key, value):
         return True
     if isinstance(value, str) and value.lower() in _USUAL["hidden_act"]:
         return True
