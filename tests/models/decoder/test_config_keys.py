@@ -1,6 +1,7 @@
 """Keys of a config.json without effect are ignored, what would change the output is refused, the rest is named."""
 
 import json
+import re
 import warnings
 from typing import Any
 
@@ -193,3 +194,40 @@ def test_positions_with_neutral_settings() -> None:
     assert reading({"rope_parameters": rope}) == reading({})
     with pytest.raises(ModelError, match="the rope setting 'partial_rotary_factor'"):
         reading({"rope_parameters": rope}, strict=True)
+
+
+QWEN_WINDOW = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+DEFAULT_CONTEXTS = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"rope_scaling": "yarn"}, "'rope_scaling' is 'yarn', not null or an object"),
+        ({"rope_parameters": [1]}, "'rope_parameters' is [1], not null or an object"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope type ['yarn'] (supported: default, linear, llama3)"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "'factor' is None, not a finite number"),
+        ({"rms_norm_eps": None}, "'rms_norm_eps' is None, not a finite number"),
+        (QWEN_WINDOW | {"max_window_layers": None}, "'max_window_layers' is None, not a whole number"),
+        ({"max_position_embeddings": None}, "'max_position_embeddings' is None, not a whole number"),
+        ({"layer_types": 5}, "'layer_types' is 5, not a list of full_attention and sliding_attention"),
+        ({"layer_types": "full_attention"}, "'layer_types' is 'full_attention', not a list"),
+        ({"layer_types": ["chunked_attention"] * 3}, "type 'chunked_attention' (supported: full_attention, sliding_"),
+        (
+            {"model_type": "mistral", "layer_types": [["a"]] * 3},
+            "unsupported layer type ['a'] (supported: full_attention, sliding_attention)",
+        ),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 3}, "'layer_types', but no sliding window"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_the_wrong_kind_is_named_with_its_value(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(said)):
+        reading(more)
+
+
+@pytest.mark.parametrize("family", DEFAULT_CONTEXTS)
+def test_a_context_that_is_left_out_is_that_of_transformers(family: str) -> None:
+    document = LLAMA | {"model_type": family}
+    del document["max_position_embeddings"]
+    assert read_config(document, "config.json").context == DEFAULT_CONTEXTS[family]

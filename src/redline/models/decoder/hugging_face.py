@@ -44,6 +44,9 @@ _READ = frozenset(
 )
 # What is more is a slip, and would fill the memory before a weight is missed.
 _MOST_LAYERS = 10_000
+# What transformers takes where 'max_position_embeddings' is left out.
+_DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
@@ -58,6 +61,7 @@ def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) 
             f"{origin!r} is of the architecture {family!r}, which is not known: known are {', '.join(FAMILIES)}."
         )
     check_keys(document, _READ, family, strict, origin)
+    document = {"max_position_embeddings": _DEFAULT_CONTEXT[family], **document}
     try:
         return _config(family, document, origin, strict)
     except KeyError as error:
@@ -68,8 +72,10 @@ def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) 
 
 def _config(family: str, document: Mapping[str, Any], origin: str, strict: bool) -> DecoderConfig:
     heads, layers = _whole(document, "num_attention_heads"), _whole(document, "num_hidden_layers")
-    if heads < 1 or not 1 <= layers <= _MOST_LAYERS:
-        raise ValueError(f"{heads} heads in {layers} layers are no model")
+    if heads < 1:
+        raise ValueError(f"num_attention_heads must be 1 or more, not {heads:,}")
+    if not 1 <= layers <= _MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers must be 1 to {_MOST_LAYERS:,}, not {layers:,}")
     width = _whole(document, "hidden_size")
     bias = document.get("attention_bias", False) and family in ("llama", "qwen3")
     if document.get("attention_bias") and not bias:
@@ -111,26 +117,31 @@ def _whole(document: Mapping[str, Any], key: str, default: int | None = None) ->
 
 
 def _finite(key: str, value: Any) -> float:
-    if not math.isfinite(number := float(value)):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{key!r} is {value!r}, not a finite number")
-    return number
+    return float(value)
 
 
 def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float, Scaling | None]:
     """The base and the scaling, from the keys of transformers 5 (`rope_parameters`) or those before."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(document.get(key), dict | None):
+            raise ValueError(
+                f'{key!r} is {document[key]!r}, not null or an object such as {{"rope_type": "linear", "factor": 2.0}}'
+            )
     new, old = document.get("rope_parameters"), document.get("rope_scaling")
     settings = dict(new or old or {})
     base = _finite("rope_theta", settings.pop("rope_theta", None) or document.get("rope_theta") or 10_000.0)
     kind = settings.pop("rope_type", None) or settings.get("type") or "default"
     settings.pop("type", None)
     if new and old and {"rope_theta": base, "rope_type": kind} | settings != _scaling_document(base, old):
-        raise ModelError(f"{origin!r} has 'rope_parameters' and another 'rope_scaling': which counts is unclear.")
+        raise ModelError(f"{origin!r} has 'rope_parameters' and 'rope_scaling', and they disagree; remove one.")
     takes = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
     original = "original_max_position_embeddings"
     if kind == "llama3" and document.get(original):
         settings.setdefault(original, document[original])
-    if kind not in takes:
-        raise ModelError(f"{origin!r} scales positions by {kind!r}, which is not supported: {', '.join(takes)} are.")
+    if not isinstance(kind, str) or kind not in takes:
+        raise ModelError(f"{origin!r} has the unsupported rope type {kind!r} (supported: {', '.join(takes)}).")
     for key, value in settings.items():
         if key not in takes[kind] and (strict or not (key == original or is_neutral(key, value))):
             raise ModelError(f"{origin!r} has the rope setting {key!r}, which {kind!r} does not know.")
@@ -151,6 +162,13 @@ def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
 
 def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str) -> tuple[int | None, ...]:
     types = document.get("layer_types")
+    if not isinstance(types, list | None):
+        raise ValueError(f"'layer_types' is {types!r}, not a list of {' and '.join(_LAYER_TYPES)}")
+    for name in types or []:
+        if name not in _LAYER_TYPES:
+            raise ModelError(
+                f"{origin!r} has the unsupported layer type {name!r} (supported: {', '.join(_LAYER_TYPES)})."
+            )
     if document.get("sliding_window") is not None:
         _whole(document, "sliding_window")
     window = document.get("sliding_window", 4096 if family in ("mistral", "qwen2", "qwen3") else None)
@@ -158,7 +176,7 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
         if not document.get("use_sliding_window", False):
             window = None
         if types is None:
-            first = document.get("max_window_layers", 28)
+            first = _whole({"max_window_layers": 28, **document}, "max_window_layers")
             types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
     elif family == "llama":
         # A window as long as the context hides nothing.
@@ -171,9 +189,8 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
         raise ModelError(f"{origin!r} has 'layer_types' other than its 'sliding_window', which mistral does not have.")
     if len(types) != layers:
         raise ModelError(f"{origin!r} has {len(types)} 'layer_types' for {layers} layers.")
-    unknown = [name for name in types if name not in ("sliding_attention", "full_attention")]
-    if unknown or ("sliding_attention" in types and window is None):
-        raise ModelError(f"{origin!r} has a layer of the type {(unknown or ['sliding_attention'])[0]!r} without sense.")
+    if "sliding_attention" in types and window is None:
+        raise ModelError(f"{origin!r} has 'sliding_attention' in 'layer_types', but no sliding window.")
     return tuple(window if name == "sliding_attention" else None for name in types)
 
 
