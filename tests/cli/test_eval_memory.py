@@ -96,7 +96,8 @@ def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[
     write_model(tmp_path / "decoder", context=200)
     seen = command("eval", "memory", tmp_path / "decoder", "--task", "passkey", "--samples", 2, "--device", "cpu")
     assert seen.code == 0 and "context is 200 tokens" in seen.err and "200" in seen.out
-    seen = command("eval", "memory", tmp_path / "decoder", "--lengths", "120,190,300,999", "--samples", 2, "--json")
+    lengths = ("--lengths", "120,300", "--lengths", 999, "--lengths", 190)
+    seen = command("eval", "memory", tmp_path / "decoder", *lengths, "--samples", 2, "--device", "cpu", "--json")
     assert "skipped lengths beyond the model's context of 200 tokens: 300, 999" in seen.err
     rows = seen.json()
     assert {row["length"] for row in rows["recall"]} == {120, 190}
@@ -144,9 +145,12 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
         ((textual, "--text", tmp_path / "latin.txt"), "not UTF-8"),
         ((textual, "--lengths", "130", "--samples", 1, "--text", tmp_path / "short.txt"), "fewer than 2 tokens"),
         ((tmp_path / "decoder", "--lengths", "300,400"), "300, 400: longer than the model's context of 200"),
-        ((symbolic, "--lengths", "40", "--seed", "-1"), "a seed is a whole number"),
+        ((tmp_path / "decoder", "--lengths", "150,400", "--seed", "-1"), "a seed is a whole number"),
+        ((tmp_path / "decoder", "--lengths", "3,400"), "tokens, not 3"),
     ]:
-        assert_one_sentence(command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html"), said)
+        seen = command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html")
+        assert_one_sentence(seen, said)
+        assert "skipped" not in seen.err
         assert not (tmp_path / "p.html").exists()
 
 
