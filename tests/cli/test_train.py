@@ -233,6 +233,16 @@ def test_a_truncated_shard_and_another_models_checkpoint(command: Callable[..., 
     assert (here / "x" / "journal.jsonl").read_bytes() == journal and not (here / "y").exists()
 
 
+def test_sigterm_saves_and_ends_with_its_own_exit_code(
+    command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("redline.cli.train")
+    monkeypatch.setattr(module._Line, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
+    stopped = train(command, "--out", "x")
+    assert stopped.code == 143 and "redline: terminated." in stopped.err and "go on with: redline" in stopped.err
+    assert list((here / "x" / "checkpoints").iterdir()) != []
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +263,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     stopped = train(command, *usual, "--out", "x")
     again = stopped.err.partition("go on with: ")[2].splitlines()[0]
     given = "--source text --source 'a text/b.txt' --steps 7 --device cpu"
-    assert stopped.code == 130 and again == f"redline train tiny.toml {given} --out x --resume"
+    assert stopped.code == 130 and "redline: interrupted." in stopped.err
+    assert again == f"redline train tiny.toml {given} --out x --resume"
     assert not (here / "x" / "model").exists()
     monkeypatch.setattr(module, "_Line", line)
     seen = command(*shlex.split(again)[1:], "--json")

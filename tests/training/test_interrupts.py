@@ -14,7 +14,7 @@ def test_the_first_is_a_request(number: signal.Signals) -> None:
     with stop_requests() as stop:
         assert not stop.requested
         signal.raise_signal(number)
-        assert stop.requested
+        assert stop.requested and stop.signal == number
         assert signal.getsignal(number) is before
     assert signal.getsignal(number) is before
 

@@ -147,10 +147,10 @@ def _main(termination: Termination) -> None:
         _print_nothing_more()
         sys.exit(_UNREAD)
     except SystemExit as end:
-        if end.code == 130:  # Typer's exit code for KeyboardInterrupt
-            fail("terminated." if termination.requested else "interrupted.")
-            if termination.requested:
-                sys.exit(TERMINATED)
+        if end.code in (130, TERMINATED):  # 130 is Typer's exit code for KeyboardInterrupt
+            terminated = termination.requested or end.code == TERMINATED
+            fail("terminated." if terminated else "interrupted.")
+            sys.exit(TERMINATED if terminated else 130)
         if end.code == 1 and output is not None and not _has_reader(output):
             sys.exit(_UNREAD)
         raise

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 
 from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.signals import uninterrupted_imports
+from redline.cli.signals import TERMINATED, uninterrupted_imports
 from redline.cli.train_length import parse_minutes
 from redline.cli.train_lsd import train_lsd
 from redline.quantities import format_bytes, format_megapixels, format_seconds
@@ -122,7 +123,7 @@ def _stopped(outcome: Outcome, again: str) -> None:
     step = outcome.position.step
     # Not folded, so that the command can be copied.
     progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(130)
+    raise typer.Exit(TERMINATED if outcome.stop_signal == signal.SIGTERM else 130)
 
 
 @train.command("drct")

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 @dataclass
 class StopRequest:
-    requested: bool = False
+    """`signal` is the number of the first signal that came."""
+
+    signal: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.signal is not None
 
 
 @contextmanager
@@ -22,7 +28,8 @@ def stop_requests() -> Iterator[StopRequest]:
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, _frame: object) -> None:
-        request.requested = True
+        if request.signal is None:
+            request.signal = number
         signal.signal(number, before[number])
 
     try:

@@ -65,13 +65,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended, with the averaged weights where an average was kept."""
+    """How a training ended, with the averaged weights where an average was kept.
+
+    `stop_signal` is the signal that interrupted it.
+    """
 
     model: nn.Module
     position: Position
     figures: dict[str, float]
     peak_bytes: int
     interrupted: bool
+    stop_signal: int | None = None
 
 
 def train(
@@ -120,7 +124,7 @@ def _train(
         # A page of C++ for what is said in a sentence when the training begins.
         warnings.filterwarnings("ignore", "mkldnn_matmul failed")
         interrupted = loop.run(lambda: stop.requested)
-    return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted)
+    return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
 
 
 class _Loop:

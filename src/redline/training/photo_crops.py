@@ -78,7 +78,7 @@ class PhotoCrops:
         self._chances = chance.cumsum(0)
 
     def _renew(self, step: int) -> None:
-        """Loads the images of the step's round, if the photos are reduced anew every `renew_steps` steps."""
+        """Loads the images of the step's round, if the photos are downscaled again every `renew_steps` steps."""
         if not self.settings.renew_steps or step // self.settings.renew_steps == self._round:
             return
         self._round = step // self.settings.renew_steps

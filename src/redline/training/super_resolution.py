@@ -60,8 +60,8 @@ class DrctLoopSettings(LoopSettings):
     """`compile` compiles the groups, which are alike; on a GPU `fused_ops` takes Redline's own kernels, and
     `cuda_graph` records forward and backward as one graph.
 
-    `frequency_weight` is the weight, beside the absolute error, of the absolute error of the Fourier transform, from
-    the share `frequency_from` of the training on.
+    `frequency_weight` is the weight of an L1 loss on the Fourier transform, added to the L1 loss from the share
+    `frequency_from` of the training on.
     """
 
     compile: bool = False
