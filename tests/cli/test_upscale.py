@@ -62,6 +62,11 @@ def test_a_second_path_that_is_not_there_is_the_output(upscale: Callable[..., Se
     seen = upscale("photo.jpg", "large.png")
     assert seen.code == 0 and seen.out.startswith("large.png  60 × 40") and size(tmp_path / "large.png") == (60, 40)
     assert "writing to 'large.png'" in seen.err
+    # Repeated, the command must not enlarge its own result.
+    before = sorted(tmp_path.iterdir())
+    again = upscale("photo.jpg", "large.png")
+    assert again.code == 2 and "'large.png' exists: to overwrite it use --out large.png" in again.err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_bad_file_among_named_ones(

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from redline.errors import RedlineError
 from redline.upscale.arguments import Arguments, read_arguments
@@ -70,3 +71,32 @@ def test_the_same_command_again_resumes(here: Path) -> None:
     assert parts("a.png large") == (["a.png", "large"], None)
     (here / NAME).write_text(json.dumps({"target": str(here / "b.png"), "source": str(here / "a.png")}))
     assert parts("a.png b.png") == (["a.png"], "b.png") and parts("b.png a.png") == (["b.png", "a.png"], None)
+    # Several files into one folder, too.
+    line = {"target": str(here / "large" / "a.png"), "source": str(here / "a.png")}
+    (here / "large" / NAME).write_text(json.dumps(line))
+    assert parts("a.png b.png large/") == (["a.png", "b.png"], "large")
+
+
+@pytest.mark.parametrize(
+    ("size", "is_refused"),
+    [((40, 80), True), ((20, 40), True), ((10, 20), False), ((40, 79), False), ((25, 50), False)],
+)
+def test_what_could_be_the_result_of_the_first_path_is_not_enlarged(
+    here: Path, size: tuple[int, int], is_refused: bool
+) -> None:
+    """A single image is not journalled, so only its size tells that an earlier run can have made it."""
+    (here / "out dir").mkdir()
+    Image.new("RGB", (10, 20)).save("a.png")
+    Image.new("RGB", size).save("my b.jpg")
+    Image.new("RGB", size).save("out dir/a.webp")
+    for last, write in {"my b.jpg": "overwrite", "out dir": "write into"}.items():
+        sources = (Path("a.png"), Path(last))
+        assert read_arguments(["a.png", last], Path("x")).sources == sources
+        assert read_arguments([last, "a.png"], None).sources == sources[::-1]
+        if is_refused:
+            with pytest.raises(RedlineError) as refused:
+                read_arguments(["a.png", last], None)
+            both = "to upscale both give them with --out FOLDER."
+            assert str(refused.value) == f"{last!r} exists: to {write} it use --out {last!r}; {both}"
+        else:
+            assert read_arguments(["a.png", last], None).sources == sources

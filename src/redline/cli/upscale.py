@@ -30,7 +30,8 @@ def upscale(
         typer.Argument(
             metavar="PATH",
             help="Images, videos, or folders of them; then the output, unless --out names it. Of two paths, the second "
-            "is the output if it does not exist; of more, the last if it does not exist and ends in a slash.",
+            "is the output if it does not exist; of more, the last if it does not exist and ends in a slash. To "
+            "overwrite an existing image, use --out.",
             show_default=False,
         ),
     ],

@@ -1,21 +1,28 @@
 """What the paths on the command line mean: which are sources, and whether the last one is the output.
 
 `redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not become an output that
-nobody asked for. So the last of several arguments is the output only if it is safe to say so:
+nobody asked for. So the last of several paths is the output only in these cases:
 
-- of two, if it does not exist and the first does, or if an earlier run wrote it from the first;
+- of two, if it does not exist and the first does;
 - of three or more, if it does not exist and ends in a slash: a folder to be made. One without a slash and without an
-  ending is refused, because it could be either.
+  ending is refused, because it could be either;
+- of two, or of several and a folder, if a journal says that an earlier run wrote it from one of the others.
+
+A single image is not journalled. If the second of two paths has the size of an enlarged first one, repeating
+`redline upscale IN OUT` would enlarge OUT: the command is refused, and the error says how to write it.
 """
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
 from redline.upscale.journal import NAME
+from redline.upscale.pictures import PictureError, open_picture
 
 
 @dataclass(frozen=True)
@@ -33,13 +40,17 @@ def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
     if out is not None or len(paths) < 2:
         return Arguments(paths, out)
     *sources, last = paths
+    if (last.is_dir() or (len(paths) == 2 and last.exists())) and any(
+        _was_made_from(last, source) for source in sources
+    ):
+        return Arguments(tuple(sources), last, f"writing to {str(last)!r}: an earlier run wrote it")
     if len(paths) == 2 and sources[0].exists():
         if not last.exists():
             return Arguments(paths[:1], last, f"writing to {str(last)!r}: it does not exist, so it is the output")
-        if _was_made_from(last, sources[0]):
-            return Arguments(paths[:1], last, f"writing to {str(last)!r}: an earlier run made it from the first path")
-        if sources[0].is_file() and last.is_file():
-            return Arguments(paths, None, f"{str(last)!r} exists, so it is enlarged too; to write to it, use --out")
+        if sources[0].is_file():
+            _refuse_possible_output(sources[0], last)
+            if last.is_file():
+                return Arguments(paths, None, f"{str(last)!r} exists, so it is enlarged too; to write to it, use --out")
     elif len(paths) > 2 and not last.exists():
         if given[-1].endswith((os.sep, "/")):
             return Arguments(tuple(sources), last, f"writing to the folder {str(last)!r}")
@@ -49,6 +60,35 @@ def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
                 "use --out."
             )
     return Arguments(paths, None)
+
+
+def _refuse_possible_output(source: Path, last: Path) -> None:
+    """Raises if `last`, or an image in the folder `last`, can be the result of an earlier run on the image `source`."""
+    try:
+        is_possible = any(_is_enlarged(path, source) for path in _named_like(source, last))
+    except OSError:  # a folder that cannot be read is one failure among others
+        return
+    if is_possible:
+        write = "write into" if last.is_dir() else "overwrite"
+        raise RedlineError(
+            f"{str(last)!r} exists: to {write} it use --out {shlex.quote(str(last))}; to upscale both give them with "
+            "--out FOLDER."
+        )
+
+
+def _named_like(source: Path, last: Path) -> list[Path]:
+    return [path for path in last.iterdir() if path.stem == source.stem] if last.is_dir() else [last]
+
+
+def _is_enlarged(image: Path, source: Path) -> bool:
+    """Whether the width and the height of an image are the same multiple of the source's."""
+    try:
+        # Reads headers only. The result of a large source may exceed the limit on sources.
+        with open_picture(source, sys.maxsize) as small, open_picture(image, sys.maxsize) as large:
+            scale = large.width // small.width
+            return scale > 1 and (large.width, large.height) == (scale * small.width, scale * small.height)
+    except PictureError:
+        return False
 
 
 def _was_made_from(made: Path, source: Path) -> bool:
