@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,15 @@ from PIL import Image
 
 from redline.cli import live_line
 from redline.cli.live_line import LiveLine
+from redline.cli.upscale import _Watch
 from redline.errors import ModelError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.quiet import quiet
 from redline.upscale import export as exporting
 from redline.upscale.journal import Journal
+from redline.upscale.listener import Outcome
+from redline.upscale.tasks import Task
+from redline.upscale.video import VideoProgress
 from synthetic_photos import save_synthetic_photos
 
 from .conftest import Seen
@@ -120,12 +125,36 @@ def test_files_that_take_no_time_do_not_shorten_the_time_left(
     counted: list[tuple[float, float | None]] = []
     count = LiveLine.count
 
-    def note(line: LiveLine, what: str, done: float, total: float | None, unit: str, detail: str = "") -> None:
+    def note(line: LiveLine, what: str, done: float, total: float | None, *more: Any, **options: Any) -> None:
         counted.append((done, total))
-        count(line, what, done, total, unit, detail)
+        count(line, what, done, total, *more, **options)
 
     monkeypatch.setattr(LiveLine, "count", note)
     seen = command("upscale", "in", "-o", "out", "-w", weights, "--device", "cpu", "--tile", 80)
     assert seen.code == 1 and counted[0] == (0, 2) and counted[-1] == (1, 1)
     # Tile by tile: a row of them may take minutes.
     assert any(0 < done < 1 for done, _ in counted)
+
+
+def test_what_an_earlier_run_did_does_not_shorten_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(live_line, "time", clock)
+    now_s = 0.0
+    line = LiveLine("reading …")
+    watch = _Watch(line, as_json=True)
+    image, first, second = (Task(Path(name), Path("out") / name) for name in ("a.png", "b.mkv", "c.mkv"))
+    watch.begin([image, first, second])
+    now_s = 60.0  # a minute to find that the image is complete
+    watch._finished(Outcome(image, skipped=True))
+    watch._film(first, VideoProgress(80, 100, 80, None, None, ()))
+    assert line._text.startswith("enlarging: 0 of 2 files (40%) · b.mkv: frame 80 of 100")
+    now_s = 70.0
+    watch._film(first, VideoProgress(90, 100, 80, 1.0, 10.0, ()))
+    assert line._text.startswith("enlarging: 0 of 2 files (45%), 36 files/h, 110 s left · ")
+    now_s = 80.0
+    watch._finished(Outcome(first, seconds=20.0))
+    watch._film(second, VideoProgress(50, 100, 50, None, None, ()))
+    assert line._text.startswith("enlarging: 1 of 2 files (75%), 36 files/h, 50 s left · ")
+    # A video that fails is no work that is left.
+    watch._finished(Outcome(second, error="cannot read 'c.mkv'"))
+    assert line._text == "enlarging: 100%"

@@ -19,7 +19,10 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Count:
-    """`done` of `total` units at `at_s`; the rate is counted from `first_done` at `first_s`."""
+    """`done` of `total` units at `at_s`, of which earlier runs did `before`.
+
+    The rate is that of this run's work, `done - before`, since it was `first_done` at `first_s`.
+    """
 
     what: str
     unit: str
@@ -29,12 +32,14 @@ class _Count:
     done: float
     at_s: float
     detail: str
+    before: float = 0.0
 
     def text(self, now_s: float) -> str:
         parts = [f"{self.what}: {self._amount}"]
         worked_s = self.at_s - self.first_s
-        if self.done > self.first_done and worked_s > 0:
-            rate = (self.done - self.first_done) / worked_s
+        worked = self.done - self.before - self.first_done
+        if worked > 0 and worked_s > 0:
+            rate = worked / worked_s
             parts += [_format_rate(rate, self.unit)] if self.total != 1 else []
             if self.total is not None:
                 left_s = max(1.0, (self.total - self.done) / rate - (now_s - self.at_s))
@@ -87,18 +92,28 @@ class LiveLine:
             self._count, self._text = None, text
         self._show()
 
-    def count(self, what: str, done: float, total: float | None, unit: str, detail: str = "") -> None:
-        """Says how much is done, with rate and time left; both start anew with another `what` or `unit`."""
+    def count(
+        self, what: str, done: float, total: float | None, unit: str, detail: str = "", *, before: float = 0.0
+    ) -> None:
+        """Says how much is done, with rate and time left; both start anew with another `what` or `unit`.
+
+        `before` is how much of `done` an earlier run did: it counts as done, but not for the rate.
+        """
         with self._lock:
             now_s, last = time.monotonic(), self._count
             if last is None or (last.what, last.unit) != (what, unit) or done < last.done:
-                self._count = _Count(what, unit, total, done, now_s, done, now_s, detail)
+                self._count = _Count(what, unit, total, done - before, now_s, done, now_s, detail, before)
             elif done == last.done:
-                self._count = replace(last, total=total, detail=detail)
+                self._count = replace(last, total=total, detail=detail, before=before)
             else:
-                self._count = replace(last, total=total, done=done, at_s=now_s, detail=detail)
+                self._count = replace(last, total=total, done=done, at_s=now_s, detail=detail, before=before)
             self._text = self._count.text(now_s)
         self._show()
+
+    def restart(self) -> None:
+        """Starts rate and time left anew with the next `count`: nothing so far was work of the kind that follows."""
+        with self._lock:
+            self._count = None
 
     def _show(self) -> None:
         if self._status is not None:

@@ -208,6 +208,7 @@ class _Watch:
         self._line, self._as_json = line, as_json
         self._total = self._done = 0
         self._under_way: dict[Task, float] = {}
+        self._resumed: dict[Task, float] = {}  # the share of a video that an earlier run did
         self._noted: set[tuple[Task, str]] = set()
 
     def listener(self) -> Listener:
@@ -224,12 +225,16 @@ class _Watch:
 
     def _update(self, detail: str = "") -> None:
         done = self._done + sum(list(self._under_way.values()))
-        self._line.count("enlarging", min(done, self._total), self._total, "file", detail)
+        before = sum(list(self._resumed.values()))
+        self._line.count("enlarging", min(done, self._total), self._total, "file", detail, before=before)
 
     def _finished(self, outcome: Outcome) -> None:
         self._under_way.pop(outcome.task, None)
         if not outcome.seconds:  # skipped or refused in no time, which would make the time left too short
             self._total -= 1
+            self._resumed.pop(outcome.task, None)
+            if outcome.skipped:  # files are checked before the first one is enlarged
+                self._line.restart()
         else:
             self._done += 1
         if outcome.error:
@@ -254,7 +259,9 @@ class _Watch:
         self._note(task, film.notes)
         rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
         left = f", {format_seconds(film.left_s)} left" if film.left_s and self._total > 1 else ""
-        self._under_way[task] = film.frames_done / film.frames_total if film.frames_total else 0.0
+        if film.frames_total:
+            self._under_way[task] = film.frames_done / film.frames_total
+            self._resumed[task] = film.frames_resumed / film.frames_total
         self._update(f"{task.source.name}: frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
 
 
