@@ -20,6 +20,7 @@ from redline.upscale.session import Upscaling
 from redline.upscale.settings import Tiles, UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.video import VideoProgress, VideoSettings
+from redline.upscale.video.remux import Assembly, assemble
 from upscale.video.clips import make_clip, shown
 
 
@@ -173,6 +174,26 @@ def test_a_resumed_film_is_made_of_the_same_tiles(settings: UpscaleSettings, tmp
     (outcome,) = Upscaling(replace(settings, tile=48, tile_batch=1, resume=True)).run([task], tmp_path)
     assert outcome.notes == ("the parts of an earlier run are not used: the tiles changed since",)
     assert len(shown(task.target)) == 12
+
+
+def test_an_interrupted_run_says_that_parts_are_kept(
+    settings: UpscaleSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [Task(tmp_path / f"{name}.mkv", tmp_path / "out" / f"{name}.mkv") for name in "abc"]
+    for task in tasks:
+        make_clip(task.source, frames=2)
+
+    def interrupt(assembly: Assembly, target: Path) -> list[str]:
+        if target == tasks[1].target:
+            raise KeyboardInterrupt
+        return assemble(assembly, target)
+
+    monkeypatch.setattr("redline.upscale.video.run.assemble", interrupt)
+    said: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        Upscaling(settings, Listener(said.append)).run(tasks, tmp_path / "out")
+    kept = f"b.mkv: its finished parts are kept in {str(tmp_path / 'out' / '.b.mkv.redline-parts')!r}: "
+    assert said[1:] == [kept + "--resume continues from them; a run without --resume deletes them"]
 
 
 LARGE = ((1000, 1000),)

@@ -113,14 +113,25 @@ class Upscaling:
             self.listener.finished(outcome)
 
         tiles = self._known_tiles(tasks, journal, sizes, digest)
+        try:
+            return outcomes + self._run_waiting(waiting, tiles, sizes, finished)
+        except KeyboardInterrupt:
+            for task in waiting:
+                for note in notes_on_parts(task.target) if task.is_film else ():
+                    self.listener.say(f"{task.source.name}: {note}")
+            raise
+
+    def _run_waiting(
+        self, waiting: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished
+    ) -> list[Outcome]:
         crew = self.crew
         if crew is None and len(devices := self._devices(waiting)) > 1:
             crew = start_crew(devices)
         if crew is None:
             with torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext():
-                return outcomes + self._run_alone(waiting, tiles, sizes, finished)
+                return self._run_alone(waiting, tiles, sizes, finished)
         with crew:
-            return outcomes + self._run_shared(crew, waiting, tiles, sizes, finished)
+            return self._run_shared(crew, waiting, tiles, sizes, finished)
 
     def _known_tiles(
         self, tasks: Sequence[Task], journal: Journal | None, pictures: Sizes, chosen_for: str | None = None

@@ -151,11 +151,12 @@ def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...
 
 
 def notes_on_parts(target: Path) -> tuple[str, ...]:
-    """What is said of a video that failed or was refused, if finished parts of it are there."""
+    """Says that finished parts are kept, if there are some of a video that failed, was refused or was interrupted."""
     path = PartsFolder(target).path
     if not any(path.glob("part-*.json")):
         return ()
-    return (f"its finished parts are kept in {str(path)!r}: --resume goes on from there, and without it they go",)
+    kept = f"its finished parts are kept in {str(path)!r}"
+    return (f"{kept}: --resume continues from them; a run without --resume deletes them",)
 
 
 def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
