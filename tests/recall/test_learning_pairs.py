@@ -14,10 +14,11 @@ def test_neural_memory_recalls_pairs_at_eight_times_the_length_and_a_window_does
     task = Mqar()
 
     def enough(model: TitanModel) -> bool:
-        return practised(model, task, 64, 32) >= 0.997 and practised(model, task, 512) >= 0.98
+        # Of 3,072 questions, so that it is no luck: the exam, on others, may miss twice as many.
+        return practised(model, task, 64, 128) >= 0.995 and practised(model, task, 512) >= 0.98
 
     model, steps = learned(NEURAL, task, 64, 64, 1.2e-2, enough=enough)
-    assert recalled(model, task, 64) >= 0.99
+    assert recalled(model, task, 64, 128) >= 0.99
     assert recalled(model, task, 512) >= 0.95
     control, as_many = learned(WINDOW, task, 64, 64, 1.2e-2, steps=steps)
     assert as_many == steps

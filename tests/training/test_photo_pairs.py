@@ -45,7 +45,7 @@ def test_a_photo_is_cut_to_whole_pixels_of_its_small_picture(tmp_path: Path) -> 
     save_synthetic_photos(tmp_path, 1, 21, 30)
     settings = PhotoSettings(str(tmp_path), crop_px=5, shrink=(1, 1.5, 3))
     pairs = PhotoPairs(settings, 2, torch.device("cpu"))
-    sizes = [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low in pairs]
+    sizes = [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low, _ in pairs]
     assert sizes == [(1, (3, 20, 30), (3, 10, 15)), (1.5, (3, 14, 20), (3, 7, 10))]
     assert pairs.photos == 1 and pairs.pixels == 20 * 30 + 14 * 20 and len(pairs.hashes) == 1
     assert len(pairs.skipped) == 1 and "is 30 × 21, and shrink 3 needs 30 pixels a side" in pairs.skipped[0]

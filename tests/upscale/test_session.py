@@ -302,7 +302,8 @@ def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypa
 
 def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None:
     task, other = (Task(tmp_path / name, tmp_path / "out" / name) for name in ("a.png", "b.png"))
-    (tmp_path / NAME).write_text(json.dumps({"target": str(task.target), "settings": "s", "tile": 96}) + "\n")
+    line = {"target": str(task.target), "settings": "s", "bytes": 1, "sha256": "", "tile": 96}
+    (tmp_path / NAME).write_text(json.dumps(line) + "\n")
     assert Journal(tmp_path, lambda _: "s").tiles([other, task]) == Tiles(((96, 96),))
     assert Journal(tmp_path, lambda _: "t").tiles([task]) is None
     # What another picture of the folder was cut by says nothing about this one.

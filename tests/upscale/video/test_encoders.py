@@ -125,7 +125,7 @@ def test_what_can_be_said_before_there_is_a_video() -> None:
 
 @pytest.mark.parametrize(("flags", "limited"), [(set(), False), ({"avx512f"}, True)])
 def test_options_of_the_encoder(flags: set[str], limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(encoders, "hardware_flags", lambda: flags)
     layout = VideoFormat("yuv420p")
 
     def options(codec: str, layout: VideoFormat = layout, **values: Any) -> dict[str, str]:
