@@ -22,7 +22,7 @@ _PARTIAL = ".redline-partial"
 # Characters of the target's name in the hidden one, which must not become longer than a name may be.
 _NAME_LENGTH = 40
 _OWNER = re.compile(r"\.(\d+)\.([0-9a-f]{4})[0-9a-f]{8}" + re.escape(_PARTIAL))
-_RECORDING = re.compile(r"(.+)\.recording-(\d+)-([0-9a-f]{4})[0-9a-f]{8}(\.\w+)")
+_RECORDING = re.compile(r"(.+)\.recording-(\d+)(?:-(\d+))?-([0-9a-f]{4})[0-9a-f]{8}(\.\w+)")
 
 
 def hidden_path(path: Path) -> Path:
@@ -33,21 +33,25 @@ def hidden_path(path: Path) -> Path:
 
 def recording_path(path: Path) -> Path:
     """Returns a new name beside the target for a live recording. It is not hidden, and ends as the target does: should
-    the process be killed, it is found and can be played as it is."""
-    token = _machine() + secrets.token_hex(4)
-    return path.parent / f"{path.stem[:_NAME_LENGTH]}.recording-{os.getpid()}-{token}{path.suffix}"
+    the process be killed, it is found and can be played as it is. It holds the start time of the process, because a
+    restarted container has the same process numbers."""
+    owner = "-".join(filter(None, (str(os.getpid()), _born(os.getpid()), _machine() + secrets.token_hex(4))))
+    return path.parent / f"{path.stem[:_NAME_LENGTH]}.recording-{owner}{path.suffix}"
 
 
 def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
-    """Returns the recordings that processes of this machine that are gone left in the folder, each with its target."""
+    """Returns the recordings that processes of this machine that are gone left in the folder, each with its target.
+    Skips symbolic links and everything else that is not a regular file."""
     try:
-        found = [(path, _RECORDING.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_file()]
+        files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()]
     except OSError:
         return []  # there is no such folder yet, or whoever writes there will say what is wrong with it
     return [
-        (path, folder / f"{owner[1]}{owner[4]}")
-        for path, owner in found
-        if owner is not None and owner[3] == _machine() and not _is_alive(int(owner[2]))
+        (path, folder / f"{owner[1]}{owner[5]}")
+        for path in files
+        if (owner := _RECORDING.fullmatch(path.name)) is not None
+        and owner[4] == _machine()
+        and not _is_running(int(owner[2]), owner[3])
     ]
 
 
@@ -88,10 +92,7 @@ def check_is_free(path: Path, refusal: str) -> None:
         return  # nobody's, or nobody's who can be known
     if machine != _machine() or not re.fullmatch("[0-9]{1,9}", process):
         return
-    if int(process) == os.getpid() or not _is_alive(int(process)):
-        return
-    # A number is given to another process after a while, and soon after a restart.
-    if not born or born == _born(int(process)):
+    if int(process) != os.getpid() and _is_running(int(process), born):
         raise RedlineError(refusal)
 
 
@@ -121,6 +122,12 @@ def _born(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def _is_running(process: int, born: str | None) -> bool:
+    """Returns whether the process that began at this time is there; without a time, any process of this number."""
+    # A number is given to another process after a while, and soon after a restart.
+    return _is_alive(process) and (not born or born == _born(process))
 
 
 def _is_alive(process: int) -> bool:

@@ -249,13 +249,50 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
             assert seconds - len(times) / rate <= 2, (name, rate, len(times))
 
 
-def test_a_killed_recording_without_a_picture_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
+def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2**22 + 1) -> Path:
+    """Returns the name of a recording of a process that began long ago; by default no process has its number."""
     with monkeypatch.context() as patched:
-        patched.setattr(os, "getpid", lambda: gone.pid)
-        recording_path(tmp_path / "a.mp4").write_bytes(bytes(88))
-    assert VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes == () and list(tmp_path.iterdir()) == []
+        patched.setattr(os, "getpid", lambda: process)
+        patched.setattr("redline.partial._born", lambda process: "1")
+        return recording_path(path)
+
+
+def test_a_killed_recording_without_a_picture_is_deleted_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = left_by_killed(tmp_path / "a.mp4", monkeypatch)
+    left.write_bytes(bytes(88))
+    notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
+    assert notes == (f"deleted {left.name!r}, the recording of a stream that was killed before its first frame.",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_recordings_are_recovered_and_links_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside, folder = tmp_path / "outside.mp4", tmp_path / "folder"
+    make_clip(outside, frames=3, muxer={"movflags": "+faststart"})
+    outside.write_bytes(outside.read_bytes() + b"appended")
+    before = outside.read_bytes()
+    folder.mkdir()
+    left_by_killed(folder / "notes.txt", monkeypatch).write_text("notes")
+    left_by_killed(folder / "link.mp4", monkeypatch).symlink_to(outside)
+    os.mkfifo(left_by_killed(folder / "pipe.mp4", monkeypatch))
+    found = sorted(folder.iterdir())
+    assert VideoFileSink(folder / "a.mp4", Fraction(25)).notes == ()
+    assert sorted(folder.iterdir()) == found and outside.read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process began")
+def test_a_recording_of_an_earlier_process_of_the_same_number_is_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the restart of a container, where the stream is process 1 every time."""
+    make_clip(left_by_killed(tmp_path / "a.mp4", monkeypatch, os.getpid()), frames=3)
+    recording_path(tmp_path / "b.mp4").touch()
+    notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
+    assert notes == ("recovered 'a.recovered.mp4', the recording of a stream that was killed.",)
+    assert len(list(tmp_path.iterdir())) == 2, "this process still writes the other"
 
 
 def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:

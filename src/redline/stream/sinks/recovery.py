@@ -5,6 +5,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from redline.choices import VIDEO_CONTAINERS
 from redline.cut_off import whole_pieces_bytes
 from redline.errors import RedlineError
 from redline.films import first_frame, main_stream, opened
@@ -12,13 +13,18 @@ from redline.partial import abandoned_recordings
 
 
 def recover_recordings(folder: Path) -> tuple[str, ...]:
-    """Renames what killed processes recorded in the folder to `NAME.recovered.mp4`, and removes what has no picture.
-    Returns a sentence for each recording that is kept."""
+    """Renames what killed processes recorded in the folder to `NAME.recovered.mp4`, and deletes recordings that have
+    no frame. Returns a sentence for each."""
     notes = list[str]()
     for left, target in abandoned_recordings(folder):
+        if target.suffix.lower() not in VIDEO_CONTAINERS:
+            continue
         with suppress(OSError):  # another run was quicker, or may not write here
             if not trim_to_playable(left):
                 left.unlink()
+                notes.append(
+                    f"deleted {left.name!r}, the recording of a stream that was killed before its first frame."
+                )
                 continue
             kept = _free(target)
             os.rename(left, kept)
