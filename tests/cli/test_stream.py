@@ -154,7 +154,7 @@ def test_damage_is_told_with_what_would_leave_it_out(stream: Callable[..., Seen]
     data[middle : middle + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
     said = sentence(stream(tmp_path / "a.mkv", tmp_path / "out.mp4"))
-    assert "'a.mkv'" in said and said.endswith("With --keep-going what is damaged is left out.")
+    assert "'a.mkv'" in said and said.endswith("Use --keep-going to process what is there.")
     assert not (tmp_path / "out.mp4").exists()
     assert stream(tmp_path / "a.mkv", tmp_path / "out.mp4", "--keep-going").code == 0
 
@@ -163,7 +163,7 @@ def test_a_truncated_video_is_an_error_unless_it_is_to_go_on(stream: Callable[..
     make_clip(tmp_path / "a.mkv", frames=12)
     data = (tmp_path / "a.mkv").read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: len(data) * 4 // 5])
-    assert sentence(stream("a.mkv", "out.mp4")).endswith("at its end. With --keep-going what is damaged is left out.")
+    assert sentence(stream("a.mkv", "out.mp4")).endswith("at its end. Use --keep-going to process what is there.")
     assert not (tmp_path / "out.mp4").exists()
     seen = stream("a.mkv", "out.mp4", "--keep-going")
     assert seen.code == 0 and "dropped (missing)" in seen.out

@@ -14,9 +14,9 @@ def test_a_file_holds_the_key_in_its_first_line(tmp_path: Path) -> None:
         path.write_bytes(text.encode())
         assert given_key(None, path, False) == "correct horse"
     for data, said in (
-        (b"", "holds no key"),
-        (b"\n\n", "holds no key"),
-        (b"x" * 2000, "holds no key"),
+        (b"", "no key in the first line"),
+        (b"\n\n", "no key in the first line"),
+        (b"x" * 2000, "no key in the first line"),
         (b"\xff", "no text"),
     ):
         path.write_bytes(data)

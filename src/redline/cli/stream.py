@@ -51,7 +51,9 @@ def stream(
     sampler: Annotated[str | None, typer.Option(help=f"{', '.join(SAMPLER_NAMES)}; distilled by default.")] = None,
     prompt: Annotated[str, typer.Option(help="What to show, for a diffusers pipeline.")] = "",
     steps: Annotated[int | None, typer.Option(help="Steps a frame; as the model was made by default.")] = None,
-    strength: Annotated[float | None, typer.Option(help="How far from the input, 0 to 1; likewise.")] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="Strength of the change, 0 to 1 (default: the model's).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise, which is the same for every frame.")] = 0,
     control: Annotated[str, typer.Option(help="The control vector, as in 0.5,1.")] = "",
     size: Annotated[str | None, typer.Option(help="Scale frames to this, 512x512; the source's by default.")] = None,
@@ -75,8 +77,8 @@ def stream(
     key: Annotated[
         str | None,
         typer.Option(
-            help="What viewers must know, to be seen from other machines. The process list shows it, unlike --key-file "
-            f"and the environment variable {KEY_VARIABLE}."
+            help="Key that viewers must give; required to serve other machines. The process list shows it, unlike "
+            f"--key-file and the environment variable {KEY_VARIABLE}."
         ),
     ] = None,
     key_file: Annotated[Path | None, typer.Option(help="Read the key from the first line of this file.")] = None,
@@ -123,7 +125,7 @@ def stream(
     try:
         session, result = _run(request)
     except DamagedFilm as error:
-        raise RedlineError(f"{error} With --keep-going what is damaged is left out.") from error
+        raise RedlineError(f"{error} Use --keep-going to process what is there.") from error
     _print_json(result) if as_json else _print(result)
     if report is not None and not result.outcome.report.frames:
         _say("no frame came, so there is nothing to report")

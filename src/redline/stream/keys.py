@@ -31,5 +31,5 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise RedlineError(f"the key in {str(path)!r} is no text.") from error
     if not key or len(first) > _LONGEST_BYTES:
-        raise RedlineError(f"{str(path)!r} holds no key: it is the first line, of at most {_LONGEST_BYTES:,} bytes.")
+        raise RedlineError(f"{str(path)!r}: no key in the first line (at most {_LONGEST_BYTES:,} bytes).")
     return key
