@@ -33,11 +33,11 @@ def evaluate_memory(
     task: Annotated[
         list[str] | None,
         typer.Option(
-            help="mqar, needle, passkey, number or word; repeatable. Its own by default; none for --text alone."
+            help="mqar, needle, passkey, number or word; repeatable. none: only --text. Default: the model's task."
         ),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Tokens of the texts, from short to long: 1024,4096,16384.")
+        list[str] | None, typer.Option(help="Tokens of the texts, such as 1024,4096,16384; repeatable.")
     ] = None,
     samples: Annotated[int, typer.Option(help="Texts of each length.")] = 64,
     batch: Annotated[int | None, typer.Option(help="Texts at once; by length and model unless given.")] = None,
@@ -59,8 +59,10 @@ def evaluate_memory(
         from redline.generation.precision import choose_holding
         from redline.machine import Machine, resolve_device
         from redline.recall import evaluate, loss_by_position
+        from redline.recall.evaluate import check_counts, check_tasks
         from redline.recall.page import Subject, render_page
     choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    check_counts(samples, batch, seed)
     folder, own = _language_folder(model)
     tasks = [] if task == ["none"] else _tasks(task or [], own, folder)
     if not tasks and text is None:
@@ -73,7 +75,10 @@ def evaluate_memory(
     with warnings_as_sentences(), LiveLine("reading the model …") as line:
         loaded: Any = folder.load(dtype, where, strict)
         tell = line.update
-        sizes = _lengths(lengths, loaded.context)
+        sizes, note = _lengths(lengths, loaded.context)
+        check_tasks(loaded, tasks, sizes, folder.tokenizer)
+        if note:
+            progress.print(note, highlight=False)
         rows = evaluate(loaded, tasks, sizes, samples, batch, where, folder.tokenizer, seed, tell)
         losses = []
         if content is not None:
@@ -138,26 +143,24 @@ def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Re
     return found
 
 
-def _lengths(given: str | None, context: int | None) -> list[int]:
-    """The lengths to evaluate, without those that exceed the context: these are named in a message."""
-    if given is None:
+def _lengths(given: list[str] | None, context: int | None) -> tuple[list[int], str]:
+    """Returns the lengths that fit into the context, and a message about those that do not."""
+    if not given:
         fitting = [length for length in _LENGTHS if context is None or length <= context]
-        if len(fitting) < len(_LENGTHS):
-            progress.print(f"[dim]the model's context is {context:,} tokens: no text is longer[/]", highlight=False)
-        return fitting or [context or _LENGTHS[0]]
+        skips = len(fitting) < len(_LENGTHS)
+        note = f"[dim]the model's context is {context:,} tokens: no text is longer[/]" if skips else ""
+        return fitting or [context or _LENGTHS[0]], note
     try:
-        lengths = sorted({int(part) for part in given.split(",")})
+        lengths = sorted({int(part) for parts in given for part in parts.split(",")})
     except ValueError as error:
-        raise RedlineError(f"lengths are whole numbers such as 1024,4096, not {given!r}.") from error
+        raise RedlineError(f"lengths are whole numbers such as 1024,4096, not {','.join(given)!r}.") from error
     skipped = [length for length in lengths if context is not None and length > context]
     fitting = lengths[: len(lengths) - len(skipped)]
     named = ", ".join(f"{length:,}" for length in skipped)
     if not fitting:
         raise RedlineError(f"--lengths {named}: longer than the model's context of {context:,} tokens.")
-    if skipped:
-        said = f"skipped lengths beyond the model's context of {context:,} tokens: {named}"
-        progress.print(f"[yellow]{said}[/]", highlight=False)
-    return fitting
+    said = f"[yellow]skipped lengths beyond the model's context of {context:,} tokens: {named}[/]" if skipped else ""
+    return fitting, said
 
 
 def _read_text(path: Path, folder: ModelFolder) -> str:

@@ -68,8 +68,8 @@ def evaluate(
     tell: Tell = lambda said: None,
 ) -> list[RecallRow]:
     """Every task at every length, on the same fresh samples for every model; everything is checked at first."""
-    _check_counts(samples, batch, seed)
-    _check(model, tasks, lengths, tokenizer)
+    check_counts(samples, batch, seed)
+    check_tasks(model, tasks, lengths, tokenizer)
     return [
         _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, tell)
         for task in tasks
@@ -77,7 +77,8 @@ def evaluate(
     ]
 
 
-def _check_counts(samples: int, batch: int | None, seed: int) -> None:
+def check_counts(samples: int, batch: int | None, seed: int) -> None:
+    """Raises for a number of samples, a batch or a seed that `evaluate` would refuse."""
     if samples < 1:
         raise ModelError(f"1 sample or more is asked for, not {samples}.")
     if batch is not None and batch < 1:
@@ -86,7 +87,8 @@ def _check_counts(samples: int, batch: int | None, seed: int) -> None:
         raise ModelError(f"a seed is a whole number from 0 to {_SEEDS - 1}, not {seed}.")
 
 
-def _check(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
+def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
+    """Raises for a length or task that `evaluate` would refuse."""
     room = available_host_bytes()
     for length in lengths:
         if length < 1:
