@@ -26,7 +26,8 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_main_or_another_revision(cached: Path) -> None:
-    assert find_model("Owner/Name") == cached / "snapshots" / SECOND
+    for name in ("Owner/Name", "Owner/Name/", "Owner/Name@main/"):
+        assert find_model(name) == cached / "snapshots" / SECOND
     for revision in (FIRST, FIRST[:7], "pr/1"):
         assert find_model(f"Owner/Name@{revision}") == cached / "snapshots" / FIRST
     for revision in (FIRST[:6], "v2", "../../refs/main"):
@@ -47,7 +48,12 @@ def test_what_is_missing_is_said_with_the_command(cached: Path, monkeypatch: pyt
     (cached / "snapshots" / SECOND / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match="has no tokenizer: download all of it with `hf download Owner/Name`"):
         find_model("Owner/Name")
-    for place in ("Name", "/Owner/Name", "../Owner/Name", "a/b/c"):
+    with pytest.raises(ModelError, match="download it with `hf download gpt2`, or give a folder"):
+        find_model("gpt2")
+    cached.rename(cached.with_name("models--Name"))
+    with pytest.raises(ModelError, match="the copy of Name in the Hugging Face cache has no tokenizer"):
+        find_model("Name")
+    for place in ("/Owner/Name", "../Owner/Name", "a/b/c"):
         with pytest.raises(ModelError, match="there is no folder .*: give a folder with config.json"):
             find_model(place)
     monkeypatch.chdir(cached.parent)

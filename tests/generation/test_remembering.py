@@ -88,7 +88,7 @@ def test_memories_that_cannot_go_on(model: Decoder, memory_model: TitanModel) ->
         lambda: InferenceEngine(model).new_state(),
         lambda: InferenceEngine(model).generate(prompts(3), state=memory_model.new_state()),
     ):
-        with pytest.raises(ModelError, match="^only a model with long-term memory can carry one on, and this one"):
+        with pytest.raises(ModelError, match="^a state needs a model with neural memory; this model has none"):
             ask()
     engine = InferenceEngine(memory_model)
     other = TitanModel(TitanConfig(101, 32, 2, 4, attention_every=2, segment=4, window_segments=3, memory_slots=5))

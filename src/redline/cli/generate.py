@@ -69,7 +69,7 @@ def generate(
     goes_on = memory is not None and memory.exists()
     if memory is not None:
         if not folder.remembers:
-            raise RedlineError("only a model with long-term memory can carry one on, and this one has none.")
+            raise RedlineError(f"--memory needs a model with neural memory; {model!r} has none.")
         check_can_write(memory.parent)
         if not memory.parent.exists():
             # It is read as well as written: a folder that is not there is a slip in the path, and would begin anew.

@@ -156,7 +156,7 @@ class InferenceEngine:
 
     def _remembering(self) -> Remembering:
         if not isinstance(self.model.model, Remembering):
-            raise ModelError("only a model with long-term memory can carry one on, and this one has none.")
+            raise ModelError("a state needs a model with neural memory; this model has none.")
         return self.model.model
 
     def _chunk_of(self, rows: int) -> int:

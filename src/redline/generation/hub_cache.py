@@ -6,8 +6,8 @@ from pathlib import Path
 
 from redline.errors import ModelError
 
-# An owner and a name, and a branch, tag or commit behind an @.
-_REPOSITORY = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
+# A name, with an owner except for old models such as gpt2, and a branch, tag or commit after an @.
+_REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
 # What a whole copy has, in one form or another; which of them can be read is the loader's to say.
 _PARTS = {
@@ -36,7 +36,7 @@ def find_model(given: str | Path) -> Path:
     needed = "config.json, model.safetensors and tokenizer.json"
     if path.exists():
         raise ModelError(f"{str(given)!r} is a file: give the folder of a model, with {needed}.")
-    named = _REPOSITORY.fullmatch(str(given))
+    named = _REPOSITORY.fullmatch(str(given).rstrip("/"))
     if named is None:
         raise ModelError(
             f"there is no folder {str(given)!r}: give a folder with {needed}, or the name of a model in the Hugging "
