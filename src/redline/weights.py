@@ -6,7 +6,9 @@ could otherwise describe tensors of many gigabytes, or millions of empty ones.
 
 import os
 import pickle
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +111,20 @@ def mismatches(
     return ", ".join(said)
 
 
+@contextmanager
+def _no_torch_warnings() -> Iterator[None]:
+    """Hides what torch says of nested, sparse and quantized tensors, which `check_tensors` refuses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
 def _read_torch(path: Path) -> Any:
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     # Mapped, a tensor that claims more than the file holds is an error and not a read beyond the end of memory.
-    return torch.load(str(path), map_location="cpu", weights_only=True, mmap=is_zip)
+    with _no_torch_warnings():
+        return torch.load(str(path), map_location="cpu", weights_only=True, mmap=is_zip)
 
 
 def unwrap(found: Any, origin: str) -> dict[str, Tensor]:
@@ -125,7 +136,8 @@ def unwrap(found: Any, origin: str) -> dict[str, Tensor]:
         found = found[wrapper]
     if not isinstance(found, dict) or not found:
         raise ModelError(f"{origin!r} holds no weights.")
-    tensors = {n: value.detach() for n, value in found.items() if isinstance(n, str) and isinstance(value, Tensor)}
+    with _no_torch_warnings():
+        tensors = {n: value.detach() for n, value in found.items() if isinstance(n, str) and isinstance(value, Tensor)}
     if not tensors:
         raise ModelError(f"{origin!r} holds no tensors.")
     for prefix in _PREFIXES:
