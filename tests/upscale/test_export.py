@@ -185,15 +185,22 @@ def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported
         ({"window": "3"}, "window 3, tile 16"),
         ({"tile": "32"}, "where its metadata says 3 × 32 × 32"),
         ({"scale": "4"}, "where its metadata says 3 × 64 × 64"),
-        ({"scale": "9" * 5000}, "does not say its scale"),
+        ({"scale": "9" * 5000}, f"'redline.scale' of its metadata is '{'9' * 20}…', not a whole number"),
+        ({"tile": "9" * 4000}, "'redline.tile' of its metadata is"),
+        ({"window": ""}, "'redline.window' of its metadata is '', not"),
+        *(
+            ({key: None}, f"is damaged: its metadata lacks 'redline.{key}'; export it again")
+            for key in ("scale", "window", "tile", "name", "digest", "precision")
+        ),
     ],
 )
 def test_metadata_that_does_not_fit_the_network(
-    facts: dict[str, str], sentence: str, exported: Path, tmp_path: Path
+    facts: dict[str, str | None], sentence: str, exported: Path, tmp_path: Path
 ) -> None:
     model = onnx.load(str(exported))
-    for entry in model.metadata_props:
-        entry.value = facts.get(entry.key.removeprefix("redline."), entry.value)
+    found = {entry.key: entry.value for entry in model.metadata_props}
+    found |= {f"redline.{key}": value for key, value in facts.items()}
+    onnx.helper.set_model_props(model, {key: value for key, value in found.items() if value is not None})
     onnx.save(model, str(tmp_path / "hostile.onnx"))
     with pytest.raises(ModelError, match=sentence):
         load_onnx_network(tmp_path / "hostile.onnx")

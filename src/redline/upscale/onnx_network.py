@@ -1,8 +1,8 @@
 """A network from an ONNX file that `redline export` wrote, run by ONNX Runtime on the provider of choice."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from redline.errors import MachineError, ModelError
 from redline.upscale.network import Network, check_scale
 
 PREFIX = "redline."
+_SIZES, _TEXTS = ("scale", "window", "tile"), ("name", "digest", "precision")
+_WHOLE_NUMBER = "-?[0-9]{1,9}"
 _PROVIDERS = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -72,16 +74,30 @@ def load_onnx_network(
     if not path.is_file():
         raise ModelError(f"cannot read the weights {str(path)!r}: there is no such file.")
     module = Onnx(path, providers_for(provider, torch.device(device)))
-    facts: dict[str, Any] = module.facts
-    try:
-        own_scale, window, tile = (int(facts[key]) for key in ("scale", "window", "tile"))
-        name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
-    except (KeyError, ValueError) as error:
-        raise ModelError(f"{str(path)!r} was not written by `redline export`: it does not say its scale.") from error
+    facts = _checked_facts(module.facts, str(path))
+    own_scale, window, tile = (int(facts[key]) for key in _SIZES)
+    name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
     module.check(str(path), own_scale, window, tile)
     network = Network(module, own_scale, window, name, digest, tile)
     check_scale(network, scale, path)
     return network
+
+
+def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
+    """The metadata, with every key that `redline export` writes; raises `ModelError` that names the first bad one."""
+    if not facts:
+        raise ModelError(f"{origin!r} was not written by `redline export`: it has no metadata of it.")
+    for key in (*_SIZES, *_TEXTS):
+        if key not in facts:
+            raise ModelError(f"{origin!r} is damaged: its metadata lacks '{PREFIX}{key}'; export it again.")
+        value = facts[key]
+        if key in _SIZES and not re.fullmatch(_WHOLE_NUMBER, value):
+            shown = repr(value if len(value) <= 20 else value[:20] + "…")
+            raise ModelError(
+                f"{origin!r} is damaged: '{PREFIX}{key}' of its metadata is {shown}, not a whole number of at most 9 "
+                "digits; export it again."
+            )
+    return facts
 
 
 def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
