@@ -82,7 +82,7 @@ def test_a_bad_file_among_named_ones(
     seen = upscale("absent.png", "notes.txt", "-o", "out")
     assert seen.code == 1 and "0 enlarged, 2 failed" in seen.err
     seen = upscale("a.bmp", "-o", "a.bmp")
-    assert seen.code == 2 and "'a.bmp' is the image itself: choose another output." in seen.err
+    assert seen.code == 2 and "the output 'a.bmp' is the source image; choose another output." in seen.err
 
 
 def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) -> None:
@@ -100,6 +100,8 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
     ]
     again = upscale("in", "-o", "out", "--format", "webp", "--resume")
     assert again.code == 1 and again.out == "" and "3 already complete, 1 failed" in again.err
+    # A damaged file is a failure with exit code 1 even if it is the only one.
+    assert upscale("in/deep/bad.png").code == 1
 
 
 @pytest.mark.parametrize(
