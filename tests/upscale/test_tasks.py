@@ -49,8 +49,10 @@ def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(RedlineError, match="a camera's raw file"):
         find_tasks([tmp_path / "d.dng"], None, 4)
     # A picture under another name needs a name for the result, and is no film.
-    with pytest.raises(RedlineError, match="a picture's name ends in one of"):
+    with pytest.raises(RedlineError, match="its name has no image format; use one of"):
         find_tasks([picture(tmp_path / "photo")], None, 4)
+    with pytest.raises(RedlineError, match=r"large\.txt': unknown image format '\.txt'; use one of \.png"):
+        find_tasks([tmp_path / "photo"], tmp_path / "large.txt", 4)
     (task,) = find_tasks([tmp_path / "photo"], tmp_path / "large.png", 4)
     assert not task.is_film
     assert not Task(Path("b.png"), Path("b.mkv")).is_film
@@ -98,8 +100,8 @@ def test_links_to_folders_are_followed_and_never_in_circles(tmp_path: Path) -> N
     found = find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
     assert [str(task.target.relative_to(tmp_path / "out")) for task in found] == ["deep/a.png", "link/b.png"]
     circles = [tmp_path / "in" / "deep" / "back", tmp_path / "in" / "link" / "there"]
-    tail = "leads back to a folder that it lies in, and was not followed"
-    assert said == [f"the link {str(link)!r} {tail}" for link in circles]
+    tail = "points to a parent folder and was not followed"
+    assert said == [f"the symlink {str(link)!r} {tail}" for link in circles]
 
 
 def test_several_results_need_a_folder(tmp_path: Path) -> None:
@@ -127,10 +129,10 @@ def test_formats_have_two_names(tmp_path: Path) -> None:
 def test_a_picture_without_an_ending_is_told_how_to_name_the_result(tmp_path: Path) -> None:
     for name in ("photo", "photo.dat"):
         Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(tmp_path / name, format="jpeg")
-        with pytest.raises(RedlineError, match="choose one with --format, or a whole name with --out"):
+        with pytest.raises(RedlineError, match="set it with --format, or give a file name with --out"):
             find_tasks([tmp_path / name], None, 4)
         assert find_tasks([tmp_path / name], None, 4, "png")[0].target.name == "photo-x4.png"
-    with pytest.raises(RedlineError, match=r"ends in one of .*\.avif\.$"):
+    with pytest.raises(RedlineError, match=r"use one of .*\.avif\.$"):
         find_tasks([tmp_path / "photo"], tmp_path / "large.bmp", 4)
 
 
@@ -143,13 +145,14 @@ def test_two_files_of_a_folder_that_would_become_one(tmp_path: Path) -> None:
     problems = {task.source.name: task.problem for task in found if task.problem}
     assert sorted(problems) == ["a.gif", "b.avi"] and len(found) == 5
     assert "a.png' and" in problems["a.gif"] and problems["a.gif"].endswith(
-        f"would both become {str(tmp_path / 'out' / 'a.png')!r}."
+        f"would both become {str(tmp_path / 'out' / 'a.png')!r}: only {str(tmp_path / 'in' / 'a.png')!r} is upscaled; "
+        "rename one or use another folder."
     )
     # With a format for all, the first of two has it.
     webp = find_tasks([tmp_path / "in"], tmp_path / "out", 4, "webp")
     assert [task.source.name for task in webp if task.problem and not task.is_film] == ["a.png"]
     # Files that were named are as many orders: nothing is done.
-    with pytest.raises(RedlineError, match="would both become"):
+    with pytest.raises(RedlineError, match="would both become .*: nothing was written; rename one"):
         find_tasks([tmp_path / "in" / "a.gif", tmp_path / "in" / "a.png"], tmp_path / "out", 4)
 
 
@@ -168,17 +171,17 @@ def test_one_bad_file_among_several_named_ones_is_one_failure(tmp_path: Path) ->
     assert [task.source for task in found if not task.problem] == [good]
     problems = {task.source.name: task.problem for task in found}
     assert problems["absent.png"] == f"there is no file {str(bad[0])!r}."
-    assert "none of PNG" in problems["notes.txt"] and "choose one with --format" in problems["photo"]
+    assert "none of PNG" in problems["notes.txt"] and "set it with --format" in problems["photo"]
 
 
 def test_an_output_that_is_the_source_is_known_at_once(tmp_path: Path) -> None:
     one, two = picture(tmp_path / "a.png"), picture(tmp_path / "b.png")
-    with pytest.raises(RedlineError, match=r"a\.png' is the image itself: choose another output"):
+    with pytest.raises(RedlineError, match=r"the output '.*a\.png' is the source image; choose another output"):
         find_tasks([one], one, 4)
     (tmp_path / "link.mp4").symlink_to(film(tmp_path / "clip.mp4"))
-    with pytest.raises(RedlineError, match="is the video itself"):
+    with pytest.raises(RedlineError, match="is the source video"):
         find_tasks([tmp_path / "clip.mp4"], tmp_path / "link.mp4", 4)
-    assert all("is the image itself" in task.problem for task in find_tasks([one, two], tmp_path, 4))
+    assert all("is the source image" in task.problem for task in find_tasks([one, two], tmp_path, 4))
     assert not any(task.problem for task in find_tasks([one, two], tmp_path, 4, "webp"))
 
 

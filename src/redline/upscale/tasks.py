@@ -66,7 +66,7 @@ def find_tasks(
             if found.others:
                 say(_left_out(source, found.others))
             for link in found.circles:
-                say(f"the link {str(link)!r} leads back to a folder that it lies in, and was not followed")
+                say(f"the symlink {str(link)!r} points to a parent folder and was not followed")
             inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in found.files]
             inside += [Task(path, folder / path.relative_to(source), problem=why) for path, why in found.unreadable]
         elif target is not None and len(sources) == 1 and not _means_folder(target):
@@ -99,7 +99,7 @@ def _checked(task: Task, target: Path | None) -> Task:
         return replace(task, problem=f"there is no file {str(task.source)!r}.")
     if task.target.exists() and task.target.samefile(task.source):
         what = "video" if task.is_film else "image"
-        return replace(task, problem=f"{str(task.target)!r} is the {what} itself: choose another output.")
+        return replace(task, problem=f"the output {str(task.target)!r} is the source {what}; choose another output.")
     if not task.is_film:
         try:
             _check_name(task, is_given=task.target == target)
@@ -134,7 +134,7 @@ def _check_name(task: Task, is_given: bool) -> None:
         if is_given:
             raise
         raise PictureError(
-            f"{str(error).rstrip('.')}; choose one with --format, or a whole name with --out."
+            f"{str(error).rstrip('.')}; set it with --format, or give a file name with --out."
         ) from error
 
 
@@ -191,7 +191,7 @@ def _refuse_twice(tasks: Sequence[Task]) -> None:
     seen: dict[Path, Path] = {}
     for task in tasks:
         if task.target in seen:
-            raise RedlineError(_both(seen[task.target], task))
+            raise RedlineError(_collision(seen[task.target], task, "nothing was written"))
         seen[task.target] = task.source
 
 
@@ -200,11 +200,15 @@ def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)
-    return [
-        task if first[task.target] is task else replace(task, problem=_both(first[task.target].source, task))
-        for task in (*named, *inside)
-    ]
+    return [_without_collision(task, first[task.target]) for task in (*named, *inside)]
 
 
-def _both(first: Path, second: Task) -> str:
-    return f"{str(first)!r} and {str(second.source)!r} would both become {str(second.target)!r}."
+def _without_collision(task: Task, first: Task) -> Task:
+    if task is first:
+        return task
+    return replace(task, problem=_collision(first.source, task, f"only {str(first.source)!r} is upscaled"))
+
+
+def _collision(first: Path, second: Task, consequence: str) -> str:
+    both = f"{str(first)!r} and {str(second.source)!r} would both become {str(second.target)!r}"
+    return f"{both}: {consequence}; rename one or use another folder."

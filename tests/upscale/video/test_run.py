@@ -271,11 +271,11 @@ def test_a_bad_request_is_one_sentence(tmp_path: Path) -> None:
     make_clip(source, frames=2)
     cases: list[tuple[str, dict, str]] = [
         ("b.mp4", {"codec": "divx"}, "unknown codec 'divx': choose h264, hevc"),
-        ("b.avi", {}, "ends in .mp4"),
+        ("b.avi", {}, "unknown video format '.avi'; use one of .mp4"),
         ("b.mp4", {"codec": "prores"}, ".mp4 cannot hold prores: choose .mov or .mkv"),
         ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 takes no crf"),
         ("b.mkv", {"codec": "h264", "preset": "warp"}, "no preset 'warp': choose ultrafast"),
-        ("a.mp4", {}, "is the film itself"),
+        ("a.mp4", {}, "the output 'a.mp4' is the source video"),
     ]
     for name, settings, sentence in cases:
         with pytest.raises(RedlineError, match=sentence.replace(".", r"\.")):

@@ -120,7 +120,8 @@ def format_for(path: Path) -> Format:
         if suffix in form.suffixes:
             return form
     choice = ", ".join(form.suffixes[0] for form in writable)
-    raise PictureError(f"cannot write {str(path)!r}: a picture's name ends in one of {choice}.")
+    problem = f"unknown image format {suffix!r}" if suffix else "its name has no image format"
+    raise PictureError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
 
 
 def format_named(name: str) -> Format:

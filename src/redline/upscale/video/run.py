@@ -58,7 +58,7 @@ def upscale_video(
     started = time.perf_counter()
     film = probe(source)
     if target.exists() and target.samefile(source):
-        raise RedlineError(f"{target.name!r} is the film itself: choose another target.")
+        raise RedlineError(f"the output {target.name!r} is the source video; choose another output.")
     if target.is_dir():
         raise RedlineError(f"{str(target)!r} is a folder: give the film a name.")
     encoder, notes = choose_encoder(settings, film, target, scale)

@@ -65,5 +65,8 @@ def target_format(target: Path) -> str:
     """The name of the container that the target's ending asks for."""
     container = TARGETS.get(target.suffix.lower())
     if container is None:
-        raise RedlineError(f"cannot write {target.name!r}: a film's name ends in {', '.join(TARGETS)}.")
+        suffixes = ", ".join(TARGETS)
+        raise RedlineError(
+            f"cannot write {target.name!r}: unknown video format {target.suffix!r}; use one of {suffixes}."
+        )
     return container
