@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 import redline.ops
 from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
+from redline.ops.causal_attention import causal_attention
 from redline.ops.registry import OPS, Op, Sizes
 
 CAPABILITIES = (80, 86, 89, 90, 120)
@@ -158,7 +159,8 @@ ON_CARDS = [
 
 @pytest.mark.parametrize(("op", "capability"), ON_CARDS, ids=lambda value: str(getattr(value, "name", value)))
 def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
-    for sizes in op.sizes:
+    # The kernels of causal attention with a far part take three times as long: `make test-all` compiles those.
+    for sizes in ({"dim": 16},) if op.function is causal_attention else op.sizes:
         with on_card(capability, compiling=True) as launched:
             run_forward_and_backward(op, torch.bfloat16, sizes)
         assert launched
