@@ -110,7 +110,12 @@ def test_no_film(tmp_path: Path) -> None:
             if packet.size:
                 packet.stream = made
                 target.mux(packet)
-    cases = {"empty": "is empty", "text": "no film", "subtitles": "a format that is not read", "sound": "no video stream"}
+    cases = {
+        "empty": "is empty",
+        "text": "no film",
+        "subtitles": "a format that is not read",
+        "sound": "no video stream",
+    }
     for name, sentence in cases.items():
         with pytest.raises(RedlineError, match=rf"{name}\.mp4.*{sentence}.*\.$"):
             probe(tmp_path / f"{name}.mp4")
