@@ -27,7 +27,7 @@ test-interpreted: $(READY)
 
 # The tests that depend on the CPU, on lesser ones: AVX-512 without bf16 and fp16, or AVX2 (on ARM: see cpu_features.py).
 test-cpu-avx512 test-cpu-avx2: test-cpu-%: $(READY)
-	limits=$$($(BIN)/python -m redline.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 \
+	limits=$$($(BIN)/python -m redline.machine.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 \
 		$(BIN)/pytest -m "cpu and not gpu and not slow" $(shell grep -rl --include=*.py "mark.cpu" tests)
 
 test-all: $(READY)

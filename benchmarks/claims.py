@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.measurement import Measurement, latest_run, load_measurements
-from redline.plan import Plan, brief, parse_rung
-from redline.statistics import Interval, median, ratio_interval
+from redline.files.atomic import write_text
+from redline.ladder.measurement import Measurement, latest_run, load_measurements
+from redline.ladder.plan import Plan, brief, parse_rung
+from redline.ladder.statistics import Interval, median, ratio_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = Path("benchmarks/claims.toml")

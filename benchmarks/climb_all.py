@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from redline.climb import Settings, climb
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.quantities import parse_seconds
+from redline.files.atomic import write_text
+from redline.ladder.search.climb import Settings, climb
+from redline.notation import parse_seconds
 
 # The larger shapes are for a GPU; on a CPU the workloads' own are long enough.
 WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {

@@ -19,14 +19,14 @@ from typing import Any
 
 from climb_all import WORKLOADS
 
-from redline.course import Settings, ask_machine, lay_course
-from redline.logbook import Logbook
-from redline.measurement import load_measurements
-from redline.plan import Plan
-from redline.quantities import format_seconds, parse_seconds
-from redline.statistics import median
-from redline.trial import FRESH_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
-from redline.workers import WorkerFailed, WorkerPool
+from redline.ladder.measurement import load_measurements
+from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
+from redline.ladder.plan import Plan
+from redline.ladder.search.run_log import Logbook
+from redline.ladder.search.settings import Settings, ask_machine, lay_course
+from redline.ladder.statistics import median
+from redline.notation import format_seconds, parse_seconds
 
 MODES = ("compile", "compile(mode=reduce-overhead)", "compile(mode=max-autotune)")
 

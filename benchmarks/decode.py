@@ -27,7 +27,7 @@ from torch import Tensor
 from train_speed import version_of, write_rows
 
 from redline.generation import InferenceEngine
-from redline.logbook import command_line
+from redline.ladder.search.run_log import command_line
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.decoder.checkpoint import pieces
 from redline.models.decoder.hugging_face import write_config

@@ -34,7 +34,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.models.drct import Drct
 from redline.nn import Choosing
 from redline.training.bundled import CONFIGS

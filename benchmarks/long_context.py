@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from train_speed import Race
 
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.generation import InferenceEngine
-from redline.logbook import command_line
+from redline.ladder.search.run_log import command_line
 from redline.training.text.memory_settings import MemorySettings
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)

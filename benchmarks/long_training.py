@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.machine import resolve_device
+from redline.files.atomic import write_text
+from redline.machine.machine import resolve_device
 from redline.training.checkpoints import FOLDER, Checkpoints, read_checkpoint, write_checkpoint
 from redline.training.compact import compacted
 from redline.training.journal import NAME as JOURNAL

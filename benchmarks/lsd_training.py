@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from PIL import Image
 
+from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.logbook import command_line
-from redline.training.clips.settings import ClipSettings
+from redline.files.atomic import write_text
+from redline.ladder.search.run_log import command_line
 from redline.training.ema import Ema
 from redline.training.lsd.settings import STAGES, LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 from redline.training.lsd.task import LsdTask

@@ -17,8 +17,8 @@ from typing import Any
 
 from goals import GOALS, RESULTS, goal_lines
 
-from redline.files import write_text
-from redline.report.markdown import escape
+from redline.files.atomic import write_text
+from redline.ladder.report.markdown import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 TRANSFORMER_PAGE = Path("docs/transformer-results.md")

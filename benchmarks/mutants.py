@@ -37,7 +37,12 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/redline")
 MOST_TEST_FILES = 4
 # These run for minutes, and only for the module that they mirror.
-LONG_TESTS = {f"tests/{name}.py" for name in ("test_climb", "test_overhead", "cli/test_climb", "docs/test_snippets")}
+LONG_TESTS = {
+    "tests/ladder/search/test_climb.py",
+    "tests/ladder/search/test_overhead.py",
+    "tests/cli/test_climb.py",
+    "tests/docs/test_snippets.py",
+}
 
 
 class TestFiles:

@@ -23,9 +23,9 @@ import torch
 from train_speed import CONFIG, TINY_VOCABULARY, Drawn, arm_of
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.logbook import command_line
-from redline.machine import Machine, resolve_device
+from redline.files.atomic import write_text
+from redline.ladder.search.run_log import command_line
+from redline.machine.machine import Machine, resolve_device
 from redline.nn.packing import Packing
 from redline.training.text.config import TextTraining
 from redline.training.text.decoder_settings import DecoderSettings

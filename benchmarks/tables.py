@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.measurement import Measurement, load_measurements
-from redline.plan import brief
-from redline.quantities import format_bytes, format_seconds
-from redline.report import Climb, choose_run
-from redline.report.ladder import format_score, timed, worst_score
-from redline.report.markdown import escape, fenced, markdown_table
-from redline.report.tables import all_tables, format_date
-from redline.statistics import Interval, ratio_interval
+from redline.files.atomic import write_text
+from redline.ladder.measurement import Measurement, load_measurements
+from redline.ladder.plan import brief
+from redline.ladder.report import Climb, choose_run
+from redline.ladder.report.ladder import format_score, timed, worst_score
+from redline.ladder.report.markdown import escape, fenced, markdown_table
+from redline.ladder.report.tables import all_tables, format_date
+from redline.ladder.statistics import Interval, ratio_interval
+from redline.notation import format_bytes, format_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("benchmarks/results")

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor, nn
 
 import redline.training
-from redline.files import write_text
-from redline.logbook import command_line
+from redline.files.atomic import write_text
+from redline.ladder.search.run_log import command_line
 from redline.models.decoder.hugging_face import write_config
 from redline.nn.packing import Packing
 from redline.training.optimizers import step_unless

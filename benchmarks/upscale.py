@@ -31,12 +31,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
-from redline.gate import Gate, Score, worst
-from redline.machine import Machine
-from redline.measurement import Measurement, append
-from redline.memory import MemoryMonitor, is_out_of_memory
+from redline.ladder.gate import Gate, Score, worst
+from redline.ladder.measurement import Measurement, append
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
+from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.network import Network, load_network

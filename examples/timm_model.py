@@ -8,7 +8,7 @@ from torch import nn
 
 from redline import Workload
 from redline.errors import WorkloadError
-from redline.workloads.pictures import pictures
+from redline.ladder.workloads.pictures import pictures
 
 
 def named(name: str = "resnet50", batch: int = 1, size: int = 224) -> Workload:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from redline.machine import Machine
-from redline.workers import WorkerPool
+from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.machine.machine import Machine
 
 ONEDNN = torch._C._get_mkldnn_enabled()
 
@@ -34,12 +34,12 @@ def pytest_configure() -> None:
 
 # The files that take longest. Begun first, they do not keep one process busy while the others have nothing left.
 LONG = (
-    "test_climb.py",
-    "recall/test_learning_needles.py",
-    "recall/test_learning_pairs.py",
+    "ladder/search/test_climb.py",
+    "evaluation/recall/test_learning_needles.py",
+    "evaluation/recall/test_learning_pairs.py",
     "cli/test_climb.py",
     "ops/test_contract.py",
-    "workloads/test_workloads.py",
+    "ladder/workloads/test_workloads.py",
     "docs/test_snippets.py",
 )
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from redline.gate import Score
-from redline.plan import Plan
-from redline.trial import Arm
-from redline.workers import WorkerFailed
+from redline.ladder.gate import Score
+from redline.ladder.measuring.trial import Arm
+from redline.ladder.measuring.worker_pool import WorkerFailed
+from redline.ladder.plan import Plan
 
 GREEN = Score("max_error", 0.0, 1.0, "lower", True)
 RED = Score("max_error", 2.0, 1.0, "lower", False)

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from redline import Rung, Stage, Workload, worker
-from redline.job import Job
-from redline.rung import option
-from redline.rungs import RUNGS
+from redline import Rung, Stage, Workload
+from redline.ladder.job import Job
+from redline.ladder.measuring import worker
+from redline.ladder.rung import option
+from redline.ladder.rungs import RUNGS
 
 
 class PlantedClock:

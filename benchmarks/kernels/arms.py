@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redline.files import write_text
-from redline.graphed import CudaRecorder
-from redline.logbook import command_line
+from redline.cuda_graphs import CudaRecorder
+from redline.files.atomic import write_text
+from redline.ladder.search.run_log import command_line
 
 Run = Callable[[], tuple[Tensor, ...]]
 Rows = list[dict[str, object]]

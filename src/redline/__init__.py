@@ -7,15 +7,15 @@ from typing import Any as _Any
 from redline.version import VERSION as __version__
 
 if _TYPE_CHECKING:
-    from redline.batch_size import find_optimal_batch_size
     from redline.errors import RedlineError
-    from redline.gate import Gate
-    from redline.machine import Machine
-    from redline.measurement import Measurement
-    from redline.memory import MemoryMonitor, MemoryPool, PerformanceTracker
-    from redline.plan import Plan
-    from redline.rung import Rung, Stage
-    from redline.workload import Workload, load_workload
+    from redline.ladder.batch_size import find_optimal_batch_size
+    from redline.ladder.gate import Gate
+    from redline.ladder.measurement import Measurement
+    from redline.ladder.plan import Plan
+    from redline.ladder.rung import Rung, Stage
+    from redline.ladder.workload import Workload, load_workload
+    from redline.machine.machine import Machine
+    from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
 
 __all__ = [
     "Gate",
@@ -36,19 +36,19 @@ __all__ = [
 
 # Where each public name is, so that what needs no torch (a command's --help) does not wait for it.
 _PLACES = {
-    "Gate": "gate",
-    "Machine": "machine",
-    "Measurement": "measurement",
-    "MemoryMonitor": "memory",
-    "MemoryPool": "memory",
-    "PerformanceTracker": "memory",
-    "Plan": "plan",
+    "Gate": "ladder.gate",
+    "Machine": "machine.machine",
+    "Measurement": "ladder.measurement",
+    "MemoryMonitor": "machine.memory",
+    "MemoryPool": "machine.memory",
+    "PerformanceTracker": "machine.memory",
+    "Plan": "ladder.plan",
     "RedlineError": "errors",
-    "Rung": "rung",
-    "Stage": "rung",
-    "Workload": "workload",
-    "find_optimal_batch_size": "batch_size",
-    "load_workload": "workload",
+    "Rung": "ladder.rung",
+    "Stage": "ladder.rung",
+    "Workload": "ladder.workload",
+    "find_optimal_batch_size": "ladder.batch_size",
+    "load_workload": "ladder.workload",
 }
 
 

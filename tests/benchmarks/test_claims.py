@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
-from redline.gate import Score
-from redline.measurement import Measurement, append
+from redline.ladder.gate import Score
+from redline.ladder.measurement import Measurement, append
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from redline.measurement import Measurement, append
-from redline.statistics import ratio_interval
-from report.synthetic_climb import h200_climb, training_climb
+from ladder.report.synthetic_climb import h200_climb, training_climb
+from redline.ladder.measurement import Measurement, append
+from redline.ladder.statistics import ratio_interval
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import redline.cli
-from redline.workers import WorkerPool
+from redline.ladder.measuring.worker_pool import WorkerPool
 
 TINY = Path(__file__).parents[1] / "tiny_workloads.py"
 
@@ -41,7 +41,12 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path, lent_pool: WorkerPool
 ) -> Callable[..., Seen]:
     """`command("climb", "resnet")` in an empty folder; starting a pool of its own would cost each call seconds."""
-    for module in ("redline.climb", "redline.verify", "redline.bench", "redline.cli.doctor"):
+    for module in (
+        "redline.ladder.search.climb",
+        "redline.ladder.verify",
+        "redline.ladder.bench",
+        "redline.cli.doctor",
+    ):
         monkeypatch.setattr(import_module(module), "WorkerPool", lambda: contextlib.nullcontext(lent_pool))
     monkeypatch.chdir(tmp_path)
 

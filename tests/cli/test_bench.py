@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from redline.bench import load
-from redline.course import ask_machine
-from redline.trial import Arm, Course, take_turns
+from redline.ladder.bench import load
+from redline.ladder.measuring.trial import Arm, Course, take_turns
+from redline.ladder.search.settings import ask_machine
 
 from .conftest import TINY, Seen
 
@@ -22,7 +22,9 @@ WORKLOAD = [f"{TINY}:sleeper", "--device", "cpu", "--shapes", "milliseconds=20",
 @pytest.fixture
 def without_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """A comparison does not ask for them, and each run would look at them again; the other tests have them."""
-    monkeypatch.setattr("redline.bench.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False))
+    monkeypatch.setattr(
+        "redline.ladder.bench.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False)
+    )
 
 
 @pytest.fixture
@@ -137,7 +139,7 @@ def test_a_plan_that_dies_while_it_is_timed_is_a_row(
             os.kill(arms[1].worker.pid, signal.SIGKILL)
         return take_turns(arms, course)
 
-    monkeypatch.setattr("redline.bench.take_turns", take)
+    monkeypatch.setattr("redline.ladder.bench.take_turns", take)
     saved = tmp_path / "saved.json"
     plans = ["--plan", "eager", "--plan", "fold_batchnorm"]
     seen = command("bench", f"{TINY}:convolutions", *plans, "--device", "cpu", "--sampling", "300ms", "--save", saved)

@@ -15,8 +15,8 @@ import pytest
 
 from patience import PATIENCE_S
 from redline.cli.climb import split_rungs
-from redline.measurement import load_measurements
-from redline.plan import Plan
+from redline.ladder.measurement import load_measurements
+from redline.ladder.plan import Plan
 
 from .conftest import TINY, Seen, strict_json
 

@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from goldens import check_golden
+from ladder.report.synthetic_climb import cpu_climb, h200_climb
 from redline.cli.ladder_table import ladder_table
-from redline.measurement import Measurement
-from redline.quantities import format_seconds
-from redline.statistics import median
-from report.synthetic_climb import cpu_climb, h200_climb
+from redline.ladder.measurement import Measurement
+from redline.ladder.statistics import median
+from redline.notation import format_seconds
 
 
 def printed(measurements: list[Measurement], width: int) -> str:

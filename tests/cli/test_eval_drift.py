@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.drift import Finding, judge
+from redline.evaluation.drift import Finding, judge
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from synthetic_photos import save_synthetic_photos
 from upscale.video.clips import make_clip
@@ -34,7 +34,7 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[list[Finding]] = []
-    monkeypatch.setattr("redline.drift.judge", lambda watched: judged.append(judge(watched)) or judged[-1])
+    monkeypatch.setattr("redline.evaluation.drift.judge", lambda watched: judged.append(judge(watched)) or judged[-1])
     save_synthetic_photos(tmp_path / "photos", 2, 80, 80, seed=1)
     written = ("--page", "d.html", "--out", "rows.jsonl")
     given = (*OPTIONS, "--frames", LONGER, "--steps", 1, *written)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from redline.cli import eval_memory, live_line
+from redline.evaluation.recall import Mqar, describe
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
-from redline.recall import Mqar, describe
 from redline.training.text.tokenizer import byte_tokenizer
 
 from ..generation.tiny_language_model import write_model

@@ -12,10 +12,10 @@ import pytest
 from patience import PATIENCE_S
 from redline import choices
 from redline.cli import COMMANDS, load_command
-from redline.rungs import RUNGS
-from redline.samplers import SAMPLERS
+from redline.ladder.rungs import RUNGS
+from redline.ladder.workloads import BUNDLED
+from redline.models.samplers import SAMPLERS
 from redline.upscale.settings import PRESETS
-from redline.workloads import BUNDLED
 
 from .conftest import Seen
 

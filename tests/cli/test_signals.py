@@ -14,7 +14,7 @@ import pytest
 
 import redline.cli
 from redline.cli.signals import sigterm_as_interrupt, uninterrupted_imports
-from redline.workers import WorkerPool
+from redline.ladder.measuring.worker_pool import WorkerPool
 
 from .conftest import TINY
 
@@ -34,7 +34,7 @@ def test_sigterm_ends_a_climb_without_leftovers(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    monkeypatch.setattr("redline.climb.ask_machine", signalled)
+    monkeypatch.setattr("redline.ladder.search.climb.ask_machine", signalled)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["redline", "climb", f"{TINY}:perceptron", "--device", "cpu"])
     with pytest.raises(SystemExit) as end:
@@ -59,7 +59,7 @@ def test_a_pool_that_is_interrupted_while_it_starts_leaves_nothing(
             process.append(self)
             threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM]).start()
 
-    monkeypatch.setattr("redline.workers.subprocess.Popen", Interrupted)
+    monkeypatch.setattr("redline.ladder.measuring.worker_pool.subprocess.Popen", Interrupted)
     with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt), WorkerPool():
         pass
     assert process[0].returncode is not None and list(tmp_path.iterdir()) == []

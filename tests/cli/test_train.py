@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import redline.cli
-from redline.machine import Machine
+from redline.machine.machine import Machine
 from redline.training.journal import read_journal
 from redline.training.loop import Progress
 from redline.training.text.tokenizer import byte_tokenizer

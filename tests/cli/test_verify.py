@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import planted_rungs
-from redline.plan import Plan
+from redline.ladder.plan import Plan
 
 from .conftest import Seen
 

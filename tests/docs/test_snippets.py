@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from redline.cli import COMMANDS, load_command
-from redline.rungs import RUNGS
+from redline.ladder.rungs import RUNGS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 # A page that defines tests means them to pass, and one that defines workloads means them to be usable.
 _EPILOGUE = """
 
-from redline.workload import Workload as _Workload, call as _call
+from redline.ladder.workload import Workload as _Workload, call as _call
 if __name__ == "__main__":
     for _name, _value in list(globals().items()):
         if _name.startswith("test_"):
@@ -111,7 +111,7 @@ def test_every_command_has_a_page_with_its_options(name: str) -> None:
 
 
 def test_the_changelog_and_the_concepts_know_every_rung_and_verdict() -> None:
-    from redline.measurement import VERDICTS
+    from redline.ladder.measurement import VERDICTS
 
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in changelog for name in RUNGS)
@@ -140,7 +140,7 @@ def test_every_setting_of_a_model_is_on_its_page() -> None:
 
 
 def test_every_metric_is_explained() -> None:
-    from redline.metrics import METRICS
+    from redline.ladder.metrics import METRICS
 
     text = (DOCS / "workloads-of-your-own.md").read_text(encoding="utf-8")
     for metric in METRICS.values():

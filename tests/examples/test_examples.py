@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from redline.errors import WorkloadError
-from redline.gate import all_finite, tensors_of
-from redline.metrics import relative_error
-from redline.workload import call, load_workload
+from redline.ladder.gate import all_finite, tensors_of
+from redline.ladder.metrics import relative_error
+from redline.ladder.workload import call, load_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKLOADS = {

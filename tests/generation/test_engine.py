@@ -13,10 +13,10 @@ from redline.errors import MachineError, ModelError, RedlineError
 from redline.generation import InferenceEngine, Sampling
 from redline.generation.planned import without_graphs
 from redline.generation.session import read_on
-from redline.machine import Machine
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.models.decoder import Decoder, load_decoder
 from redline.models.memory import TitanModel
-from redline.plan import Plan
 
 from .conftest import FakeRecorder
 

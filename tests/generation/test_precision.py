@@ -7,8 +7,8 @@ import torch
 
 from redline.errors import RedlineError
 from redline.generation.precision import choose_holding
-from redline.machine import Machine
-from redline.plan import Plan
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 
 pytestmark = pytest.mark.cpu
 

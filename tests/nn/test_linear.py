@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline.ladder.rewrites.quantize import quantize_layer, torchao_quantization
 from redline.nn.linear import Linear, int8_parts
 from redline.ops.int8_matmul import weight_only_matmul
-from redline.quantization import quantize_layer, torchao_quantization
 
 ao = torchao_quantization()
 WEIGHT_ONLY = ao.Int8WeightOnlyConfig(set_inductor_config=False)

@@ -10,8 +10,8 @@ import pytest
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
 from redline.models.lsd import save_lsd
-from redline.plan import Plan
 from redline.stream.changes import Changes, read_change
 from redline.stream.session import Request, Session
 from redline.stream.settings import LiveSettings, Settings

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from redline.errors import RedlineError
-from redline.plan import Plan
+from redline.ladder.plan import Plan
 from redline.stream.diffusers_folder import load_pipeline
 from redline.stream.engine import Engine
 from redline.stream.loading import load_model

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
 from redline.models.lsd import load_lsd
-from redline.plan import Plan
 from redline.stream import fitting
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame

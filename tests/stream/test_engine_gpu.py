@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.machine import Machine
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.models.lsd import load_lsd
-from redline.plan import Plan
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.loading import SHIPPED

@@ -15,8 +15,8 @@ from redline.stream import fitting
 CODE = """
 import torch
 from fractions import Fraction
-from redline.machine import Machine
-from redline.resident import peak_resident_bytes, resident_bytes
+from redline.machine.machine import Machine
+from redline.machine.host_memory import peak_resident_bytes, resident_bytes
 from redline.stream.engine import Engine
 from redline.stream.fitting import needed_bytes
 from redline.stream.frames import Frame

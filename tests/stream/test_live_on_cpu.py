@@ -8,8 +8,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from redline.cores import cores
-from redline.machine import Machine
+from redline.machine.cores import cores
+from redline.machine.machine import Machine
 from redline.models.lsd import load_lsd
 from redline.stream.engine import Engine
 from redline.stream.loading import SHIPPED

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline import plans
 from redline.errors import RedlineError
+from redline.ladder import plans
+from redline.ladder.plan import Plan
 from redline.models.lsd import Lsd, LsdConfig, load_lsd
-from redline.plan import Plan
 from redline.stream import matrix
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdProgram

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.machine import Machine
-from redline.plan import Plan
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.planned import under_plan
 from stream.small_models import SMALL, small_lsd

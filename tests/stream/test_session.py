@@ -10,8 +10,8 @@ import pytest
 
 from patience import HANGS_S
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
 from redline.models.lsd import save_lsd
-from redline.plan import Plan
 from redline.stream import session as sessions
 from redline.stream.figure_file import check_place
 from redline.stream.places import Wishes

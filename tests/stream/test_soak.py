@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import pytest
 from torch import Tensor
 
-from redline.plan import Plan
-from redline.resident import resident_bytes
+from redline.ladder.plan import Plan
+from redline.machine.host_memory import resident_bytes
 from redline.stream.browser import Page, serve
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame

@@ -14,7 +14,7 @@ import torch
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.quantities import format_seconds
+from redline.notation import format_seconds
 from redline.stream.figure_file import FigureFile
 from redline.stream.latency import STAGES, FrameTimes, Latency
 from redline.stream.report_page import About, render_page

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from redline.errors import RedlineError
-from redline.machine import Machine
+from redline.machine.machine import Machine
 from redline.training.fp8 import is_large, to_fp8, why_no_fp8
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
-from redline.partial import owner_mark
+from redline.files.partial import owner_mark
 from redline.training.checkpoints import FOLDER
 from redline.training.journal import read_journal
 from redline.training.loop import Outcome, Progress, train
@@ -234,7 +234,7 @@ def test_one_training_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     train(Lines(), settings(steps=4), folder, CPU)
     held = sorted(path.name for path in folder.iterdir())
     (folder / ".training").write_text(owner_mark())  # a run of this process that is over leaves none
-    monkeypatch.setattr("redline.partial.os.getpid", lambda: 1)
+    monkeypatch.setattr("redline.files.partial.os.getpid", lambda: 1)
     for resume in (False, True):
         with pytest.raises(RedlineError, match="a training is running in"):
             train(Lines(), settings(steps=8), folder, CPU, resume=resume)

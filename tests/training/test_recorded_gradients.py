@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.graphed import CudaRecorder
+from redline.cuda_graphs import CudaRecorder
 from redline.training.loop import train
 from redline.training.recorded_gradients import RecordedGradients
 from redline.training.super_resolution import DrctTask, DrctTraining

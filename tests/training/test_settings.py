@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
+from redline.files.untrusted import read_toml
 from redline.training.settings import LoopSettings, fill, sections
-from redline.untrusted import read_toml
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from redline.datasets.photo_pairs import PhotoSettings
 from redline.errors import ModelError, RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.loop import train
 from redline.training.model_card import write_result
-from redline.training.photo_pairs import PhotoSettings
 from redline.training.starting_weights import start_from
 from redline.training.super_resolution import DrctLoopSettings, DrctSettings, DrctTask, DrctTraining
 from synthetic_photos import save_synthetic_photos

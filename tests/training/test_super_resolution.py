@@ -11,9 +11,9 @@ import torch
 from safetensors import safe_open
 
 from redline.errors import RedlineError
+from redline.evaluation.super_resolution import evaluate, find_pairs
 from redline.models.drct import Drct, load_drct
 from redline.nn import Choosing, WindowAttention
-from redline.super_resolution import evaluate, find_pairs
 from redline.training.bundled import CONFIGS
 from redline.training.loop import Progress, train
 from redline.training.model_card import rounded, write_result

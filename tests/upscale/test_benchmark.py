@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from redline.gate import Score
-from redline.machine import Machine
-from redline.measurement import load_measurements
-from redline.plan import Plan
+from redline.ladder.gate import Score
+from redline.ladder.measurement import load_measurements
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 
 ROOT = Path(__file__).parents[2]
 

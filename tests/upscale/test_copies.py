@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from redline.plan import Plan
+from redline.ladder.plan import Plan
 from redline.upscale import enlarger as enlarging
 from redline.upscale.copies import OverlappedCopies, PlainCopies
 from redline.upscale.enlarger import Enlarger

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.plan import Plan
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import CudaDevice, OverlappedCopies
 from redline.upscale.enlarger import Enlarger

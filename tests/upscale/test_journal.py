@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
+from redline.files.partial import hidden_path
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.partial import hidden_path
 from redline.upscale import journal as journals
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.listener import Listener, Outcome

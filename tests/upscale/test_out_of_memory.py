@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from redline.plan import Plan
+from redline.ladder.plan import Plan
 from redline.upscale import picture_under_way, pictures_run
 from redline.upscale.blend import Blender
 from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies

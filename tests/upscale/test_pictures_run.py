@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.errors import ModelError
-from redline.machine import Machine
-from redline.partial import is_partial
-from redline.plan import Plan
+from redline.files.partial import is_partial
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Outcome

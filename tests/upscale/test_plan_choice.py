@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
-from redline.machine import Machine
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
-from redline.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.network import Network

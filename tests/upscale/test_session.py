@@ -16,9 +16,9 @@ from PIL import Image
 
 from redline.cli.upscale import _tile
 from redline.errors import RedlineError
+from redline.files.partial import is_partial
+from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.partial import is_partial
-from redline.plan import Plan
 from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.layout import Cut, TileShape, Tiling, cut_side, smallest_tile

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.edges import reflected, wrapped
 from redline.errors import RedlineError
+from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import Blender, enlarge_by_tiles
 from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, cut_side
 from redline.upscale.padding import frame
-from redline.workloads.drct import draw
+from redline.video.padding_index import reflected, wrapped
 
 
 def random_cut(rng: random.Random) -> Cut:

@@ -13,10 +13,10 @@ from redline.cli.live_line import LiveLine
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_bytes, format_seconds, parse_bytes, parse_seconds
+from redline.notation import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from redline.batch_size import BatchSizeResult, Probe
+    from redline.ladder.batch_size import BatchSizeResult, Probe
 
 _STOPPED_BY = {
     "memory": "the next larger batch does not fit",
@@ -44,8 +44,8 @@ def batch_size(
     Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
     """
     with uninterrupted_imports():
-        from redline.batch_size import WorkloadCase, search
-        from redline.workload import load_workload
+        from redline.ladder.batch_size import WorkloadCase, search
+        from redline.ladder.workload import load_workload
     options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
     if "batch" in options:
         raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")

@@ -17,11 +17,11 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.notation import format_bytes, format_seconds, parse_seconds
 
 if TYPE_CHECKING:
-    from redline.bench import Change
-    from redline.measurement import Measurement
+    from redline.ladder.bench import Change
+    from redline.ladder.measurement import Measurement
 
 
 def bench(
@@ -53,8 +53,8 @@ def bench(
     redline bench unet_100m unet_390m unet_880m --matrix; redline bench lsd --shapes size=heavy,side=64,steps=1
     """
     with uninterrupted_imports():
-        from redline.bench import bench as run_bench
-        from redline.bench import compare_runs, load, save
+        from redline.ladder.bench import bench as run_bench
+        from redline.ladder.bench import compare_runs, load, save
     if workloads == ["lsd"]:
         if matrix or compare_path:
             raise RedlineError("lsd has a matrix of its own, and is not compared: leave out --matrix and --compare.")
@@ -99,7 +99,7 @@ def bench(
 
 
 def _print_rows(rows: list[Measurement]) -> None:
-    from redline.plan import brief
+    from redline.ladder.plan import brief
 
     eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
     table = Table(
@@ -144,7 +144,7 @@ def _print_rows(rows: list[Measurement]) -> None:
 
 
 def _print_changes(changes: list[Change]) -> None:
-    from redline.plan import brief
+    from redline.ladder.plan import brief
 
     colours = {
         "faster": "green",

@@ -15,12 +15,12 @@ from redline.cli.console import print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.shapes import parse_shape
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.logbook import command_line
-from redline.machine import Machine, resolve_device
+from redline.files.atomic import write_text
+from redline.ladder.plan import Plan
+from redline.ladder.search.run_log import command_line
+from redline.machine.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
-from redline.plan import Plan
-from redline.quantities import format_bytes
+from redline.notation import format_bytes
 from redline.stream.lsd_frames import without_own_graphs
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
 from redline.version import VERSION

@@ -21,11 +21,11 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import parse_seconds
+from redline.notation import parse_seconds
 
 if TYPE_CHECKING:
-    from redline.climb import Climbed, Settings
-    from redline.measurement import Measurement
+    from redline.ladder.measurement import Measurement
+    from redline.ladder.search.climb import Climbed, Settings
 
 
 def climb(
@@ -68,10 +68,10 @@ def climb(
     """
     with uninterrupted_imports():
         from redline.cli.ladder_table import ladder_table
-        from redline.climb import Settings
-        from redline.climb import climb as run_climb
-        from redline.report import ladder_rows
-        from redline.target import Target
+        from redline.ladder.report import ladder_rows
+        from redline.ladder.search.climb import Settings
+        from redline.ladder.search.climb import climb as run_climb
+        from redline.ladder.search.target import Target
     aim = Target.parse(target) if target is not None else Target()
     settings = Settings(
         workload=workload,
@@ -164,7 +164,7 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
 
 
 def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
-    from redline.report import write_report
+    from redline.ladder.report import write_report
 
     plan = settings.folder / "plan.toml"
     climbed.plan.save(

@@ -11,12 +11,12 @@ from rich.table import Table
 from redline.cli.console import print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
-from redline.quantities import format_bytes, format_rate
-from redline.workers import WorkerPool
+from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.notation import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from redline.machine import Machine
-    from redline.rung import Rung
+    from redline.ladder.rung import Rung
+    from redline.machine.machine import Machine
 
 
 def doctor(
@@ -31,8 +31,8 @@ def doctor(
     Example: redline doctor --json | jq .ceilings
     """
     with uninterrupted_imports():
-        from redline.course import ask_machine
-        from redline.rungs import RUNGS
+        from redline.ladder.rungs import RUNGS
+        from redline.ladder.search.settings import ask_machine
     with WorkerPool() as pool, LiveLine("measuring the ceilings (a few seconds, once per machine) …"):
         machine = ask_machine(pool, device, again=again)
     precision, why = machine.recommended_precision()

@@ -22,8 +22,8 @@ from redline.training.settings import choices
 if TYPE_CHECKING:
     import torch
 
-    from redline.super_resolution import Evaluation
-    from redline.super_resolution.evaluate import Model, PictureScores
+    from redline.evaluation.super_resolution import Evaluation
+    from redline.evaluation.super_resolution.evaluate import Model, PictureScores
 
 _BICUBIC = "bicubic"
 
@@ -63,8 +63,8 @@ def evaluate_sr(
     with uninterrupted_imports():
         import torch
 
-        from redline.machine import resolve_device
-        from redline.super_resolution import bicubic_model, evaluate, find_pairs
+        from redline.evaluation.super_resolution import bicubic_model, evaluate, find_pairs
+        from redline.machine.machine import resolve_device
         from redline.training.precision import computing_in
     choices("precision", precision, ("fp32", "bf16"))
     where = torch.device(resolve_device(device))
@@ -98,8 +98,8 @@ def _counter(line: LiveLine, what: str, total: int) -> Callable[[PictureScores],
 
 
 def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:
+    from redline.evaluation.super_resolution import bicubic_model
     from redline.models.drct import load_drct
-    from redline.super_resolution import bicubic_model
 
     if weights == _BICUBIC:
         if scale is None or scale < 1:

@@ -18,16 +18,16 @@ from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.stream.figure_file import check_place
 from redline.stream.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from redline.drift import Case, Finding, Watched
-    from redline.drift.controls import Make
-    from redline.drift.watch import Begin
+    from redline.evaluation.drift import Case, Finding, Watched
+    from redline.evaluation.drift.controls import Make
+    from redline.evaluation.drift.watch import Begin
     from redline.stream.frame_model import FrameModel
 
 
@@ -59,10 +59,10 @@ def evaluate_drift(
     with uninterrupted_imports():
         import torch
 
-        from redline.drift import judge, watch
-        from redline.drift.page import render_page
-        from redline.drift.watch import LEAST_FRAMES, check_frames
-        from redline.machine import resolve_device
+        from redline.evaluation.drift import judge, watch
+        from redline.evaluation.drift.page import render_page
+        from redline.evaluation.drift.watch import LEAST_FRAMES, check_frames
+        from redline.machine.machine import resolve_device
         from redline.stream.loading import load_model
     check_frames(frames)
     if size < 1:
@@ -104,7 +104,7 @@ def evaluate_drift(
 
 
 def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -> list[Case]:
-    from redline.drift import film_case, photo_cases
+    from redline.evaluation.drift import film_case, photo_cases
     from redline.stream.sources.video_file import VideoFile
 
     if clip.is_dir():
@@ -147,7 +147,7 @@ def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
 
 
 def _watch_controls(cases: list[Case], line: LiveLine) -> dict[str, list[Finding]]:
-    from redline.drift import CONTROLS, judge, watch
+    from redline.evaluation.drift import CONTROLS, judge, watch
 
     def refuse(name: str, make: Make) -> list[Finding]:
         told = {case.name: _told(line, f"{name}, {case.name}", case.frames) for case in cases}
@@ -166,7 +166,7 @@ def _line(watched: Watched, index: int, row: dict[str, float]) -> str:
 
 
 def _print(findings: list[Finding], controls: list[str], passed: list[str]) -> None:
-    from redline.drift.page import headline
+    from redline.evaluation.drift.page import headline
 
     table = Table("case", "finding", "holds", "seen", box=None, header_style="bold", pad_edge=False)
     for finding in findings:

@@ -14,13 +14,13 @@ from redline.cli.console import print_json, progress, results, warnings_as_sente
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import ModelError, RedlineError
-from redline.files import check_can_write_file, write_text
-from redline.quantities import format_bytes, format_seconds
+from redline.files.atomic import check_can_write_file, write_text
+from redline.notation import format_bytes, format_seconds
 from redline.training.settings import choices
 
 if TYPE_CHECKING:
+    from redline.evaluation.recall import LossRow, Recall, RecallRow
     from redline.generation.folder import ModelFolder
-    from redline.recall import LossRow, Recall, RecallRow
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)
 
@@ -56,11 +56,11 @@ def evaluate_memory(
     with uninterrupted_imports():
         import torch
 
+        from redline.evaluation.recall import evaluate, loss_by_position
+        from redline.evaluation.recall.evaluate import check_counts, check_tasks
+        from redline.evaluation.recall.page import Subject, render_page
         from redline.generation.precision import choose_holding
-        from redline.machine import Machine, resolve_device
-        from redline.recall import evaluate, loss_by_position
-        from redline.recall.evaluate import check_counts, check_tasks
-        from redline.recall.page import Subject, render_page
+        from redline.machine.machine import Machine, resolve_device
     choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
     check_counts(samples, batch, seed)
     folder, own = _language_folder(model)
@@ -101,9 +101,9 @@ def evaluate_memory(
 
 def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
     """A model's folder, and the recall task that it was trained on; of symbols, it has no tokenizer."""
+    from redline.evaluation.recall import task_in
     from redline.generation.folder import LOADERS, ModelFolder, read_config
     from redline.generation.hub_cache import find_model
-    from redline.recall import task_in
 
     place = find_model(path)
     if (place / "tokenizer.json").exists():
@@ -117,9 +117,9 @@ def _language_folder(path: str) -> tuple[ModelFolder, Recall | None]:
 
 
 def _tasks(names: list[str], own: Recall | None, folder: ModelFolder) -> list[Recall]:
-    from redline.recall import make_task
-    from redline.recall.passkey import KINDS
-    from redline.recall.tasks import SYMBOLIC, name_of
+    from redline.evaluation.recall import make_task
+    from redline.evaluation.recall.passkey import KINDS
+    from redline.evaluation.recall.tasks import SYMBOLIC, name_of
 
     if not names:
         if own is not None:

@@ -10,7 +10,7 @@ from redline.cli.console import print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_bytes
+from redline.notation import format_bytes
 
 _JUDGED_ON = 4
 
@@ -35,12 +35,12 @@ def export(
     Example: redline export drct --int8 --calibrate photos/ -o drct-int8.onnx
     """
     with uninterrupted_imports():
+        from redline.ladder.workloads.drct import smooth_pictures
         from redline.upscale.export import export_onnx
         from redline.upscale.layout import smallest_tile
         from redline.upscale.network import load_network
         from redline.upscale.picture_tiles import tiles_of
         from redline.upscale.settings import UpscaleSettings
-        from redline.workloads.drct import smooth_pictures
     if model != "drct":
         raise RedlineError(f"{model!r} cannot be exported: drct can.")
     if format != "onnx":

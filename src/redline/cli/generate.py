@@ -16,7 +16,7 @@ from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.files import check_can_write
+from redline.files.atomic import check_can_write
 
 if TYPE_CHECKING:
     from redline.generation import TokenStream
@@ -60,7 +60,7 @@ def generate(
         from redline.generation.folder import ModelFolder
         from redline.generation.precision import choose_holding
         from redline.generation.text_stream import TextStream
-        from redline.machine import Machine, resolve_device
+        from redline.machine.machine import Machine, resolve_device
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     text = _read_prompt(prompt)
     folder = ModelFolder.open(model)

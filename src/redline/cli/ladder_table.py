@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from redline.measurement import Measurement
-from redline.quantities import format_bytes, format_seconds
-from redline.report.ladder import Row, against_s, ladder_rows, shapes_sentence, speedup
+from redline.ladder.measurement import Measurement
+from redline.ladder.report.ladder import Row, against_s, ladder_rows, shapes_sentence, speedup
+from redline.notation import format_bytes, format_seconds
 
 _COLOURS = {"kept": "green", "baseline": "cyan", "dropped": "dim", "refused": "red", "failed": "red"}
 _UNTRIED = ("unavailable", "unmeasured")

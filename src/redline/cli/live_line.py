@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from redline.cli.console import progress
-from redline.quantities import format_seconds
+from redline.notation import format_seconds
 
 LINE_EVERY_S = 10.0
 

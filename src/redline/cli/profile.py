@@ -17,11 +17,11 @@ from redline.cli.plans import read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shape
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_bytes, format_rate, format_seconds
+from redline.notation import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
-    from redline.profile import Attention, LayerTimes, Memory, Profile
-    from redline.profile.kernels import KernelTime
+    from redline.ladder.profile import Attention, LayerTimes, Memory, Profile
+    from redline.ladder.profile.kernels import KernelTime
 
 
 def profile(
@@ -52,10 +52,10 @@ def profile(
     Example: redline profile mine.py:model --layers --attention --page profile.html
     """
     with uninterrupted_imports():
-        from redline.machine import Machine
-        from redline.profile import profile_workload, write_page
-        from redline.profile.deeper import why_no_nvtx
-        from redline.workload import load_workload
+        from redline.ladder.profile import profile_workload, write_page
+        from redline.ladder.profile.deeper import why_no_nvtx
+        from redline.ladder.workload import load_workload
+        from redline.machine.machine import Machine
     chosen = layers or memory or attention or trace is not None or nvtx
     machine = Machine.detect(device)
     sentence = why_no_nvtx(machine.device) if nvtx else ""
@@ -132,13 +132,13 @@ def _show(table: Table) -> None:
 
 def _name(name: str, kind: str) -> str:
     """A layer and its class; what is no layer has none."""
-    from redline.profile.sentences import layer_name
+    from redline.ladder.profile.sentences import layer_name
 
     return escape(layer_name(name)) + ("" if kind == name else f" [dim]{escape(kind)}[/]")
 
 
 def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
-    from redline.profile.sentences import measuring_cost
+    from redline.ladder.profile.sentences import measuring_cost
 
     backward = ("backward",) if training else ()
     ceiling = ("ceiling",) if times.ceiling_flops_per_s else ()
@@ -173,7 +173,7 @@ def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> No
 
 
 def _print_memory(memory: Memory, top: int) -> None:
-    from redline.profile.sentences import memory_totals
+    from redline.ladder.profile.sentences import memory_totals
 
     largest = memory.largest(top)
     fields = ("weight_bytes", "activation_bytes", "gradient_bytes", "optimizer_bytes", "at_peak_bytes")

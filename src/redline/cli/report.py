@@ -31,8 +31,8 @@ def report(
     Example: [bold]redline report climb.jsonl -o report.html --markdown report.md[/]
     """
     with uninterrupted_imports():
-        from redline.measurement import load_measurements
-        from redline.report import ladder_rows, write_report
+        from redline.ladder.measurement import load_measurements
+        from redline.ladder.report import ladder_rows, write_report
     page = output or file.with_suffix(".html")
     climb = write_report(load_measurements(file), page, markdown, run=run)
     if as_json:

@@ -20,7 +20,7 @@ def rungs(
     Example: redline rungs compile
     """
     with uninterrupted_imports():
-        from redline.rungs import RUNGS, find_rung
+        from redline.ladder.rungs import RUNGS, find_rung
     if workloads:
         _workloads(as_json)
         return
@@ -71,7 +71,7 @@ def _print_one(row: dict, module: str) -> None:
 
 
 def _workloads(as_json: bool) -> None:
-    from redline.workloads import BUNDLED
+    from redline.ladder.workloads import BUNDLED
 
     data = [
         {

@@ -17,7 +17,7 @@ from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.notation import format_bytes, format_seconds, parse_seconds
 from redline.stream.changes import numbers
 from redline.stream.keys import KEY_VARIABLE, given_key
 

@@ -22,7 +22,7 @@ from redline.cli.live_line import LiveLine
 from redline.cli.signals import TERMINATED, uninterrupted_imports
 from redline.cli.train_length import parse_minutes
 from redline.cli.train_lsd import train_lsd
-from redline.quantities import format_bytes, format_megapixels, format_seconds
+from redline.notation import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def train_text(
     with uninterrupted_imports():
         import torch
 
-        from redline.machine import resolve_device
+        from redline.machine.machine import resolve_device
         from redline.training.text.run import prepare_training, run_text
     path = find_settings(config, "text")
     minutes = parse_minutes(time_limit, steps)
@@ -152,7 +152,7 @@ def train_drct(
     with uninterrupted_imports():
         import torch
 
-        from redline.machine import resolve_device
+        from redline.machine.machine import resolve_device
         from redline.training.loop import train as run_training
         from redline.training.model_card import write_result
         from redline.training.super_resolution import DrctTask, DrctTraining

@@ -1,7 +1,7 @@
 """How long `redline train` trains: --steps or --time, not both."""
 
 from redline.errors import RedlineError
-from redline.quantities import parse_seconds
+from redline.notation import parse_seconds
 
 
 def parse_minutes(time_limit: str | None, steps: int | None) -> float | None:

@@ -15,7 +15,7 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.cli.train_length import parse_minutes
-from redline.quantities import format_bytes, format_megapixels, format_seconds
+from redline.notation import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def train_lsd(
     with uninterrupted_imports():
         import torch
 
-        from redline.machine import resolve_device
+        from redline.machine.machine import resolve_device
         from redline.training.loop import train as run_training
         from redline.training.lsd.result import write_lsd_result
         from redline.training.lsd.settings import LsdTraining

@@ -16,7 +16,7 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.quantities import format_seconds, parse_bytes
+from redline.notation import format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from redline.upscale.listener import Listener, Outcome

@@ -13,7 +13,7 @@ from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
-from redline.quantities import format_bytes, format_seconds, parse_seconds
+from redline.notation import format_bytes, format_seconds, parse_seconds
 
 
 def verify(
@@ -36,8 +36,8 @@ def verify(
     Example: redline verify redline-out/resnet/plan.toml resnet
     """
     with uninterrupted_imports():
-        from redline.course import Settings
-        from redline.verify import verify as verify_plan
+        from redline.ladder.search.settings import Settings
+        from redline.ladder.verify import verify as verify_plan
     asked = read_plan(plan)
     settings = Settings(
         workload,

@@ -13,14 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from redline.cuda_graphs import CudaRecorder, Recorder
 from redline.errors import MachineError, ModelError, RedlineError
 from redline.generation.language_model import LanguageModel, Remembering, Repeating
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
 from redline.generation.token_stream import Completion, Reason, TokenStream
-from redline.graphed import CudaRecorder, Recorder
-from redline.plan import Plan
+from redline.ladder.plan import Plan
 
 # A session, with its recorded step, serves all lengths up to a multiple of this.
 _ROOM_MULTIPLE = 256

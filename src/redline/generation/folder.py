@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from redline.errors import ModelError
+from redline.files.untrusted import reading
 from redline.generation.hub_cache import find_model
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
-from redline.untrusted import reading
 
 Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 

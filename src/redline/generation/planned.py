@@ -13,12 +13,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from redline.boundary import unwrapped
 from redline.generation.language_model import LanguageModel, Repeating
-from redline.job import Applied, Job, entered
-from redline.machine import Machine
-from redline.plan import Plan
-from redline.rungs.cuda_graph import CudaGraph
+from redline.ladder.job import Applied, Job, entered
+from redline.ladder.plan import Plan
+from redline.ladder.rewrites.io_adapter import unwrapped
+from redline.ladder.rungs.cuda_graph import CudaGraph
+from redline.machine.machine import Machine
 
 
 class DecodeStep(nn.Module):

@@ -6,9 +6,9 @@ import torch
 
 from redline.choices import GENERATION_PRECISIONS
 from redline.errors import RedlineError
-from redline.machine import Machine
-from redline.plan import Plan, parse_rung
-from redline.plans import shipped_plan
+from redline.ladder.plan import Plan, parse_rung
+from redline.ladder.plans import shipped_plan
+from redline.machine.machine import Machine
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # A step reads every weight once and multiplies little, so the bytes are what counts.

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.cuda_graphs import Recorder
 from redline.generation.language_model import Repeating, ValuedCache
-from redline.graphed import Recorder
 
 
 class PromptPiece:

@@ -12,12 +12,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from redline.cuda_graphs import Recorder
 from redline.generation.language_model import Cache, LanguageModel, ValuedCache
 from redline.generation.planned import PlannedModel
 from redline.generation.prompt_piece import PromptPiece
 from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
-from redline.graphed import Recorder
 
 # Pieces of a prompt that are worth a recording, which takes the time of four.
 _MANY_PIECES = 8

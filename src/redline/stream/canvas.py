@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.edges import reflected
 from redline.stream.frame_model import FrameModel, FrameProgram
+from redline.video.padding_index import reflected
 
 # A scene is told from the next by its rough look alone.
 _THUMBNAIL_PX = 16

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from redline.errors import RedlineError
+from redline.files.untrusted import shorten
 from redline.stream.settings import LiveSettings
-from redline.untrusted import shorten
 
 _KEYBOARD = "-"
 # How long the end of the stream may wait for who reads lines; and what is added to a file for being read.

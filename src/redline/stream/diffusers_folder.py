@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError, RedlineError
-from redline.plan import Plan
+from redline.files.untrusted import read_json_object
+from redline.ladder.plan import Plan
 from redline.quiet import quiet
 from redline.stream.fitting import check_weights_fit
 from redline.stream.pipeline_frames import PipelineFrames
-from redline.untrusted import read_json_object
 
 PIPELINE = "model_index.json"
 _PARTS = {

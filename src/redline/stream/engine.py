@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from redline.cuda_graphs import CudaRecorder, Recorder
 from redline.errors import RedlineError
-from redline.graphed import CudaRecorder, Recorder
-from redline.memory import is_out_of_memory
+from redline.machine.memory import is_out_of_memory
 from redline.stream.canvas import Canvas
 from redline.stream.fitting import check_fits
 from redline.stream.frame_model import FrameModel, FrameProgram

@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import RedlineError
-from redline.quantities import format_bytes
-from redline.resident import available_host_bytes, host_bytes
+from redline.files.weights import check_safetensors_header
+from redline.machine.host_memory import available_host_bytes, host_bytes
+from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
-from redline.weights import check_safetensors_header
 
 # Work spaces of convolutions, rounding by the allocator, and the frames in the queues; on a CPU oneDNN brings what it
 # reads into an order of its own as well (seen: 1.8 to 1.9 from 2048 × 2048 on), and kept memory is in pieces (2.7).

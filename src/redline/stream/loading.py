@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from redline.errors import ModelError, RedlineError
-from redline.memory import is_out_of_memory
+from redline.ladder.plan import Plan
+from redline.machine.memory import is_out_of_memory
 from redline.models.lsd import load_lsd, read_about
-from redline.plan import Plan
 from redline.stream.diffusers_folder import PIPELINE, load_pipeline
 from redline.stream.fitting import check_weights_fit
 from redline.stream.frame_model import FrameModel

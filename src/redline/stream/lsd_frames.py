@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
+from redline.ladder.rungs.cuda_graph import CudaGraph
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
-from redline.plan import Plan
-from redline.rungs.cuda_graph import CudaGraph
-from redline.samplers import SAMPLERS, StepTable, sampler_table
-from redline.samplers.distilled import MOST_STEPS
-from redline.samplers.noise_process import STEPS
+from redline.models.samplers import SAMPLERS, StepTable, sampler_table
+from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.noisy_program import NoisyProgram, write_behind
 from redline.stream.planned import under_plan

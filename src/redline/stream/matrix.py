@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine import Machine
-from redline.memory import is_out_of_memory
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
-from redline.plan import Plan
-from redline.samplers.distilled import MOST_STEPS
+from redline.models.samplers.distilled import MOST_STEPS
 from redline.stream.clock import SystemClock
 from redline.stream.device_peaks import DevicePeaks, is_lost
 from redline.stream.engine import Engine

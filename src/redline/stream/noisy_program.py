@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from redline.samplers import Sampler, StepTable
+from redline.models.samplers import Sampler, StepTable
 from redline.stream.settings import Settings
 
 

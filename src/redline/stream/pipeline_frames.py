@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import ModelError, RedlineError
-from redline.plan import Plan, parse_rung
+from redline.ladder.plan import Plan, parse_rung
+from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, spread
+from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
-from redline.samplers import NoiseProcess, StepTable, ddim, distilled, spread
-from redline.samplers.distilled import MOST_STEPS
-from redline.samplers.noise_process import STEPS
 from redline.stream.fitting import peak_live_bytes
 from redline.stream.lsd_frames import without_own_graphs
 from redline.stream.noisy_program import NoisyProgram, write_behind

@@ -10,11 +10,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from redline.job import Applied, Job
-from redline.machine import Machine
-from redline.plan import Plan
-from redline.rungs.tf32 import strict_fp32
-from redline.workload import Inputs
+from redline.ladder.job import Applied, Job
+from redline.ladder.plan import Plan
+from redline.ladder.rungs.tf32 import strict_fp32
+from redline.ladder.workload import Inputs
+from redline.machine.machine import Machine
 
 
 def under_plan(plan: Plan, network: nn.Module, device: torch.device, sample: Inputs) -> tuple[Plan, Applied]:

@@ -2,9 +2,9 @@
 
 from redline.choices import STREAM_PRECISIONS
 from redline.errors import RedlineError
-from redline.machine import Machine
-from redline.plan import Plan, parse_rung
-from redline.plans import shipped_plan
+from redline.ladder.plan import Plan, parse_rung
+from redline.ladder.plans import shipped_plan
+from redline.machine.machine import Machine
 
 _PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
 

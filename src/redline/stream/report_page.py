@@ -8,10 +8,10 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from redline.files import write_text
-from redline.quantities import format_bytes, format_seconds
-from redline.report.charts.curves import Curve, draw_curves
-from redline.report.charts.svg import format_tick
+from redline.files.atomic import write_text
+from redline.ladder.report.charts.curves import Curve, draw_curves
+from redline.ladder.report.charts.svg import format_tick
+from redline.notation import format_bytes, format_seconds
 from redline.stream.latency import STAGES, Report
 from redline.stream.watch import Sample
 from redline.version import VERSION
@@ -53,7 +53,7 @@ def render_page(about: About, report: Report, samples: Sequence[Sample], whole: 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("redline.stream").joinpath("report_page.html.jinja").read_text("utf-8"))
     return template.render(
-        css=Markup(files("redline.report").joinpath("report.css").read_text("utf-8")),
+        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
         version=VERSION,
         about=about,
         headline=_headline(report, whole.time_s),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from redline.machine import Machine, resolve_device
-from redline.plan import Plan
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine, resolve_device
 from redline.stream.changes import Changes
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.figure_file import FigureFile, check_place

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from redline.memory import MemoryMonitor
+from redline.machine.memory import MemoryMonitor
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.latency import STAGES, Latency, Report
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.untrusted import read_toml
+from redline.files.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
 # What is trained, and by which words of the command line.

@@ -24,10 +24,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
+from redline.files.untrusted import check_types, parse_json, reader, reading
 from redline.training.arithmetic import Arithmetic
 from redline.training.compact import expanded
 from redline.training.ema import Ema
-from redline.untrusted import check_types, parse_json, reader, reading
 
 FOLDER = "checkpoints"
 # How a training goes on, not what it has learnt: what to change when its steps are no longer finite.

@@ -7,7 +7,7 @@ there fp8 would cost accuracy and save little.
 from torch import nn
 
 from redline.errors import RedlineError
-from redline.machine import Machine
+from redline.machine.machine import Machine
 from redline.quiet import quiet
 
 # torch._scaled_mm reads both operands in steps of 16 bytes; below this width scaling costs more than fp8 saves.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.untrusted import parse_json, read_bytes, reading
+from redline.files.atomic import write_text
+from redline.files.untrusted import parse_json, read_bytes, reading
 
 NAME = "journal.jsonl"
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from redline.datasets.photo_pairs import PhotoSettings
 from redline.errors import RedlineError
-from redline.files import write_text
+from redline.evaluation.super_resolution import Evaluation
+from redline.files.atomic import write_text
 from redline.models.drct import Drct, save_drct
-from redline.quantities import format_bytes, format_seconds
-from redline.super_resolution import Evaluation
+from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
-from redline.training.photo_pairs import PhotoSettings
 from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
 from redline.training.super_resolution import DrctLoopSettings, DrctTask
 from redline.version import VERSION

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Adafactor, Adam, AdamW, Optimizer
 
 from redline.errors import RedlineError
+from redline.ladder.rungs.fused_optimizer import implementation, rebuild, why_unsupported
 from redline.quiet import quiet
-from redline.rungs.fused_optimizer import implementation, rebuild, why_unsupported
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]

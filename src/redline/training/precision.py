@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from redline.ceilings import with_ceilings
-from redline.machine import Machine
+from redline.machine.ceilings import with_ceilings
+from redline.machine.machine import Machine
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:

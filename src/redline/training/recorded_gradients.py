@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from redline.graphed import Recorder
+from redline.cuda_graphs import Recorder
 
 # Lazily made things (compiled kernels, work spaces) must be there before the recording.
 _REHEARSALS = 3

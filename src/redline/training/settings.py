@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
 from redline.errors import RedlineError
-from redline.untrusted import shorten
+from redline.files.untrusted import shorten
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from redline.datasets.photo_pairs import hash_of
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, load_drct
-from redline.training.photo_pairs import hash_of
 
 _UPSAMPLING = "upsample."
 

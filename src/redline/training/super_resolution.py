@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from redline.cuda_graphs import CudaRecorder
+from redline.datasets.photo_crops import PhotoCrops
+from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
-from redline.graphed import CudaRecorder
+from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
+from redline.files.untrusted import read_toml, reader
 from redline.models.drct import Drct, DrctConfig
 from redline.nn import Choosing
-from redline.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.training.arithmetic import Arithmetic
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
-from redline.training.photo_crops import PhotoCrops
-from redline.training.photo_pairs import PhotoSettings, hash_of
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.recorded_gradients import RecordedGradients
 from redline.training.settings import LoopSettings, choices, fill, sections
 from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
-from redline.untrusted import read_toml, reader
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redline.rungs.grad_scaler import AdaptiveGradScaler
+from redline.ladder.rungs.grad_scaler import AdaptiveGradScaler
 from redline.training.arithmetic import Arithmetic
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from redline.memory import is_out_of_memory
+from redline.machine.memory import is_out_of_memory
 
 # Buffers come in powers of two from this size on, so that pictures of many sizes share them.
 _LEAST_BYTES = 4096

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError, RedlineError
-from redline.gate import Gate
-from redline.machine import Machine
-from redline.memory import is_out_of_memory
-from redline.plan import Plan
-from redline.rung import Stage
-from redline.rungs.tf32 import strict_fp32
+from redline.ladder.gate import Gate
+from redline.ladder.plan import Plan
+from redline.ladder.rung import Stage
+from redline.ladder.rungs.tf32 import strict_fp32
+from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.copies import Arriving, copies_for
 from redline.upscale.layout import Cut, TileShape, Tiling, smallest_tile

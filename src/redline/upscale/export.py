@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.files import write_bytes
-from redline.gate import Gate, Score
-from redline.onnx_quantization import calibration_batches, normalized_linears, quantize_static
+from redline.files.atomic import write_bytes
+from redline.ladder.gate import Gate, Score
+from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
 from redline.quiet import quiet
 from redline.upscale.network import Network
 from redline.upscale.onnx_network import PREFIX, Onnx, providers_for

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.untrusted import MALFORMED, check_types, parse_json
+from redline.files.untrusted import MALFORMED, check_types, parse_json
 from redline.upscale.settings import Tiles
 from redline.upscale.tasks import Task
 

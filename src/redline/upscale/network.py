@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import ModelError
+from redline.files.weights import read_weights
 from redline.models.drct import Drct, read_drct
-from redline.weights import read_weights
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from redline.edges import reflected, wrapped
 from redline.upscale.layout import Cut, Side, cut_side
+from redline.video.padding_index import reflected, wrapped
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.edges import reflected
 from redline.errors import RedlineError
 from redline.upscale.pictures import open_picture, to_planes
 from redline.upscale.tasks import find_tasks
+from redline.video.padding_index import reflected
 
 _JUDGED, _JUDGED_PX = 2, 64
 

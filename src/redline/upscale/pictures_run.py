@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.memory import is_out_of_memory
+from redline.machine.memory import is_out_of_memory
 from redline.upscale.alpha import bounded_alpha
 from redline.upscale.blend import enlarged_tiles
 from redline.upscale.copies import Arriving, PlainCopies

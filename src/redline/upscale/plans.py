@@ -5,10 +5,10 @@ from pathlib import Path
 from torch import nn
 
 from redline.errors import RedlineError
-from redline.job import Job
-from redline.machine import Machine
-from redline.plan import Plan, parse_rung
-from redline.plans import shipped_plan
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan, parse_rung
+from redline.ladder.plans import shipped_plan
+from redline.machine.machine import Machine
 
 _PRECISION_RUNGS = ("fp16", "bf16", "int8", "fp8", "autocast")
 

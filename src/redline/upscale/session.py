@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from redline.errors import RedlineError
-from redline.machine import Machine
-from redline.memory import is_out_of_memory
-from redline.partial import remove_abandoned
-from redline.plan import Plan
-from redline.rung import Stage
+from redline.files.partial import remove_abandoned
+from redline.ladder.plan import Plan
+from redline.ladder.rung import Stage
+from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.journal import Journal
 from redline.upscale.layout import Cut, TileShape, Tiling, framed, smallest_tile

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.choices import PIXEL_LIMIT
-from redline.cores import cores
 from redline.errors import RedlineError
+from redline.machine.cores import cores
 from redline.upscale.pictures import Encoding
 from redline.upscale.video import VideoSettings
 

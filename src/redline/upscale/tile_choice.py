@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from redline.errors import RedlineError
-from redline.memory import MemoryMonitor
-from redline.quantities import format_bytes
-from redline.resident import available_host_bytes, return_freed_memory
+from redline.machine.host_memory import available_host_bytes, return_freed_memory
+from redline.machine.memory import MemoryMonitor
+from redline.notation import format_bytes
 from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, smallest_tile
 from redline.upscale.network import Network
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from redline.memory import is_out_of_memory
+from redline.machine.memory import is_out_of_memory
 from redline.upscale.blend import enlarge_each_by_tiles
 from redline.upscale.enlarger import Enlarger, OutOfMemory
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from redline.errors import ModelError
-from redline.files import CannotWrite
+from redline.files.atomic import CannotWrite
 from redline.models.decoder import Decoder, DecoderConfig, load_decoder, save_decoder
 from redline.models.memory import TitanConfig, TitanModel, load_memory_model, save_memory_model
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.errors import ModelError
+from redline.ladder.plan import Plan
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.nn.packing import Packing
 from redline.ops.rope import Llama3Scaling
-from redline.plan import Plan
 
 CONFIG = DecoderConfig(
     vocabulary=61,

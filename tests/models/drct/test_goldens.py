@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.machine import Machine
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
-from redline.plan import Plan
 
 GOLDENS = Path(__file__).parents[2] / "data" / "drct_goldens.npz"
 # scale, groups, batch, height, width, parameters, and the step at which rows and columns of the output were kept

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from redline.errors import ModelError
-from redline.gate import Gate
-from redline.job import Job
+from redline.ladder.gate import Gate
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan
+from redline.ladder.rungs.fused_ops import FusedOps
+from redline.ladder.workloads.drct import draw, smooth_pictures
 from redline.models.drct import Drct, DrctConfig
 from redline.models.drct.in_windows import WindowedBlock
-from redline.plan import Plan
-from redline.rungs.fused_ops import FusedOps
-from redline.workloads.drct import draw, smooth_pictures
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)

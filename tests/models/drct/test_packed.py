@@ -5,14 +5,14 @@ import copy
 import pytest
 import torch
 
-from redline.gate import Gate
-from redline.job import Applied
+from redline.ladder.gate import Gate
+from redline.ladder.job import Applied
+from redline.ladder.plan import Plan
+from redline.ladder.rungs.fp16 import find_overflow
+from redline.ladder.rungs.fused_ops import FusedOps
+from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.models.drct.packed import PackedBody, PackedLinear, filled, pack_upsampling, places
-from redline.plan import Plan
-from redline.rungs.fp16 import find_overflow
-from redline.rungs.fused_ops import FusedOps
-from redline.workloads.drct import draw
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)

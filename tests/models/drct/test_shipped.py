@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from redline.machine import Machine
+from redline.evaluation.super_resolution import bicubic_model, evaluate, find_pairs
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
 from redline.models.drct import load_drct
-from redline.plan import Plan
-from redline.super_resolution import bicubic_model, evaluate, find_pairs
 from redline.upscale.network import shipped_weights
 from synthetic_photos import save_synthetic_photos
 

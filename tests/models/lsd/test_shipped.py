@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from redline.datasets.clips import Clips
 from redline.models.lsd import load_lsd
 from redline.stream.loading import SHIPPED
 from redline.training.bundled import CONFIGS
-from redline.training.clips import Clips
 from redline.training.lsd.settings import LsdTraining
 from redline.training.lsd.validation import judge, restorer
 from synthetic_photos import save_synthetic_photos

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.job import Job
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan
 from redline.models.memory import TitanConfig, TitanModel, windowed
 from redline.models.memory.passage import Passage
-from redline.plan import Plan
 from redline.training.determinism import deterministic
 
 pytestmark = [

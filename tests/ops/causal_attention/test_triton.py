@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import MachineError
-from redline.flops import counting_flops
+from redline.ladder.measuring.flops import counting_flops
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import Far, causal_attention, reference

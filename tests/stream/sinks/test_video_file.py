@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.partial import hidden_path, recording_path, remove_abandoned
+from redline.files.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
@@ -253,7 +253,7 @@ def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2
     """Returns the name of a recording of a process that began long ago; by default no process has its number."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: process)
-        patched.setattr("redline.partial._born", lambda process: "1")
+        patched.setattr("redline.files.partial._born", lambda process: "1")
         return recording_path(path)
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from av.codec.context import ThreadType
 
-from redline import films
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.places import Wishes, open_source
 from redline.stream.sources import ahead
 from redline.stream.sources.video_file import VideoFile, _Given
+from redline.video import reading as films
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
 

@@ -188,7 +188,7 @@ def test_what_is_left_of_a_film_does_not_hang_on_threads(
     (tmp_path / name).write_bytes(data[: len(data) * 3 // 4])
     found = []
     for threads in (1, 3, 16):
-        monkeypatch.setattr("redline.films._threads", lambda pixels, each, threads=threads: threads)
+        monkeypatch.setattr("redline.video.reading._threads", lambda pixels, each, threads=threads: threads)
         source = VideoFile(tmp_path / name, drop=lambda cause: None)
         found.append([frame.time_s for frame in source.frames()])
     assert found[0] == found[1] == found[2] and 30 < len(found[0]) < 60
@@ -209,7 +209,7 @@ def test_what_follows_a_damaged_picture_near_the_end_is_shown(
     data[begin:end] = bytes(end - begin)
     (tmp_path / name).write_bytes(data)
     for threads in (1, 3, 16):
-        monkeypatch.setattr("redline.films._threads", lambda pixels, each, threads=threads: threads)
+        monkeypatch.setattr("redline.video.reading._threads", lambda pixels, each, threads=threads: threads)
         with pytest.raises(RedlineError, match=r"cannot be decoded|is damaged"):
             list(VideoFile(tmp_path / name).frames())
         dropped: list[str] = []

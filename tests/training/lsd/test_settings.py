@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
-from redline.samplers.distilled import MOST_STEPS
-from redline.training.clips.settings import ClipSettings
+from redline.models.samplers.distilled import MOST_STEPS
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 
 STAGES = StageSettings()

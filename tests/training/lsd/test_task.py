@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.datasets.clips.clips import Frame
 from redline.errors import RedlineError
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
 from redline.training.bundled import CONFIGS
-from redline.training.clips.clips import Frame
 from redline.training.ema import Ema
 from redline.training.loop import Progress, train
 from redline.training.lsd import task as module

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.batch_size import BatchSizeResult, Probe
 from redline.errors import RedlineError
+from redline.ladder.batch_size import BatchSizeResult, Probe
 from redline.training.loop import train
 from redline.training.text import run as module
 from redline.training.text import trainee as trainee_module

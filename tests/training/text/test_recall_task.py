@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
+from redline.evaluation.recall import Mqar, Passkey, task_in
 from redline.models.memory.neural_memory import NeuralMemory
-from redline.recall import Mqar, Passkey, task_in
 from redline.training.text.config import TextTraining
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.run import prepare_training, run_text

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
-from redline.machine import Machine
+from redline.machine.machine import Machine
 from redline.training.loop import train
 from redline.training.text import trainee as trainee_module
 from redline.training.text.config import TextTraining

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.job import Job
-from redline.machine import Machine
-from redline.plan import Plan
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan
+from redline.ladder.workload import load_workload
+from redline.machine.machine import Machine
 from redline.training.optimizers import build_optimizer, describe
 from redline.training.text.config import TextTraining
 from redline.training.text.synthetic import synthetic_batch
 from redline.training.text.workload import make_workload, training_workload
-from redline.workload import load_workload
 
 
 def losses(workload: object, plan: str, steps: int = 4) -> list[float]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-import redline.files
+import redline.files.atomic
 from redline.cli import upscale as command
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
@@ -292,7 +292,7 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(redline.files.os, "replace", full)
+    monkeypatch.setattr(redline.files.atomic.os, "replace", full)
     with pytest.raises(RedlineError, match="cannot write .*page.html.: No space left on device."):
         write_comparison(path, [first, second])
     assert path.read_text() == render_comparison([second])

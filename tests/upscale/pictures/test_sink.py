@@ -13,7 +13,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from redline.partial import is_partial
+from redline.files.partial import is_partial
 from redline.upscale.pictures import Encoding, PictureError, create_picture
 
 Make = Callable[..., np.ndarray]

@@ -7,12 +7,12 @@ import av
 import pytest
 import torch
 
-from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
 from redline.upscale.video import frames as reading
 from redline.upscale.video import open_frames, probe
 from redline.upscale.video.frames import Damage, Mark, digest, read_frames
 from redline.upscale.video.pixels import to_rgb
+from redline.video.truncated import missing_bytes
 from upscale.video.clips import FAST, make_clip, pattern
 
 

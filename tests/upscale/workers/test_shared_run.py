@@ -20,8 +20,8 @@ from PIL import Image
 
 import redline.cli
 from redline.errors import RedlineError
+from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.partial import is_partial
 from redline.upscale import session
 from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome

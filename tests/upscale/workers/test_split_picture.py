@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from redline.partial import is_partial
-from redline.plan import Plan
+from redline.files.partial import is_partial
+from redline.ladder.plan import Plan
 from redline.upscale.enlarger import Enlarger
 from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
 from redline.upscale.listener import Outcome

@@ -20,12 +20,12 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.files import CannotWrite, write_bytes, write_text
+from redline.files.atomic import CannotWrite, write_bytes, write_text
+from redline.files.untrusted import read_json_object, reading
+from redline.files.weights import check_safetensors_header, mismatches
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
-from redline.untrusted import read_json_object, reading
-from redline.weights import check_safetensors_header, mismatches
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9

@@ -13,10 +13,10 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.files import write_bytes
+from redline.files.atomic import write_bytes
+from redline.files.weights import mismatches, read_weights
 from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
 from redline.models.drct.model import Drct
-from redline.weights import mismatches, read_weights
 
 _COMPUTED = ("relative_position_index", "attn_mask")
 _ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")

@@ -9,10 +9,10 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.files import write_bytes
+from redline.files.atomic import write_bytes
+from redline.files.weights import check_safetensors_header, check_tensors
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
-from redline.weights import check_safetensors_header, check_tensors
 
 ARCHITECTURE = "lsd"
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save as to_safetensors
 
 from redline.errors import ModelError
+from redline.files.untrusted import reading
 from redline.models import MEMORY_MODEL
 from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
-from redline.untrusted import reading
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from redline.errors import ModelError, RedlineError
-from redline.files import write_bytes
+from redline.files.atomic import write_bytes
+from redline.files.untrusted import MALFORMED, parse_json, reading
+from redline.files.weights import check_safetensors_header
 from redline.models.decoder.checkpoint import check_finite
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
-from redline.untrusted import MALFORMED, parse_json, reading
-from redline.weights import check_safetensors_header
 
 LayerState = NeuralState | WindowState
 # Numbers of each weight that a file keeps of its model, to know it by; and how far another precision rounds them.

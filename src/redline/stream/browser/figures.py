@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from redline.resident import resident_bytes
+from redline.machine.host_memory import resident_bytes
 from redline.stream.browser.outlet import Outlet, View
 from redline.stream.browser.pictures import shown_size
 from redline.stream.latency import Latency

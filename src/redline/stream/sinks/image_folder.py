@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from redline.errors import RedlineError
-from redline.files import check_can_write, write_bytes
+from redline.files.atomic import check_can_write, write_bytes
 from redline.stream.frames import Frame
 
 # Live: the smallest file is worth less than the time it takes.

@@ -6,10 +6,10 @@ from itertools import count
 from pathlib import Path
 
 from redline.choices import VIDEO_CONTAINERS
-from redline.cut_off import whole_pieces_bytes
 from redline.errors import RedlineError
-from redline.films import first_frame, main_stream, opened
-from redline.partial import abandoned_recordings
+from redline.files.partial import abandoned_recordings
+from redline.video.reading import first_frame, main_stream, opened
+from redline.video.truncated import whole_pieces_bytes
 
 
 def recover_recordings(folder: Path) -> tuple[str, ...]:

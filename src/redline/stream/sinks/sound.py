@@ -18,8 +18,8 @@ from av.packet import Packet
 from av.stream import Stream
 
 from redline.errors import RedlineError
-from redline.films import open_video
 from redline.stream.joined import Joined
+from redline.video.reading import open_video
 
 
 class SoundCopy:

@@ -22,7 +22,7 @@ from av.video.stream import VideoStream
 
 from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
-from redline.partial import hidden_path, recording_path, remove_abandoned
+from redline.files.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
 from redline.stream.sinks.sound import SoundCopy, check_sound

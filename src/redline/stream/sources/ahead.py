@@ -18,8 +18,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import decode_several
 from redline.stream.sources.holes import Holes
+from redline.video.reading import decode_several
 
 
 class Trouble(Exception):

@@ -22,12 +22,12 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import reason, said_rate
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
 from redline.stream.sources.video_file import DAMAGED, pixel_aspect, to_pixels, upright, why_pale
+from redline.video.reading import reason, said_rate
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.

@@ -19,14 +19,14 @@ from av.video.reformatter import Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from torch import Tensor
 
-from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
-from redline.films import first_frame, frame_rate, main_stream, opened, packets, reason, threads_to_convert
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
 from redline.stream.sources.ahead import Trouble, decoded_ahead
 from redline.stream.sources.holes import Holes, Missing
+from redline.video.reading import first_frame, frame_rate, main_stream, opened, packets, reason, threads_to_convert
+from redline.video.truncated import missing_bytes
 
 # Why pictures of a film are left out: it holds what cannot be shown, or a hole.
 DAMAGED, MISSING = "damaged", "missing"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.training.clips.warp import positions, warp
+from redline.datasets.clips.warp import positions, warp
 
 # At most, on a scale of [-1, 1]: gain and offset of each colour, noise, and pixels out of place.
 _GAIN, _OFFSET, _NOISE, _MOVED_PX = 0.12, 0.08, 0.12, 2.0

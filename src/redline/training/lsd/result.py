@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from redline.errors import RedlineError
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.models.lsd import Lsd, save_lsd
-from redline.quantities import format_bytes, format_seconds
+from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
 from redline.training.lsd.pupil import Pupil

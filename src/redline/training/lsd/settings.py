@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
+from redline.files.untrusted import read_toml, reader
 from redline.models.lsd import LsdConfig
-from redline.samplers.distilled import MOST_STEPS
-from redline.training.clips.settings import ClipSettings
+from redline.models.samplers.distilled import MOST_STEPS
 from redline.training.settings import LoopSettings, choices, fill, sections
-from redline.untrusted import read_toml, reader
 
 STAGES = ("diffusion", "rollouts", "distillation")
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from redline.datasets.clips import Clips, Frame, warp
 from redline.errors import RedlineError
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
-from redline.samplers import Sampler, noise_process, sampler_table
+from redline.models.samplers import Sampler, noise_process, sampler_table
 from redline.training.arithmetic import Arithmetic
-from redline.training.clips import Clips, Frame, warp
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, soft_abs, weights_by_input
 from redline.training.lsd.pupil import Pupil

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from redline.datasets.clips import warp_error
+from redline.datasets.clips.clips import Clip
 from redline.models.lsd import PREDICTION, PROCESS
-from redline.samplers import Sampler, sampler_table
-from redline.training.clips import warp_error
-from redline.training.clips.clips import Clip
+from redline.models.samplers import Sampler, sampler_table
 
 Restore = Callable[[Tensor, Tensor], Tensor]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.batch_size import BatchSizeResult, Probe, search
+from redline.ladder.batch_size import BatchSizeResult, Probe, search
 from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless

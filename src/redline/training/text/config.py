@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from redline.errors import RedlineError
-from redline.plan import Plan
-from redline.recall.task import Recall
-from redline.recall.tasks import make_task, option_names
-from redline.rung import Stage
+from redline.evaluation.recall.task import Recall
+from redline.evaluation.recall.tasks import make_task, option_names
+from redline.files.untrusted import read_toml, reader
+from redline.ladder.plan import Plan
+from redline.ladder.rung import Stage
 from redline.training.settings import LoopSettings, choices, fill, sections
 from redline.training.text.architectures import ARCHITECTURES, Architecture
 from redline.training.text.corpus import TokenizerSettings
-from redline.untrusted import read_toml, reader
 
 AUTO = "auto"
 # What is said of text, and means nothing where a recall task makes the batches.

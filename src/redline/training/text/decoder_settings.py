@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import family_of

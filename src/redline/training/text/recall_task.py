@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from redline.files import write_text
+from redline.evaluation.recall.passkey import Passkey
+from redline.evaluation.recall.task import IGNORED, Sample
+from redline.evaluation.recall.tasks import KEY, describe
+from redline.files.atomic import write_text
 from redline.nn.packing import Packing
-from redline.recall.passkey import Passkey
-from redline.recall.task import IGNORED, Sample
-from redline.recall.tasks import KEY, describe
 from redline.training.text.config import TextTraining
 from redline.training.text.language_task import LanguageTask
 from redline.training.text.packing import NO_TARGET, Batch

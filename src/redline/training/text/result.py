@@ -12,10 +12,10 @@ import torch
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from redline.files import write_text
-from redline.quantities import format_bytes, format_seconds
-from redline.recall.tasks import describe
-from redline.report.charts.curves import Curve, draw_curves
+from redline.evaluation.recall.tasks import describe
+from redline.files.atomic import write_text
+from redline.ladder.report.charts.curves import Curve, draw_curves
+from redline.notation import format_bytes, format_seconds
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import read_journal
 from redline.training.loop import Outcome
@@ -82,7 +82,7 @@ def render_page(
     drawn = [(title, note, draw_curves(title, some, title.split()[0].lower())) for title, note, some in charts]
     return template.render(
         version=VERSION,
-        css=Markup(files("redline.report").joinpath("report.css").read_text("utf-8")),
+        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
         name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
         meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trainee.precision}",
         headline=_headline(result, position.step, position.elapsed_s),

@@ -7,8 +7,8 @@ the warning there is: Linux gives out more memory than it has, and ends whoever 
 import torch
 
 from redline.errors import RedlineError
-from redline.quantities import format_bytes
-from redline.resident import available_host_bytes
+from redline.machine.host_memory import available_host_bytes
+from redline.notation import format_bytes
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.tokenizer import SMALLEST
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from redline.batch_size import Probe
-from redline.ceilings import with_ceilings
 from redline.errors import RedlineError
-from redline.files import check_can_write
-from redline.machine import Machine
-from redline.quantities import format_bytes
-from redline.recall.tasks import describe, name_of
+from redline.evaluation.recall.tasks import describe, name_of
+from redline.files.atomic import check_can_write
+from redline.ladder.batch_size import Probe
+from redline.machine.ceilings import with_ceilings
+from redline.machine.machine import Machine
+from redline.notation import format_bytes
 from redline.training.checkpoints import FOLDER, Checkpoints, Held
 from redline.training.loop import Outcome, Progress, train, unrecorded
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.files import write_bytes
-from redline.untrusted import reader
+from redline.files.atomic import write_bytes
+from redline.files.untrusted import reader
 
 _MAGIC = b"RLTOKENS"
 _VERSION = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.untrusted import parse_json
+from redline.files.untrusted import parse_json
 
 PLAIN = (".txt", ".md")
 JSON_LINES = (".jsonl", ".ndjson")

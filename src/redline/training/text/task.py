@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from redline.files import write_text
+from redline.files.atomic import write_text
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import Corpus
 from redline.training.text.language_task import LanguageTask

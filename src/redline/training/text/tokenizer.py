@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.untrusted import reading
+from redline.files.untrusted import reading
 
 END = "<|end|>"
 NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
-from redline.job import Job, entered
-from redline.machine import Machine
-from redline.plan import Plan
-from redline.plans import shipped_plan
-from redline.rung import Rung, Stage
-from redline.rungs.fused_ops import FusedOps
+from redline.ladder.job import Job, entered
+from redline.ladder.plan import Plan
+from redline.ladder.plans import shipped_plan
+from redline.ladder.rung import Rung, Stage
+from redline.ladder.rungs.fused_ops import FusedOps
+from redline.machine.machine import Machine
 from redline.training.arithmetic import Arithmetic
 from redline.training.fp8 import to_fp8, why_no_fp8
 from redline.training.optimizers import build_optimizer, check_optimizer, describe

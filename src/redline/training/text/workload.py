@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redline.gate import Gate
+from redline.ladder.gate import Gate
+from redline.ladder.workload import Workload
 from redline.training.bundled import find_settings
 from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
 from redline.training.text.synthetic import synthetic_batch
-from redline.workload import Workload
 
 # Where the file leaves the batch to be found, a climb takes one that fits nearly everywhere.
 _BATCH = 8

@@ -17,9 +17,9 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import main_stream, opened
 from redline.upscale.video import Film, probe
 from redline.upscale.video.pixels import to_rgb
+from redline.video.reading import main_stream, opened
 
 _MOST_DECODED = 600
 # Some containers seek to a place behind the last key frame, or behind the picture.

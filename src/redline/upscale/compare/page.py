@@ -16,8 +16,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from redline.errors import RedlineError
-from redline.files import check_can_write_file, write_text
-from redline.quantities import format_bytes, format_seconds
+from redline.files.atomic import check_can_write_file, write_text
+from redline.notation import format_bytes, format_seconds
 from redline.upscale.compare.films import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
 from redline.upscale.listener import Outcome

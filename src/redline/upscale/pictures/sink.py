@@ -16,8 +16,8 @@ from types import TracebackType
 
 import numpy as np
 
-from redline.partial import hidden_path
-from redline.quantities import format_bytes
+from redline.files.partial import hidden_path
+from redline.notation import format_bytes
 from redline.upscale.pictures.encoding import Encoding, encode, round_to, samples_of
 from redline.upscale.pictures.errors import PictureError
 from redline.upscale.pictures.formats import Format, check_can_hold, format_for, format_named

@@ -8,8 +8,8 @@ from pathlib import Path
 from av.codec import Codec
 from av.video.format import VideoFormat
 
-from redline.cpu_features import hardware_flags
 from redline.errors import RedlineError
+from redline.machine.cpu_features import hardware_flags
 from redline.upscale.video.colour import RGB, Colour
 from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format

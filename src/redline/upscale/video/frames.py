@@ -20,11 +20,11 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from torch import Tensor
 
-from redline.cut_off import missing_bytes
 from redline.errors import RedlineError
-from redline.films import main_stream, opened
 from redline.upscale.video.pixels import to_rgb
 from redline.upscale.video.probe import Film, probe, seconds_text
+from redline.video.reading import main_stream, opened
+from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)

@@ -10,10 +10,10 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import opened
 from redline.upscale.video.parts import Part, PartsFolder
 from redline.upscale.video.probe import Film
 from redline.upscale.video.streams import Carrier
+from redline.video.reading import opened
 
 
 class Timed(NamedTuple):

@@ -14,14 +14,14 @@ from typing import Any
 import av
 
 from redline.errors import RedlineError
-from redline.files import write_text
-from redline.films import opened
-from redline.partial import check_is_free, owner_mark
-from redline.untrusted import MALFORMED, check_types, field_types, read_json_object
+from redline.files.atomic import write_text
+from redline.files.partial import check_is_free, owner_mark
+from redline.files.untrusted import MALFORMED, check_types, field_types, read_json_object
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
 from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import VideoSettings
+from redline.video.reading import opened
 
 _SAMPLE_BYTES = 1 << 20
 # Half a second of most videos: on a CPU that can be minutes of work.

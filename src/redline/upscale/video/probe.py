@@ -14,8 +14,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import first_frame, frame_rate, main_stream, opened
 from redline.upscale.video.colour import Colour, colour_of
+from redline.video.reading import first_frame, frame_rate, main_stream, opened
 
 # Frames of such side data carry what no encoder here is told.
 _LOST = {

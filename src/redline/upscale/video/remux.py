@@ -13,7 +13,6 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.films import main_stream, opened
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.interleave import film_packets, other_packets
 from redline.upscale.video.parts import Part, PartsFolder
@@ -21,6 +20,7 @@ from redline.upscale.video.probe import Film
 from redline.upscale.video.settings import target_format
 from redline.upscale.video.streams import carry_streams, container_tags, copy_tags, stream_tags
 from redline.upscale.video.writer import open_output, why_not_written
+from redline.video.reading import main_stream, opened
 
 # Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")

@@ -18,7 +18,7 @@ from av.stream import Disposition, Stream
 from av.subtitles.stream import SubtitleStream
 
 from redline.errors import RedlineError
-from redline.films import opened
+from redline.video.reading import opened
 
 # Written by muxers about the file they wrote: false in another file.
 _OF_THE_FILE = ("bps", "duration", "number_of_frames", "number_of_bytes", "_statistics", "encoder", "rotate")

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from redline.cores import cores
-from redline.machine import resolve_device
-from redline.partial import is_partial
+from redline.files.partial import is_partial
+from redline.machine.cores import cores
+from redline.machine.machine import resolve_device
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Failed
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.partial import hidden_path
+from redline.files.partial import hidden_path
 from redline.upscale.layout import Side, Tiling
 from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from redline.errors import RedlineError
-from redline.machine import resolve_device
+from redline.machine.machine import resolve_device
 from redline.upscale.workers.crew import Crew, Member, start_member
 from redline.upscale.workers.worker import Gone, serve
 

@@ -1,0 +1,81 @@
+"""Clips by seed and step: photos drawn on the device, a scene moved over them, and a poor camera's view of it.
+
+The same seed and step give the same clip; motions and places are the same on every device, and so is what a clip
+suffers. The noise of each frame is drawn on the device, from the seed, the step and the frame.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.datasets.clips.blocking import Blocking
+from redline.datasets.clips.degradation import Degradation
+from redline.datasets.clips.scene import Scene
+from redline.datasets.clips.settings import ClipSettings
+from redline.datasets.photo_crops import PhotoCrops
+from redline.datasets.photo_pairs import PhotoSettings
+
+_SPREAD = 1_000_000_007
+_FRAMES_APART = 1_000_003
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of B clips: without a fault, as the camera gives it, and how it follows from the frame before."""
+
+    clean: Tensor
+    seen: Tensor
+    came_from: Tensor
+    known: Tensor
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames in order, each made when it is asked for."""
+
+    scene: Scene
+    degradation: Degradation
+    blocking: Blocking
+    frames: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.frames
+
+    def __iter__(self) -> Iterator[Frame]:
+        return (self[index] for index in range(self.frames))
+
+    def __getitem__(self, index: int) -> Frame:
+        if not 0 <= index < self.frames:
+            raise IndexError(index)
+        clean = self.scene.picture(index)
+        generator = torch.Generator(clean.device).manual_seed((self.seed + index * _FRAMES_APART) % 2**63)
+        noise = torch.randn(clean.shape, generator=generator, device=clean.device)
+        came_from, known = self.scene.motion(index)
+        return Frame(clean, self.degradation.apply(clean, noise, self.blocking), came_from, known)
+
+
+class Clips:
+    """`clip(step, frames)` is that step's batch of clips; `photos` is the folder, unless another one is named."""
+
+    def __init__(self, settings: ClipSettings, device: torch.device, seed: int = 0, photos: str | None = None) -> None:
+        self.settings, self.device, self.seed = settings, device, seed
+        pictures = PhotoSettings(
+            photos or settings.photos,
+            shrink=settings.shrink,
+            crop_px=settings.world_px,
+            batch=2 * settings.batch,
+            focus=0.0,
+        )
+        self.crops = PhotoCrops(pictures, 1, device, seed)
+        self.blocking = Blocking(device)
+
+    @torch.no_grad()
+    def clip(self, step: int, frames: int) -> Clip:
+        photos = self.crops.batch(step)[1].contiguous()
+        generator = torch.Generator().manual_seed((self.seed + 1) * _SPREAD + step)
+        scene = Scene.draw(self.settings, photos.unflatten(0, (2, self.settings.batch)), frames, generator)
+        degradation = Degradation.draw(self.settings, self.settings.batch, generator).to(self.device)
+        return Clip(scene, degradation, self.blocking, frames, self.seed * _SPREAD + step)

@@ -1,8 +1,0 @@
-"""Whether a live model stays what it is over a thousand frames: against its input, and against its own beginning."""
-
-from redline.drift.cases import CASES, Case, film_case, photo_cases
-from redline.drift.controls import CONTROLS
-from redline.drift.judgement import Finding, judge
-from redline.drift.watch import Watched, watch
-
-__all__ = ["CASES", "CONTROLS", "Case", "Finding", "Watched", "film_case", "judge", "photo_cases", "watch"]

@@ -1,0 +1,205 @@
+"""How well a model remembers, as the text grows: recall at each length, what it holds for it, and loss by position."""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from redline.errors import ModelError
+from redline.evaluation.recall.passkey import Passkey
+from redline.evaluation.recall.reading import PIECE, Advancing, Cached, pieces, predict
+from redline.evaluation.recall.task import IGNORED, Recall, Sample
+from redline.evaluation.recall.tasks import name_of
+from redline.evaluation.recall.text_needles import tokenized_sample
+from redline.machine.host_memory import available_host_bytes
+from redline.notation import format_bytes
+
+# Tokens at once where the batch is left open: of whole texts, or of the largest pieces that a memory model reads.
+_TOKENS = 2**16
+# Tokens of texts that wait to be read in pieces, however long they are.
+_WAITING = 2**24
+# Of a token, beside the one that should follow it, and a copy while texts are put together.
+_TOKEN_BYTES = 3 * 8
+# Up to this many tokens seen, positions are one bucket.
+_FIRST_BUCKET = 64
+# What torch's generators take.
+_SEEDS = 2**63
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RecallRow:
+    """`asked` counts what `accuracy` is a share of: symbols, or whole answers in text.
+
+    `state_bytes` is what was held of one text once it was read.
+    """
+
+    task: str
+    length: int
+    accuracy: float
+    asked: int
+    state_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LossRow:
+    """The mean loss of `tokens` tokens that had at least `first` tokens before them, and at most `last`."""
+
+    first: int
+    last: int
+    loss: float
+    tokens: int
+
+
+def evaluate(
+    model: Cached,
+    tasks: Sequence[Recall],
+    lengths: Sequence[int],
+    samples: int = 64,
+    batch: int | None = None,
+    device: torch.device | str = "cpu",
+    tokenizer: Any = None,
+    seed: int = 0,
+    tell: Tell = lambda said: None,
+) -> list[RecallRow]:
+    """Every task at every length, on the same fresh samples for every model; everything is checked at first."""
+    check_counts(samples, batch, seed)
+    check_tasks(model, tasks, lengths, tokenizer)
+    return [
+        _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, tell)
+        for task in tasks
+        for length in lengths
+    ]
+
+
+def check_counts(samples: int, batch: int | None, seed: int) -> None:
+    """Raises for a number of samples, a batch or a seed that `evaluate` would refuse."""
+    if samples < 1:
+        raise ModelError(f"1 sample or more is asked for, not {samples}.")
+    if batch is not None and batch < 1:
+        raise ModelError(f"a batch is 1 text or more, not {batch}.")
+    if not 0 <= seed < _SEEDS:
+        raise ModelError(f"a seed is a whole number from 0 to {_SEEDS - 1}, not {seed}.")
+
+
+def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
+    """Raises for a length or task that `evaluate` would refuse."""
+    room = available_host_bytes()
+    for length in lengths:
+        if length < 1:
+            raise ModelError(f"a length is 1 token or more, not {length}.")
+        if (least := _TOKEN_BYTES * length) > room:
+            raise ModelError(
+                f"a text of {length:,} tokens takes {format_bytes(least)} or more, and there are {format_bytes(room)}."
+            )
+        if model.context is not None and length > model.context:
+            raise ModelError(f"a text of {length:,} tokens is longer than the model's context of {model.context:,}.")
+    for task in tasks:
+        if isinstance(task, Passkey):
+            if tokenizer is None:
+                raise ModelError(f"{name_of(task)} is asked in text, and the model has no tokenizer.json.")
+        elif task.vocabulary > model.vocabulary:
+            raise ModelError(
+                f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."
+            )
+        # The shortest must hold a question, which is better known before the longest is answered.
+        _sample(task, tokenizer, torch.Generator().manual_seed(0), 1, min(lengths), model.vocabulary)
+
+
+def _row(
+    model: Cached,
+    task: Recall,
+    length: int,
+    samples: int,
+    batch: int | None,
+    device: torch.device,
+    tokenizer: Any,
+    seed: int,
+    tell: Tell,
+) -> RecallRow:
+    name, begun = name_of(task), time.perf_counter()
+    generator = torch.Generator().manual_seed(seed)
+    most = batch or _at_once(model, length)
+    right = asked = held = 0
+    for done in range(0, samples, most):
+        tell(f"{name} at {length:,} tokens: {done} of {samples}")
+        # One by one, so that the questions do not depend on how many are answered at once.
+        count = min(most, samples - done)
+        each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
+        drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
+        scores, held = _right(model, drawn, device, whole=isinstance(task, Passkey))
+        right, asked = right + int(scores.sum()), asked + len(scores)
+    seconds = time.perf_counter() - begun
+    return RecallRow(name, length, right / asked, asked, held, seconds)
+
+
+def _at_once(model: Cached, length: int) -> int:
+    most = min(_TOKENS // min(length, PIECE), _WAITING // length) if isinstance(model, Advancing) else _TOKENS // length
+    return max(1, most)
+
+
+def _sample(
+    task: Recall, tokenizer: Any, generator: torch.Generator, batch: int, length: int, vocabulary: int
+) -> Sample:
+    if isinstance(task, Passkey):
+        return tokenized_sample(task, tokenizer, generator, batch, length, vocabulary)
+    return task.sample(generator, batch, length)
+
+
+def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> tuple[torch.Tensor, int]:
+    """Whether each asked token was right (with `whole`, whether all of each text's were), and the bytes held of one."""
+    asked_BS = sample.targets_BS != IGNORED
+    found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
+    if bool((found < 0).any()):
+        warnings.warn("some of the model's logits are not finite: those answers count as wrong.", stacklevel=2)
+    right = found.cpu() == sample.targets_BS[asked_BS]
+    if not whole:
+        return right, held
+    wrong_BS = torch.zeros_like(asked_BS)
+    wrong_BS[asked_BS] = ~right
+    return ~wrong_BS.any(1), held
+
+
+@torch.no_grad()
+def loss_by_position(
+    model: Cached,
+    tokens: Sequence[int],
+    length: int,
+    samples: int = 64,
+    device: torch.device | str = "cpu",
+    tell: Tell = lambda said: None,
+) -> list[LossRow]:
+    """The loss of a text in rows of `length` tokens, by how many tokens stood before: buckets end at powers of two."""
+    if len(tokens) < 2:
+        raise ModelError("the text has fewer than 2 tokens, so there is nothing to predict.")
+    if max(tokens) >= model.vocabulary:
+        raise ModelError(f"the text has the token {max(tokens)}, and the model's vocabulary is {model.vocabulary}.")
+    length = min(length, len(tokens) - 1)
+    rows = min(samples, (len(tokens) - 1) // length)
+    text = torch.tensor(tokens[: rows * length + 1])
+    totals = torch.zeros(length, dtype=torch.float64)
+    most = _at_once(model, length)
+    for first in range(0, rows, most):
+        tell(f"loss of {length:,} tokens: {first} of {rows}")
+        part = text[first * length : min(first + most, rows) * length + 1].to(device)
+        inputs, targets = part[:-1].view(-1, length), part[1:].view(-1, length)
+        for begin, logits, _ in pieces(model, inputs):
+            wanted = targets[:, begin : begin + logits.shape[1]]
+            losses = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+            totals[begin : begin + wanted.shape[1]] += losses.view_as(wanted).double().sum(0).cpu()
+    return list(_buckets(totals, rows))
+
+
+def _buckets(totals_S: torch.Tensor, rows: int) -> list[LossRow]:
+    found, low = [], 1
+    while low <= len(totals_S):
+        high = min(max(2 * (low - 1), _FIRST_BUCKET), len(totals_S))
+        part = totals_S[low - 1 : high]
+        found.append(LossRow(low, high, float(part.mean()) / rows, rows * len(part)))
+        low = high + 1
+    return found

@@ -1,0 +1,47 @@
+"""Multi-query associative recall: pairs of symbols come first, and then their keys again, here and there among fillers.
+
+After each key the model must say the value that it was paired with. Every sample has pairs of its own, so nothing but
+memory helps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from redline.errors import ModelError
+from redline.evaluation.recall.task import IGNORED, Sample
+
+
+@dataclass(frozen=True)
+class Mqar:
+    """Symbol 0 fills; of the others, the lower half are keys and the upper half values."""
+
+    symbols: int = 64
+    pairs: int = 6
+    questions: int = 24
+
+    def __post_init__(self) -> None:
+        if min(self.pairs, self.questions) < 1 or self.pairs > self.symbols // 2 - 1:
+            raise ModelError(
+                f"{self.symbols} symbols have {max(self.symbols // 2 - 1, 0)} keys: not enough for {self.pairs} pairs "
+                f"and {self.questions} questions."
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        return self.symbols
+
+    def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
+        told, half = 2 * self.pairs, self.symbols // 2
+        if length < told + self.questions:
+            sizes = f"{self.pairs} pairs and {self.questions} questions"
+            raise ModelError(f"{sizes} need {told + self.questions} tokens, not {length}.")
+        keys = 1 + torch.rand(batch, half - 1, generator=generator).topk(self.pairs, dim=1).indices
+        values = torch.randint(half, self.symbols, (batch, self.pairs), generator=generator)
+        asked = torch.randint(self.pairs, (batch, self.questions), generator=generator)
+        places = told + torch.rand(batch, length - told, generator=generator).topk(self.questions, dim=1).indices
+        tokens, targets = torch.zeros(batch, length, dtype=torch.int64), torch.full((batch, length), IGNORED)
+        tokens[:, :told] = torch.stack((keys, values), 2).flatten(1)
+        tokens.scatter_(1, places, keys.gather(1, asked))
+        targets.scatter_(1, places, values.gather(1, asked))
+        return Sample(tokens, targets)

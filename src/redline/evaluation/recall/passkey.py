@@ -1,0 +1,92 @@
+"""Needles in text, as the published S-NIAH tasks have them: a passkey, a number or a word to be read back.
+
+Text is bytes, so that no tokenizer comes between the task and the memory. `passkey` hides a number among one sentence
+repeated; `number` hides it among made-up prose; `word` hides a random word among such prose.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from redline.errors import ModelError
+from redline.evaluation.recall.task import IGNORED, Sample
+
+KINDS = ("passkey", "number", "word")
+_REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+_CONSONANTS, _VOWELS = "bcdfglmnprstvz", "aeiou"
+_DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is hidden, what is asked at the end, and what is to be answered."""
+
+    needle: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Passkey:
+    kind: str = "passkey"
+    answer_bytes: int = 7
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ModelError(f"a needle is one of {', '.join(KINDS)}, not {self.kind!r}.")
+        if self.answer_bytes < 1:
+            raise ModelError(f"an answer has 1 byte or more, not {self.answer_bytes}.")
+
+    @property
+    def vocabulary(self) -> int:
+        return 256
+
+    def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
+        rows = [self._one(generator, length) for _ in range(batch)]
+        return Sample(torch.stack([tokens for tokens, _ in rows]), torch.stack([targets for _, targets in rows]))
+
+    def story(self, generator: torch.Generator) -> Story:
+        letters = _LETTERS if self.kind == "word" else _DIGITS
+        answer = "".join(letters[i] for i in _draw(generator, len(letters), self.answer_bytes))
+        name = "word" if self.kind == "word" else "number"
+        city = _words(generator, [3])[0]
+        return Story(
+            f"The magic {name} for {city} is {answer}. ", f"What is the magic {name} for {city}? It is ", answer
+        )
+
+    def hay(self, generator: torch.Generator, count: int) -> str:
+        """So many characters of text without meaning."""
+        if self.kind == "passkey":
+            start = int(torch.randint(len(_REPEATED), (), generator=generator))
+            return (_REPEATED * (count // len(_REPEATED) + 2))[start : start + count]
+        # A word has two letters or more, and a space.
+        words = _words(generator, [1 + more for more in _draw(generator, 3, count // 3 + 1)])
+        return "".join(word + (". " if place % 9 == 8 else " ") for place, word in enumerate(words))[:count]
+
+    def _one(self, generator: torch.Generator, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        story = self.story(generator)
+        told = len(story.needle) + len(story.question) + len(story.answer)
+        # The last byte of the answer is a target alone.
+        room = length - told + 1
+        if room < 0:
+            raise ModelError(f"a needle and its question need {told - 1} tokens, not {length}.")
+        hay = self.hay(generator, room)
+        place = int(torch.randint(room + 1, (), generator=generator))
+        whole = hay[:place] + story.needle + hay[place:] + story.question + story.answer
+        text = torch.frombuffer(bytearray(whole, "ascii"), dtype=torch.uint8).long()
+        tokens, following = text[:-1], text[1:].clone()
+        following[: -self.answer_bytes] = IGNORED
+        return tokens, following
+
+
+def _words(generator: torch.Generator, syllables: list[int]) -> list[str]:
+    """All drawn at once: one draw a word would take longer than a step of training."""
+    count = sum(syllables)
+    first, second = (_draw(generator, len(letters), count) for letters in (_CONSONANTS, _VOWELS))
+    spoken = iter([_CONSONANTS[i] + _VOWELS[j] for i, j in zip(first, second, strict=True)])
+    return ["".join(islice(spoken, size)) for size in syllables]
+
+
+def _draw(generator: torch.Generator, below: int, count: int) -> list[int]:
+    return torch.randint(below, (count,), generator=generator).tolist()

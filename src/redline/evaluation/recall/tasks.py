@@ -1,0 +1,60 @@
+"""The recall tasks by name, made from settings, and written into a model's config.json for `eval` to find."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from redline.errors import ModelError
+from redline.evaluation.recall.mqar import Mqar
+from redline.evaluation.recall.needle import Needle
+from redline.evaluation.recall.passkey import KINDS, Passkey
+from redline.evaluation.recall.task import Recall
+
+# Symbols mean nothing but themselves: only a model that was trained on them knows them. The others are text.
+SYMBOLIC: dict[str, type[Mqar] | type[Needle]] = {"mqar": Mqar, "needle": Needle}
+NAMES = (*SYMBOLIC, *KINDS)
+# Its key in config.json.
+KEY = "recall"
+
+
+def task_type(name: str) -> type[Mqar] | type[Needle] | type[Passkey]:
+    if name not in NAMES:
+        raise ModelError(f"there is no recall task {name!r}: there are {', '.join(NAMES)}.")
+    return SYMBOLIC.get(name, Passkey)
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """What may be chosen of a task; the kind of a needle in text is its name already."""
+    return tuple(field.name for field in fields(task_type(name)) if field.name != "kind")
+
+
+def make_task(name: str, options: Mapping[str, Any] | None = None) -> Recall:
+    kind = task_type(name)
+    given = dict(options or {})
+    for option, value in given.items():
+        if option not in option_names(name):
+            raise ModelError(f"the recall task {name} has no option {option!r}.")
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{option} of the recall task {name} is a whole number above zero, not {value!r}.")
+    return kind(**given) if kind is not Passkey else Passkey(name, **given)
+
+
+def name_of(task: Recall) -> str:
+    return task.kind if isinstance(task, Passkey) else type(task).__name__.lower()
+
+
+def describe(task: Recall) -> dict[str, Any]:
+    """What config.json says of it."""
+    options = asdict(task)  # pyright: ignore[reportArgumentType]
+    options.pop("kind", None)
+    return {"task": name_of(task), **options}
+
+
+def task_in(config: Mapping[str, Any]) -> Recall | None:
+    """The task that a model was trained on, by its config.json."""
+    found = config.get(KEY)
+    if found is None:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("task"), str):
+        raise ModelError(f"config.json names no recall task under {KEY!r}.")
+    return make_task(found["task"], {name: value for name, value in found.items() if name != "task"})

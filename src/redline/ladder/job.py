@@ -1,0 +1,227 @@
+"""A job: what a plan works on. A private copy of the model, how it is called, and for training its loss and optimizer.
+
+Rungs are functions from one job to the next. The user's own model is copied once, when the job is made; from then on
+a rung may change `job.model` freely, because nobody else holds it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
+from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
+
+Context = Callable[[], AbstractContextManager[Any]]
+Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Use `Job.of(model, …)`; rungs return `dataclasses.replace(job, …)`."""
+
+    model: nn.Module
+    # Real inputs, for calibration, for finding shapes, and for checking that nothing overflows.
+    samples: tuple[Inputs, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    # What the user's own model gives for the samples, while a plan with a rung that judges is built.
+    expected: tuple[Any, ...] = ()
+    loss: LossFunction | None = None
+    optimizer: OptimizerFactory | None = None
+    # Given a fresh optimizer, returns the object that scales the loss (see the rung grad_scaler).
+    scaler: Callable[[torch.optim.Optimizer], Any] | None = None
+    # Entered around every call, so that flags are set and restored and never leak.
+    contexts: tuple[Context, ...] = ()
+    # Wrap the finished callable (the model's call, or the training step), innermost first.
+    wrappers: tuple[Wrapper, ...] = ()
+    # What most of the arithmetic runs in, to choose the ceiling that a measurement is held against.
+    precision: str = "fp32"
+    host_inputs: bool = False
+    master_weights: bool = False
+    # The trainable parameters under the user's own names, however deep rungs bury them.
+    parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    # What rungs leave for their own proof, by rung name.
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        samples: tuple[Inputs, ...] = (),
+        gates: tuple[Gate, ...] = (),
+        loss: LossFunction | None = None,
+        optimizer: OptimizerFactory | None = None,
+        host_inputs: bool = False,
+        share: bool = False,
+        master_weights: bool = False,
+    ) -> "Job":
+        """Copies the model (its weights too) unless `share` says that nobody else needs it."""
+        own = model if share else copy.deepcopy(model)
+        gates = gates or (TRAINING_GATES if loss is not None else INFERENCE_GATES)
+        return cls(
+            own,
+            samples=samples,
+            gates=gates,
+            loss=loss,
+            optimizer=optimizer,
+            host_inputs=host_inputs,
+            master_weights=master_weights,
+            precision=_built_in(own),
+            parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
+        )
+
+    @property
+    def training(self) -> bool:
+        return self.loss is not None
+
+    @property
+    def device(self) -> torch.device:
+        tensor = next(self.model.parameters(), None)
+        if tensor is None:
+            tensor = next(self.model.buffers(), None)
+        return tensor.device if tensor is not None else torch.device("cpu")
+
+    @property
+    def mostly(self) -> str:
+        """What most weights are used in: "convolution" or "matmul"; empty for a model of neither."""
+        counts = {"convolution": 0, "matmul": 0}
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.conv._ConvNd):
+                counts["convolution"] += module.weight.numel()
+            elif isinstance(module, (nn.Linear, nn.MultiheadAttention)):
+                counts["matmul"] += sum(p.numel() for p in module.parameters(recurse=False))
+        return max(counts, key=lambda kind: counts[kind]) if any(counts.values()) else ""
+
+    def with_evidence(self, rung: str, evidence: Any) -> "Job":
+        from dataclasses import replace
+
+        return replace(self, evidence={**self.evidence, rung: evidence})
+
+    def finish(self) -> "Applied | TrainingStep":
+        """The callable that the user gets."""
+        return TrainingStep(self) if self.training else Applied(self)
+
+
+def _built_in(model: nn.Module) -> str:
+    """What most weights are in as the user builds them."""
+    counts = {torch.float16: 0, torch.bfloat16: 0}
+    others = 0
+    for parameter in model.parameters():
+        if parameter.dtype in counts:
+            counts[parameter.dtype] += parameter.numel()
+        else:
+            others += parameter.numel()
+    half = max(counts, key=lambda dtype: counts[dtype])
+    return {torch.float16: "fp16", torch.bfloat16: "bf16"}[half] if counts[half] > others else "fp32"
+
+
+@contextmanager
+def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
+    if not contexts:
+        yield
+        return
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context())
+        yield
+
+
+class Applied(nn.Module):
+    """The fast model: called exactly like the user's own, without gradients."""
+
+    _function: Callable[..., Any]
+
+    def __init__(self, job: Job) -> None:
+        super().__init__()
+        self.model = job.model
+        self.job = job
+        function: Callable[..., Any] = job.model
+        if job.host_inputs:
+            function = _through_the_device(function, job.device)
+        for wrapper in job.wrappers:
+            function = wrapper(function)
+        # Past nn.Module's own bookkeeping, which would register a wrapped module a second time.
+        object.__setattr__(self, "_function", _in_contexts(function, job.contexts))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():  # entering no_grad once more would cost microseconds
+            return self._function(*args, **kwargs)
+        with torch.no_grad():
+            return self._function(*args, **kwargs)
+
+
+def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) -> Callable[..., Any]:
+    if not contexts:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with entered(contexts):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _through_the_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Plain copies in and out, the baseline that overlapped copies have to beat."""
+    from torch.utils import _pytree as pytree
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        def move(leaf: Any, to: torch.device) -> Any:
+            return leaf.to(to) if isinstance(leaf, Tensor) else leaf
+
+        args, kwargs = pytree.tree_map(lambda leaf: move(leaf, device), (args, kwargs))
+        return pytree.tree_map(lambda leaf: move(leaf, torch.device("cpu")), function(*args, **kwargs))
+
+    return run
+
+
+class TrainingStep:
+    """One call is one step: forward, backward, optimizer. Returns the loss, detached."""
+
+    def __init__(self, job: Job) -> None:
+        assert job.loss is not None and job.optimizer is not None
+        self.job = job
+        self.model = job.model
+        trained = [p for p in job.model.parameters() if p.requires_grad]
+        # By the weight that is computed with; a step is often smaller than what half precision can tell apart.
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        if job.master_weights:
+            self._masters = {p: nn.Parameter(p.detach().float()) for p in trained if p.dtype in _HALVES}
+        self.optimizer = job.optimizer([self._masters.get(p, p) for p in trained])
+        self.scaler = job.scaler(self.optimizer) if job.scaler is not None else None
+        function: Callable[..., Any] = self._step
+        for wrapper in job.wrappers:
+            function = wrapper(function)
+        self._function = function
+
+    def __call__(self, batch: Inputs) -> Tensor:
+        with entered(self.job.contexts):
+            return self._function(batch)
+
+    def _step(self, batch: Inputs) -> Tensor:
+        assert self.job.loss is not None
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.job.loss(call(self.model, batch), batch)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        for computed, master in self._masters.items():
+            master.grad = None if computed.grad is None else computed.grad.float()
+            computed.grad = None
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._masters), list(self._masters.values()))
+        return loss.detach()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What the last step's backward pass left, under the user's own names."""
+        found = {name: self._masters.get(p, p).grad for name, p in self.job.parameters.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}

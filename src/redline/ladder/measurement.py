@@ -1,0 +1,211 @@
+"""A measurement: what was seen. Raw samples are kept; statistics are derived. Files are versioned JSON lines."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redline.errors import MeasurementError
+from redline.files.untrusted import check_types, explain, field_types, parse_json, read_text, reading
+from redline.ladder.gate import Score
+from redline.ladder.statistics import Interval, median, median_interval, ratio_interval
+
+SCHEMA = 1
+
+# How a measurement came about.
+ROLES = ("baseline", "compile", "trial", "second look", "ablation", "final", "verify", "bench")
+# What was decided.
+VERDICTS = ("baseline", "kept", "dropped", "refused", "unavailable", "failed", "unmeasured")
+
+# What reports read of a machine; other entries may be anything.
+_MACHINE: dict[str, Any] = {
+    "name": str,
+    "device": str,
+    "fingerprint": str,
+    "host_bytes": int,
+    "device_bytes": int,
+    "versions": Mapping[str, Any] | None,
+    "ceilings": Mapping[str, Any] | None,
+}
+_CEILINGS: dict[str, Any] = {
+    "bytes_per_s": float,
+    "matmul_flops_per_s": Mapping[str, float],
+    "convolution_flops_per_s": Mapping[str, float],
+}
+# The end of the year 9999, the last that has a date.
+_LATEST = 253_402_300_799
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One plan on one workload on one machine, timed against another plan in the same minutes."""
+
+    workload: str
+    plan: str
+    role: str
+    verdict: str
+    reason: str
+    machine: Mapping[str, Any]
+    # The rung that this measurement is about ("" for a baseline).
+    rung: str = ""
+    # Seconds per step by input shape; "" is the workload's own shape.
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    # The plan it was interleaved with, and that plan's samples, taken turn by turn.
+    against: str = ""
+    against_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    warmups: int = 0
+    # Seconds until the first result, by shape: applying the plan, compiling, the first call.
+    setup_s: Mapping[str, float] = field(default_factory=dict)
+    # True when a compiler's cache made the set-up shorter than a first user would see.
+    setup_cached: bool = False
+    peak_bytes: int = 0
+    weight_bytes: int = 0
+    # By shape: floating-point operations of one step, and the fewest bytes it must move.
+    flops: Mapping[str, float] = field(default_factory=dict)
+    least_bytes: Mapping[str, float] = field(default_factory=dict)
+    precision: str = "fp32"
+    scores: tuple[Score, ...] = ()
+    proof: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    items: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "call"
+    objective: str = "latency"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    training: bool = False
+    created: float = field(default_factory=time.time)
+    # Of the workload's sources, gates and reference: what has another digest is another workload.
+    digest: str = ""
+    # A digest by source file, to say what changed.
+    sources: Mapping[str, str] = field(default_factory=dict)
+    # One climb, one id: a file may hold several.
+    run: str = ""
+    command: str = ""
+    redline: str = ""
+    schema: int = SCHEMA
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        return tuple(self.samples)
+
+    def median_s(self, shape: str | None = None) -> float:
+        values = self.samples.get(self.shapes[0] if shape is None else shape) if self.samples else None
+        return median(values) if values else float("nan")
+
+    def interval_s(self, shape: str | None = None) -> Interval:
+        return median_interval(self.samples[self.shapes[0] if shape is None else shape])
+
+    def speedup(self) -> Interval | None:
+        """How many times faster than the plan it was interleaved with (geometric mean over shapes)."""
+        pairs = [(self.against_samples[s], self.samples[s]) for s in self.shapes if self.against_samples.get(s)]
+        return ratio_interval(pairs) if pairs else None
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.scores) and all(score.passed for score in self.scores)
+
+    def throughput(self, shape: str | None = None) -> float:
+        """Items per second."""
+        key = self.shapes[0] if shape is None else shape
+        return self.items.get(key, 1.0) / self.median_s(key)
+
+    def to_json(self) -> str:
+        """One line; a score that is not a number is written as null, because JSON has no NaN."""
+        data = asdict(self)
+        for score in data["scores"]:
+            score["value"] = score["value"] if math.isfinite(score["value"]) else None
+        return json.dumps(data, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], origin: str = "measurement") -> "Measurement":
+        schema = data.get("schema")
+        if not isinstance(schema, int):
+            raise MeasurementError(f"{origin} is not a measurement: it has no whole number `schema`.")
+        if schema > SCHEMA:
+            raise MeasurementError(
+                f"{origin} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade Redline."
+            )
+        known = field_types(cls)
+        unknown = [key for key in data if key not in known]
+        if unknown:
+            raise MeasurementError(f"{origin} has a field {unknown[0]!r} that schema {SCHEMA} does not know.")
+        _check_content(data, known, origin)
+        try:
+            values = dict(data)
+            values["scores"] = tuple(
+                Score(**{**score, "value": math.nan if score["value"] is None else score["value"]})
+                for score in data.get("scores", ())
+            )
+            for key in ("samples", "against_samples"):
+                values[key] = {shape: tuple(map(float, v)) for shape, v in data.get(key, {}).items()}
+            values["notes"] = tuple(data.get("notes", ()))
+            return cls(**values)
+        except (TypeError, KeyError) as error:
+            raise MeasurementError(f"{origin} is damaged: {explain(error)}.") from error
+
+
+def _check_content(data: Mapping[str, Any], known: Mapping[str, Any], origin: str) -> None:
+    scores = {"scores": tuple[Mapping[str, Any], ...]}
+    check_types(data, {**known, **scores}, origin, MeasurementError)
+    for score in data.get("scores", ()):
+        # A score that is not a number was written as null.
+        check_types(score, {**field_types(Score), "value": float | None}, origin, MeasurementError)
+    machine = data.get("machine", {})
+    check_types(machine, _MACHINE, f"{origin} the machine", MeasurementError)
+    check_types(machine.get("ceilings") or {}, _CEILINGS, f"{origin} the machine's ceilings", MeasurementError)
+    if not 0 <= data.get("created", 0) <= _LATEST:
+        raise MeasurementError(f"{origin} is damaged: 'created' is {data['created']}, not seconds since 1970.")
+    for name in ("samples", "against_samples"):
+        if any(min(samples, default=1) <= 0 for samples in data.get(name, {}).values()):
+            raise MeasurementError(f"{origin} is damaged: {name!r} holds a time that is not above zero.")
+
+
+def append(path: Path, measurement: Measurement) -> None:
+    """Adds one line, whole, and makes sure that it is on disk before going on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(measurement.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise MeasurementError(f"cannot write the measurements {str(path)!r}: {error.strerror or error}.") from error
+
+
+def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
+    found = read_measurements(path)
+    if not found:
+        raise MeasurementError(f"{str(path)!r} holds no measurement.")
+    return found
+
+
+def read_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
+    """What is there, which may be nothing: a climb can be killed before its first measurement."""
+    with reading(path, "measurement file", MeasurementError):
+        text = read_text(path)
+    return list(_parse(text, str(path)))
+
+
+def _parse(text: str, origin: str) -> Iterator[Measurement]:
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{origin!r}, line {number},"
+        try:
+            data = parse_json(line, place, MeasurementError)
+        except MeasurementError:
+            if number == len(lines) and not text.endswith("\n"):
+                return  # a climb that was killed while writing: everything before it counts
+            raise
+        if not isinstance(data, dict):
+            raise MeasurementError(f"{place} is not a measurement.")
+        yield Measurement.from_dict(data, place)
+
+
+def latest_run(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """The measurements of the newest climb in a file."""
+    return [m for m in measurements if m.run == measurements[-1].run]

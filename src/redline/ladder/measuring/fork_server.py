@@ -1,0 +1,82 @@
+"""The parent of all workers: imports torch once, then forks one child per request.
+
+A trial needs a process of its own, because the process boundary is what undoes a rung. Importing torch takes seconds;
+forking a process that has already done so takes milliseconds. Nothing here may start CUDA or a thread pool.
+"""
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def _preload() -> None:
+    import torch  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    import redline.ladder.measuring.worker  # noqa: F401
+
+    gc.freeze()  # the collector of a child neither walks nor copies what all share
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    # The parent process decides when workers end, also where a signal is sent to the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _preload()
+    control.sendall(b"ready\n")
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 65536, 2)
+        if not request:
+            return
+        message = json.loads(request)
+        if "status" in message:
+            control.sendall(json.dumps(_exit_status(message["status"])).encode() + b"\n")
+            continue
+        channel, log = descriptors
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_worker(channel, log)
+        os.close(channel)
+        os.close(log)
+        control.sendall(json.dumps(pid).encode() + b"\n")
+
+
+def _exit_status(pid: int) -> int | None:
+    """A negative number is the signal that ended it; None while it runs."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def _become_worker(channel: int, log: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()  # so that a hung worker is killed together with the compilers it started
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    import torch
+
+    from redline.ladder.measuring.worker import serve
+
+    code = 1
+    try:
+        if torch.cuda._is_in_bad_fork():
+            # Something in the preload touched CUDA; a fresh interpreter is slower and always right.
+            os.set_inheritable(channel, True)
+            os.execv(sys.executable, [sys.executable, "-m", "redline.ladder.measuring.worker", str(channel)])
+        serve(channel)
+        code = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

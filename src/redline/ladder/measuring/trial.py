@@ -1,0 +1,182 @@
+"""Trials: two or more plans, each in its own process, timed turn by turn so that the machine's moods hit all alike."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from redline.ladder.gate import Score
+from redline.ladder.measuring.worker_pool import Worker, WorkerPool
+from redline.ladder.objective import WORTHWHILE, Duel, Objective
+from redline.ladder.plan import Plan
+from redline.ladder.statistics import Interval, median, ratio_interval
+
+JUDGE_SEEDS = (10, 11, 12)
+FRESH_SEEDS = (20, 21, 22)
+# Seconds per step by shape.
+Samples = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """What all arms of a climb share: the workload in its shapes, the device, and the reference outputs."""
+
+    address: str
+    shapes: Mapping[str, Mapping[str, Any]]
+    device: str
+    references: Mapping[tuple[int, ...], str]
+    objective: Objective = Objective.LATENCY
+    timeout_s: float = 300.0
+    # How long the turns of one comparison may take, and how many there are at least and at most.
+    sampling_s: float = 6.0
+    turns: tuple[int, int] = (12, 60)
+
+
+@dataclass
+class Arm:
+    """One plan, applied and running in a worker."""
+
+    plan: Plan
+    worker: Worker
+    setup_s: Mapping[str, float]
+    cached: bool
+    warmups: int
+    scores: tuple[Score, ...]
+    proof: Mapping[str, str]
+    notes: tuple[str, ...]
+    precision: str
+    weight_bytes: int
+    least_bytes: Mapping[str, float]
+    step_s: Mapping[str, float]
+    device: str
+    peak_bytes: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return all(score.passed for score in self.scores)
+
+    def stop(self) -> None:
+        self.worker.stop()
+
+
+def open_arm(
+    pool: WorkerPool, course: Course, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+) -> Arm:
+    """Starts a worker with the plan, through set-up, first calls, gates and proof. Raises `WorkerFailed`."""
+    worker = pool.start()
+    try:
+        seen = worker.ask(
+            "setup",
+            timeout_s or course.timeout_s,
+            address=course.address,
+            shapes=course.shapes,
+            device=course.device,
+            plan=str(plan),
+            reference=course.references[seeds],
+            seeds=seeds,
+        )
+        return Arm(
+            plan=Plan.parse(seen["plan"]),
+            worker=worker,
+            setup_s=seen["setup_s"],
+            cached=seen["cached"],
+            warmups=seen["warmups"],
+            scores=tuple(Score(**score) for score in seen["scores"]),
+            proof=seen["proof"],
+            notes=tuple(seen["notes"]),
+            precision=seen["precision"],
+            weight_bytes=seen["weight_bytes"],
+            least_bytes=seen["least_bytes"],
+            step_s=seen["step_s"],
+            device=course.device,
+        )
+    except BaseException:
+        worker.stop()
+        raise
+
+
+def measure_peak(arm: Arm, course: Course) -> int:
+    arm.peak_bytes = arm.worker.ask("peak", course.timeout_s)
+    return arm.peak_bytes
+
+
+def take_turns(arms: Sequence[Arm], course: Course, sampling_s: float = 0) -> list[dict[str, list[float]]]:
+    """Samples the arms A B A B … (the order turns round), until the noise is decided or the time is spent.
+
+    Gives each arm's seconds per step by shape, index by index taken in the same turn.
+    """
+    labels = list(course.shapes)
+    steps, warm = _steps_per_sample(arms, course)
+    taken: list[dict[str, list[float]]] = [{label: [] for label in labels} for _ in arms]
+    least, most = course.turns
+    deadline = time.monotonic() + (sampling_s or course.sampling_s) * len(arms) / 2
+    for turn in range(most):
+        order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
+        for index in order:
+            seconds = arms[index].worker.ask("sample", course.timeout_s, steps=steps, warm=warm)
+            for label in labels:
+                taken[index][label].append(seconds[label])
+        done = turn + 1
+        enough = 4 if time.monotonic() > deadline + 30 else 8  # fewer than 8 turns only when they take very long
+        if done >= enough and time.monotonic() > deadline:
+            break
+        if done >= least and done % 4 == 0 and _decided(taken, labels):
+            break
+        if done == 3 and len(arms) == 2 and _hopeless(taken, labels):
+            break
+    return taken
+
+
+def _steps_per_sample(arms: Sequence[Arm], course: Course) -> tuple[dict[str, int], dict[str, int]]:
+    """The same number of steps for every arm: one for latency (unless a step is tiny), a stretch for throughput."""
+    stretch_s = 0.05 if course.objective is Objective.THROUGHPUT else 0.0005
+    steps, warm = {}, {}
+    for label in course.shapes:
+        slowest = max(arm.step_s[label] for arm in arms)
+        quickest = min(arm.step_s[label] for arm in arms)
+        steps[label] = max(1, min(1000, ceil(stretch_s / quickest)))
+        warm[label] = 0 if slowest > 1.0 else max(1, min(20, ceil(0.005 / quickest)))
+    return steps, warm
+
+
+def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
+    """True when more turns would change no decision about the last arm against the others."""
+    if len(taken) == 1:
+        return len(next(iter(taken[0].values()))) >= 12
+    for rival in taken[:-1]:
+        ratio = compare(rival, taken[-1], labels)
+        clear = ratio.above(WORTHWHILE) or ratio.below(1.0) or ratio.high / ratio.low < 1.005
+        if not clear or ratio.high / ratio.low > 1.1:
+            return False
+    return True
+
+
+def _hopeless(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
+    """Three turns that are all clearly slower need no fourth."""
+    old, new = taken[0], taken[-1]
+    return all(min(new[label]) > 1.5 * max(old[label]) for label in labels)
+
+
+def compare(old: Samples, new: Samples, labels: Sequence[str] | None = None) -> Interval:
+    """How many times faster the new one is."""
+    return ratio_interval([(old[label], new[label]) for label in (labels or list(new))])
+
+
+def face(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Duel:
+    """What the two arms showed in their turns, for the objective to judge."""
+    return Duel(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
+
+
+def close(*arms: Arm | None) -> None:
+    for arm in arms:
+        if arm is not None:
+            arm.stop()
+
+
+def geometric_mean_s(samples: Samples) -> float:
+    """One figure for a plan over all shapes."""
+    product = 1.0
+    for values in samples.values():
+        product *= median(values)
+    return product ** (1 / len(samples))

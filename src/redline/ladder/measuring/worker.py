@@ -1,0 +1,392 @@
+"""What runs inside a worker process: builds a workload, applies a plan, and answers requests about it."""
+
+import functools
+import gc
+import hashlib
+import inspect
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from redline.errors import RedlineError, WorkloadError
+from redline.ladder.gate import Gate, Score, tensors_of
+from redline.ladder.job import Job
+from redline.ladder.measuring.flops import counting_flops
+from redline.ladder.measuring.judge import (
+    TRAINING_STEPS,
+    Refused,
+    as_dtype,
+    check_reference,
+    detached,
+    judge,
+    losses_and_gradients,
+    worst_per_gate,
+)
+from redline.ladder.plan import Plan, Unavailable
+from redline.ladder.rewrites.quantize import stored_bytes
+from redline.ladder.workload import Inputs, Workload, call, find_function, load_workload
+from redline.machine import vector_isa
+from redline.machine.ceilings import with_ceilings
+from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
+from redline.machine.machine import Machine
+
+# Seeds are kept apart, so that no rung is judged on what it was calibrated on.
+TIMING_SEEDS = (0, 1, 2, 3)
+SAMPLE_SEEDS = (100, 101, 102, 103)
+
+
+def serve(channel: int) -> None:
+    """Answers requests until the other side hangs up."""
+    connection = Connection(channel)
+    bench = Bench()
+    while True:
+        try:
+            message = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            return
+        request = getattr(bench, message.pop("request"))
+        try:
+            answer: dict[str, Any] = {"result": request(**message)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"failed": _kind(error), "message": _sentence(error)}
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        return "unavailable"
+    if isinstance(error, Refused):
+        return "refused"
+    if isinstance(error, WorkloadError):
+        return "workload"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower():
+        return "oom"
+    return "error"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, Unavailable):
+        return error.reason
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = lines[0].strip() if lines else "no message"
+    return text.rstrip(".") if isinstance(error, RedlineError) else f"{type(error).__name__}: {text}"[:300]
+
+
+class Bench:
+    """One workload under one plan (an arm), or the untouched reference."""
+
+    def machine(self, device: str, measure: bool, again: bool = False) -> dict[str, Any]:
+        found = Machine.detect(device)
+        return (with_ceilings(found, again) if measure else found).as_dict()
+
+    def reference(
+        self,
+        address: str,
+        shapes: Mapping[str, Mapping[str, Any]],
+        device: str,
+        seeds: Sequence[int],
+        path: str,
+        dtype: str,
+    ) -> dict[str, Any]:
+        """Runs the untouched model in strict fp32 (or fp64), saves its outputs, and checks that they can be judged."""
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        workloads = {label: load_workload(address, options) for label, options in shapes.items()}
+        first = next(iter(workloads.values()))
+        _check_same_model(workloads, device)
+        # On a model of its own: one that changes with every call would answer otherwise afterwards.
+        flops = self._first_look(workloads, device, seeds, dtype)
+        run = _in_dtype(_job(first, device, ()), dtype).finish()
+        outputs: dict[str, Any] = {}
+        for label, workload in workloads.items():
+            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
+            if workload.training:
+                if label == next(iter(workloads)):
+                    outputs[label] = [losses_and_gradients(run, batches[:TRAINING_STEPS])]
+                continue
+            results = [workload.step(run, batch) for batch in batches]
+            check_reference(workload, seeds, results)
+            outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
+        torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
+        return {
+            "digest": _digest(address, first.gates, dtype, flops),
+            "flops": flops,
+            "training": first.training,
+            "name": first.label,
+            "unit": first.unit,
+            "items": {label: w.items for label, w in workloads.items()},
+            "gates": [str(gate.metric) for gate in first.gates],
+        }
+
+    def _first_look(
+        self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
+    ) -> dict[str, float]:
+        """The arithmetic of a step of each shape; and a training model that does not react to its input is refused."""
+        job = _in_dtype(_job(next(iter(workloads.values())), device, ()), dtype)
+        run, flops = job.finish(), {}
+        for label, workload in workloads.items():
+            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
+            if workload.training:
+                with torch.no_grad():
+                    check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches])
+                flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
+            else:
+                flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
+        return flops
+
+    def setup(
+        self,
+        address: str,
+        shapes: Mapping[str, Mapping[str, Any]],
+        device: str,
+        plan: str,
+        reference: str,
+        seeds: Sequence[int],
+    ) -> dict[str, Any]:
+        """Builds, applies the plan, makes the first calls, and judges the output."""
+        self.device = torch.device(device)
+        machine = Machine.detect(device)
+        self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
+        first = next(iter(self.workloads.values()))
+        self.rss_before = resident_bytes()
+        asked = Plan.parse(plan)
+        samples = tuple(first.fresh_inputs(seed, device) for seed in SAMPLE_SEEDS) if asked.rungs else ()
+        model = first.fresh_model(device)
+        self.batches = {
+            label: [workload.fresh_inputs(seed, device) for seed in TIMING_SEEDS]
+            for label, workload in self.workloads.items()
+        }
+        if not machine.is_cuda and any(rung.name == "compile" and not rung.why_not(machine) for rung in asked.rungs):
+            vector_isa.lay_out(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        self.wait()
+        start = time.perf_counter()
+        job = Job.of(
+            model,
+            samples,
+            first.gates,
+            first.loss,
+            first.optimizer,
+            host_inputs=first.host_inputs,
+            share=True,
+            master_weights=first.master_weights,
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            self.plan, self.job = asked.build(job, machine)
+            self.run = self.job.finish()
+            scores, setup_s, warmups = self._first_calls(start, reference, seeds)
+            proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
+            reasons = {rung.name: rung.why_nothing(self.job) for rung in self.plan.rungs if not proof[rung.name]}
+        # Samples have done their work; held on to, they would count as the plan's memory.
+        self.job = replace(self.job, samples=())
+        for name, reason in reasons.items():
+            raise Refused(f"{name} has no proof that it did anything{f': {reason}' if reason else ''}")
+        counters = torch._dynamo.utils.counters["inductor"]
+        return {
+            "plan": str(self.plan),
+            "setup_s": setup_s,
+            "cached": counters["fxgraph_cache_hit"] > 0,
+            "warmups": warmups,
+            "scores": [asdict(score) for score in scores],
+            "proof": proof,
+            "notes": sorted({f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in said if _loud(w)})[:5],
+            "precision": _ceiling_precision(self.job),
+            "weight_bytes": _weight_bytes(self.job.model),
+            "least_bytes": {label: self._least_bytes(label) for label in self.workloads},
+            "step_s": {label: self._one_step_s(label) for label in self.workloads},
+        }
+
+    def _first_calls(
+        self, start: float, reference: str, seeds: Sequence[int]
+    ) -> tuple[list[Score], dict[str, float], int]:
+        expected = torch.load(reference, map_location=self.device, weights_only=True)
+        scores: list[Score] = []
+        setup_s: dict[str, float] = {}
+        warmups = 0
+        for label, workload in self.workloads.items():
+            batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
+            self.wait()
+            if setup_s:
+                start = time.perf_counter()  # a later shape costs what it adds: a recompilation, a capture
+            if workload.training and label in expected:
+                mark = functools.partial(self._mark, setup_s, label, start)
+                first = losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)
+                scores += judge(workload.gates, expected[label], [first])
+                warmups += TRAINING_STEPS
+                continue
+            output = workload.step(self.run, batches[0])
+            self._mark(setup_s, label, start)
+            warmups += 1
+            if not workload.training:
+                outputs = [detached(output)] + [detached(workload.step(self.run, b)) for b in batches[1:]]
+                scores += judge(workload.gates, expected[label], outputs)
+                warmups += len(batches) - 1
+        return worst_per_gate(scores, len(expected)), setup_s, warmups
+
+    def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
+        self.wait()
+        setup_s[label] = time.perf_counter() - start
+
+    def _one_step_s(self, label: str) -> float:
+        """A rough time per step, to choose how many steps make a sample; warms up until it settles."""
+        workload, batches = self.workloads[label], self.batches[label]
+        best = float("inf")
+        spent = 0.0
+        for turn in range(8):
+            self.wait()
+            start = time.perf_counter()
+            workload_step(workload, self.run, batches[turn % len(batches)])
+            self.wait()
+            seconds = time.perf_counter() - start
+            best, spent = min(best, seconds), spent + seconds
+            if turn >= 1 and spent > 1.0:
+                break
+        return best
+
+    def sample(self, steps: Mapping[str, int], warm: Mapping[str, int]) -> dict[str, float]:
+        """One turn: seconds per step for every shape, after a few untimed steps that put the caches back in place."""
+        seconds = {}
+        for label, workload in self.workloads.items():
+            # Each turn starts with the next batch, so that no sample is always of the same data.
+            batches = self.batches[label] = [*self.batches[label][1:], self.batches[label][0]]
+            for index in range(warm[label]):
+                workload_step(workload, self.run, batches[index % len(batches)])
+            gc.disable()
+            try:
+                self.wait()
+                start = time.perf_counter()
+                for index in range(steps[label]):
+                    workload_step(workload, self.run, batches[index % len(batches)])
+                self.wait()
+                seconds[label] = (time.perf_counter() - start) / steps[label]
+            finally:
+                gc.enable()
+        return seconds
+
+    def peak(self) -> int:
+        """Bytes at the peak of steady steps: autotuning work spaces are gone, pools of CUDA graphs are counted."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+            held = torch.cuda.memory_reserved(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._steps_of_every_shape()
+            return max(torch.cuda.max_memory_allocated(self.device), held)
+        return_freed_memory()
+        reset_peak_resident()
+        self._steps_of_every_shape()
+        return max(peak_resident_bytes() - self.rss_before, 0)
+
+    def _steps_of_every_shape(self) -> None:
+        for label, workload in self.workloads.items():
+            for batch in self.batches[label][:2]:
+                workload_step(workload, self.run, batch)
+        self.wait()
+
+    def _least_bytes(self, label: str) -> float:
+        """The fewest bytes a step must move: weights once (training: read, gradient, written), inputs, outputs."""
+        passes = 3 if self.job.training else 1
+        inputs = sum(t.nbytes for t in tensors_of(self.batches[label][0]))
+        return passes * _weight_bytes(self.job.model) + inputs
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) -> Any:
+    return run(batch) if workload.training else workload.step(run, batch)
+
+
+def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
+    model = workload.fresh_model(device)
+    return Job.of(
+        model,
+        samples,
+        workload.gates,
+        workload.loss,
+        workload.optimizer,
+        host_inputs=workload.host_inputs,
+        share=True,
+        master_weights=workload.master_weights,
+    )
+
+
+def _in_dtype(job: Job, dtype: str) -> Job:
+    """The reference's precision, also where the model was built in half."""
+    job.model.double() if dtype == "fp64" else job.model.float()
+    return job
+
+
+def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
+    """Shapes are of the inputs: one model is built, and runs them all."""
+    if len(workloads) < 2:
+        return
+    (first, workload), *others = workloads.items()
+    sizes = _sizes(workload.fresh_model(device))
+    for label, other in others:
+        if _sizes(other.fresh_model(device)) != sizes:
+            raise WorkloadError(
+                f"{workload.label}: the model of {label} has other weights than that of {first}; shapes change the "
+                "inputs alone, so climb the two apart"
+            )
+
+
+def _sizes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def _forward_backward(job: Job, batch: Inputs) -> None:
+    assert job.loss is not None
+    job.loss(call(job.model, batch), batch).backward()
+    job.model.zero_grad(set_to_none=True)
+
+
+def _count_flops(run: Callable[[], object]) -> float:
+    with counting_flops() as counter:
+        run()
+    return float(counter.get_total_flops())
+
+
+def _ceiling_precision(job: Job) -> str:
+    """The dtype whose ceiling counts: torch runs fp32 convolutions in TF32 on a GPU unless it is told not to."""
+    convolves = any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in job.model.modules())
+    if job.precision == "fp32" and job.device.type == "cuda" and convolves and torch.backends.cudnn.allow_tf32:
+        return "tf32"
+    return job.precision
+
+
+def _digest(address: str, gates: Sequence[Gate], dtype: str, flops: Mapping[str, float]) -> str:
+    """Changes with the file that the workload comes from, with its gates, its arithmetic and the reference."""
+    source = inspect.getsourcefile(find_function(address))
+    parts = (Path(source).read_bytes() if source else b"", dtype, sorted(flops.items()))
+    limits = [(gate.metric, gate.limit, gate.direction) for gate in gates]
+    return hashlib.sha256(repr((parts, limits)).encode()).hexdigest()[:12]
+
+
+def _weight_bytes(model: nn.Module) -> int:
+    known = sum(int(getattr(m, "weight_bytes", 0)) for m in model.modules())
+    if known:
+        return known
+    seen = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    return sum(stored_bytes(t) for t in seen.values())
+
+
+def _loud(warning: warnings.WarningMessage) -> bool:
+    return issubclass(warning.category, UserWarning) or issubclass(warning.category, RuntimeWarning)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,105 @@
+"""What a plan is judged by: when one is better than another, and the words for it.
+
+The climb, its ablation, the final race, `verify` and `bench --compare` all decide here. Latency and throughput are
+sampled differently and judged alike: speed first, and a plan that is as fast may win by its memory. For memory the
+peak comes first, and speed counts where the peaks are the same.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from redline.errors import RedlineError
+from redline.ladder.statistics import Interval
+from redline.notation import format_bytes
+
+# A gain below this is not worth a rung, and is what two processes of the same code can differ by.
+WORTHWHILE = 1.01
+# What a plan has to beat to be called faster at all.
+ANY = 1.0
+# As fast, for a plan that saves memory: what is lost, if anything, is below what anyone would notice.
+NOT_SLOWER = 0.97
+# CUDA counts bytes exactly; the resident size of a process is its allocators' mood too (up to 14% for the same plan).
+_SMALLER = {"cuda": 0.98, "cpu": 0.85}
+_MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
+# Two runs at different times differ by more than turns of one run do; below this it is the machine's mood.
+_DRIFT = 0.05
+_DRIFT_BYTES = {"cuda": 0.05, "cpu": 0.25}
+
+
+@dataclass(frozen=True)
+class Duel:
+    """A candidate beside the plan that it has to beat."""
+
+    ratio: Interval  # how many times faster the candidate is
+    candidate_bytes: int
+    incumbent_bytes: int
+    device: str  # "cpu", "cuda", "cuda:1" …
+
+    @property
+    def kind(self) -> str:
+        return "cuda" if self.device.startswith("cuda") else "cpu"
+
+    @property
+    def smaller(self) -> bool:
+        return self.candidate_bytes < _SMALLER[self.kind] * self.incumbent_bytes
+
+    @property
+    def larger(self) -> bool:
+        return self.incumbent_bytes < _SMALLER[self.kind] * self.candidate_bytes
+
+    @property
+    def much_smaller(self) -> bool:
+        """So far below that it is worth a rung of no speed."""
+        return self.candidate_bytes < _MUCH_SMALLER[self.kind] * self.incumbent_bytes
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.incumbent_bytes)} → {format_bytes(self.candidate_bytes)}, speed {self.ratio}"
+
+
+class Objective(StrEnum):
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+    MEMORY = "memory"
+
+    @classmethod
+    def named(cls, text: str) -> "Objective":
+        try:
+            return cls(text)
+        except ValueError:
+            raise RedlineError(f"unknown objective {text!r}: choose {', '.join(cls)}.") from None
+
+    def judge(self, duel: Duel, margin: float = WORTHWHILE) -> tuple[bool, str]:
+        """Whether the candidate is better beyond the noise, and why; `margin` is the speed that counts as a gain."""
+        faster = duel.ratio.above(margin)
+        if self is Objective.MEMORY:
+            if duel.smaller:
+                return True, f"smaller: {duel}"
+            if duel.larger:
+                return False, f"larger: {duel}"
+            return faster, f"as small, and {'faster' if faster else 'no faster'}: {duel}"
+        if faster:
+            return True, f"{duel.ratio} faster"
+        if duel.ratio.above(NOT_SLOWER) and duel.much_smaller:
+            return True, f"as fast, and smaller: {duel}"
+        return False, f"{'slower' if duel.ratio.below(1.0) else 'no gain beyond the noise'}: {duel.ratio}"
+
+    def gain(self, duel: Duel) -> str:
+        """The figures that matter for this objective."""
+        return str(duel) if self is Objective.MEMORY else str(duel.ratio)
+
+    def change(self, duel: Duel) -> str:
+        """What a later run is against an earlier one: slower, larger, faster, smaller or the same."""
+        seen = set()
+        if duel.ratio.below(1.0) and duel.ratio.middle < 1 - _DRIFT:
+            seen.add("slower")
+        if duel.ratio.above(1.0) and duel.ratio.middle > 1 + _DRIFT:
+            seen.add("faster")
+        drift = 1 + _DRIFT_BYTES[duel.kind]
+        if duel.candidate_bytes > drift * duel.incumbent_bytes > 0:
+            seen.add("larger")
+        if 0 < drift * duel.candidate_bytes < duel.incumbent_bytes:
+            seen.add("smaller")
+        # Where speed is the objective a peak that grew is a regression too; where memory is, speed comes second.
+        speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
+        order = memory_first if self is Objective.MEMORY else speed_first
+        return next((word for word in order if word in seen), "same")

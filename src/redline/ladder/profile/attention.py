@@ -1,0 +1,206 @@
+"""The share of attention in a step, and the kernel that computed it.
+
+What counts as attention is found by following the data through one step, not by the names of classes:
+- a call of `scaled_dot_product_attention` (or of torch's fused multi-head attention), or
+- a product of two activations, whose result reaches a softmax, whose result reaches another such product.
+A product with a weight is a projection and starts nothing, so a classifier's softmax is not mistaken for
+attention. The attention layer is the innermost layer that holds all of it.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from redline.ladder.profile.kernels import KernelTime
+from redline.ladder.profile.layers import LayerTimes
+from redline.ladder.profile.subject import Subject
+from redline.ladder.profile.tracker import FORWARD, OUTSIDE, Tracker
+
+_PRODUCTS = {"aten::bmm", "aten::baddbmm", "aten::mm"}
+# Products with weights under other names; like a projection by `mm`, their results start afresh.
+_PROJECTIONS = {"aten::addmm", "aten::linear", "aten::convolution", "aten::_scaled_mm", "aten::_int_mm"}
+_SOFTMAXES = {"aten::_softmax": "written out", "aten::_safe_softmax": "SDPA math"}
+_FUSED = {
+    "aten::_scaled_dot_product_flash_attention": "SDPA flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "SDPA flash (CPU)",
+    "aten::_scaled_dot_product_efficient_attention": "SDPA memory-efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "SDPA cuDNN",
+    "aten::_scaled_dot_product_fused_attention_overrideable": "SDPA of the device's own",
+    "aten::_scaled_dot_product_attention_math": "SDPA math",
+    "aten::_flash_attention_forward": "flash",
+    "aten::_efficient_attention_forward": "memory-efficient",
+    "redline::causal_attention": "Redline's causal attention",
+    "aten::_native_multi_head_attention": "fused multi-head attention",
+    "aten::_transformer_encoder_layer_fwd": "fused encoder layer",
+}
+COUNTED = (
+    "layers that call scaled_dot_product_attention, or where a softmax stands between two products of "
+    "activations, with the projections inside them; the core is their own time without the layers inside "
+    "them (except softmax and dropout layers)"
+)
+# One operator runs the whole encoder layer, so nothing inside it can be told apart.
+_WITH_MLP = "fused encoder layer"
+COUNTED_BY_NAME = "kernels with attention in their names, since the layers of this plan cannot be told apart"
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer that attends; `kernel` is what ran inside, `calls` how often in a step."""
+
+    name: str
+    type: str
+    kernel: str
+    calls: int
+    total_s: float
+    core_s: float
+
+
+@dataclass(frozen=True)
+class Attention:
+    """`share` and `core_share` are of the step; `counted` says what was counted."""
+
+    layers: tuple[AttentionLayer, ...]
+    kernels: tuple[str, ...]
+    share: float
+    core_share: float | None
+    counted: str
+
+
+def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
+    """Finds the attention layers in one step, and takes their time from what was measured before."""
+    found = find_attention(subject)
+    rows = {row.name: row for row in times.layers}
+    layers = []
+    for name, kernels in found.items():
+        row = rows.get(name)
+        parts = [
+            row
+            for inner, row in rows.items()
+            if _inside(inner, name) and row.type in ("Softmax", "Dropout") and inner != name
+        ]
+        layers.append(
+            AttentionLayer(
+                name=name,
+                type=row.type if row is not None else name,
+                kernel=", ".join(sorted(kernels)),
+                calls=sum(kernels.values()),
+                total_s=row.total_s if row is not None else 0.0,
+                core_s=(row.self_s if row is not None else 0.0) + sum(part.self_s for part in parts),
+            )
+        )
+    # A layer inside another attention layer is already in that one's time.
+    outermost = [x for x in layers if not any(_inside(x.name, o.name) and x.name != o.name for o in layers)]
+    kernels = tuple(sorted({kernel for kernels in found.values() for kernel in kernels}))
+    with_mlp = "; torch's fused encoder layer counts whole, its MLP too" if _WITH_MLP in kernels else ""
+    return Attention(
+        layers=tuple(layers),
+        kernels=kernels,
+        share=times.share(sum(layer.total_s for layer in outermost)),
+        core_share=times.share(sum(layer.core_s for layer in layers)),
+        counted=COUNTED + with_mlp,
+    )
+
+
+def attention_by_kernel(kernels: tuple[KernelTime, ...]) -> Attention:
+    """All that can be said of a compiled model."""
+    hits = [kernel for kernel in kernels if kernel.is_attention]
+    return Attention((), tuple(k.name for k in hits), sum(k.share for k in hits), None, COUNTED_BY_NAME)
+
+
+def _inside(name: str, outer: str) -> bool:
+    return outer == "" or name == outer or name.startswith(f"{outer}.")
+
+
+def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
+    """Layer -> kernel -> calls, of one step's forward pass."""
+    tracker = Tracker(subject)
+    follower = _Follower(subject, tracker)
+    with tracker, follower:
+        subject.step()
+    return {name: dict(kernels) for name, kernels in follower.found.items()}
+
+
+@dataclass(frozen=True)
+class _Trail:
+    """Where a tensor comes from: a product, perhaps followed by a softmax, and the layers they ran in."""
+
+    path: tuple[str, ...]
+    softmax: str = ""
+
+
+class _Follower(TorchDispatchMode):
+    """Follows the results of products through every operator until a softmax and a second product."""
+
+    def __init__(self, subject: Subject, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self._weights: Any = WeakIdKeyDictionary()
+        self._trails: Any = WeakIdKeyDictionary()
+        for parameter in subject.layers[""].parameters():
+            if _has_storage(parameter):
+                self._weights[parameter.untyped_storage()] = True
+        self.found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        place = self._tracker.current
+        if place.phase != FORWARD:
+            return result
+        name = func._schema.name
+        inputs = _tensors((args, kwargs))
+        trails = [trail for trail in map(self._trail, inputs) if trail is not None]
+        trail: _Trail | None = None
+        if name in _FUSED:
+            self._count(place.path, _FUSED[name])
+        elif name in _PRODUCTS:
+            if not any(self._is_weight(tensor) for tensor in inputs):
+                for softmaxed in [trail for trail in trails if trail.softmax][:1]:
+                    self._count(_common(softmaxed.path, place.path), softmaxed.softmax)
+                trail = _Trail(place.path)
+        elif name in _SOFTMAXES:
+            if trails:
+                trail = _Trail(_common(trails[0].path, place.path), _SOFTMAXES[name])
+        elif trails and name not in _PROJECTIONS:
+            trail = trails[0]
+        # A weight that was cast, sliced or transposed is still a weight.
+        from_weights = bool(inputs) and all(self._is_weight(tensor) for tensor in inputs)
+        for tensor in _tensors(result):
+            if _has_storage(tensor):
+                if from_weights:
+                    self._weights[tensor.untyped_storage()] = True
+                if trail is not None:
+                    self._trails[tensor.untyped_storage()] = trail
+                else:
+                    self._trails.pop(tensor.untyped_storage(), None)
+        return result
+
+    def _trail(self, tensor: Tensor) -> _Trail | None:
+        return self._trails.get(tensor.untyped_storage()) if _has_storage(tensor) else None
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        # Wrapped tensors are quantized weights.
+        return not _has_storage(tensor) or tensor.untyped_storage() in self._weights
+
+    def _count(self, path: tuple[str, ...], kernel: str) -> None:
+        self.found[path[-1] if path else OUTSIDE][kernel] += 1
+
+
+def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    length = 0
+    while length < min(len(one), len(other)) and one[length] == other[length]:
+        length += 1
+    return one[:length]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided

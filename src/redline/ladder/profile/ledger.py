@@ -1,0 +1,136 @@
+"""A ledger of every storage in a step: when it appears, whose it is, what for, and when it goes.
+
+A dispatch mode sees the result of every operator, forward and backward; a weak reference tells when a storage
+dies. From the two the peak is worked out afterwards, with what was alive at that moment.
+"""
+
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from redline.ladder.profile.subject import Subject
+from redline.ladder.profile.tracker import FORWARD, OPTIMIZER, Tracker
+
+# What a byte that is alive at the peak can be.
+KINDS = ("weights", "activations", "gradients", "optimizer", "inputs", "temporary")
+
+
+@dataclass
+class Block:
+    """One storage: how large, whose, and what for."""
+
+    size: int
+    layer: str
+    kind: str
+
+
+class Ledger(TorchDispatchMode):
+    """Writes down when each storage appears and when it goes."""
+
+    def __init__(self, subject: Subject, tracker: Tracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+        self._device = subject.device
+        self._blocks: dict[int, Block] = {}
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._events: list[tuple[Block, int]] = []
+        # Bytes that autograd keeps for the backward pass, or that layers put out, by layer.
+        self.saved: dict[str, int] = defaultdict(int)
+        self._saved_storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        place = self._tracker.current
+        kind = "activations" if place.phase == FORWARD and place.layer != OPTIMIZER else "temporary"
+        for tensor in tensors_in(result):
+            self.add(tensor, place.layer, kind)
+        return result
+
+    def add(self, tensor: Tensor, layer: str, kind: str) -> None:
+        for part in storage_parts(tensor):
+            if part.device.type != self._device.type:
+                continue
+            storage = part.untyped_storage()
+            key = storage._cdata
+            if key in self._blocks:
+                continue
+            block = Block(storage.nbytes(), layer, kind)
+            self._blocks[key] = block
+            self._references[key] = weakref.ref(storage, lambda _, key=key: self._gone(key))
+            self._events.append((block, block.size))
+
+    def _gone(self, key: int) -> None:
+        block = self._blocks.pop(key, None)
+        self._references.pop(key, None)
+        self._saved_storages.discard(key)  # the next storage may get the same address
+        if block is not None:
+            self._events.append((block, -block.size))
+
+    def rename(self, tensor: Tensor, kind: str) -> None:
+        """Says what a block turned out to be: a gradient is known as one once it hangs on its parameter."""
+        for part in storage_parts(tensor):
+            block = self._blocks.get(part.untyped_storage()._cdata)
+            if block is not None:
+                block.kind = kind
+
+    def save(self, tensor: Tensor, layer: str) -> None:
+        """Counts a storage once, for the first layer that keeps it; weights are no activations."""
+        for part in storage_parts(tensor):
+            key = part.untyped_storage()._cdata
+            block = self._blocks.get(key)
+            if block is None or block.kind != "activations" or key in self._saved_storages:
+                continue
+            self._saved_storages.add(key)
+            self.saved[layer] += block.size
+
+    def _alive_at_peak(self) -> tuple[int, list[Block]]:
+        now = peak = peak_index = 0
+        for index, (_, change) in enumerate(self._events):
+            now += change
+            if now > peak:
+                peak, peak_index = now, index
+        alive: dict[int, Block] = {}
+        for block, change in self._events[: peak_index + 1]:
+            if change >= 0:
+                alive[id(block)] = block
+            else:
+                alive.pop(id(block), None)
+        return peak, list(alive.values())
+
+    def close(self) -> None:
+        """Stops following storages, and works out the peak."""
+        self._references.clear()
+        self._blocks.clear()
+        self.peak_bytes, self._alive = self._alive_at_peak()
+
+    def at_peak_by_kind(self) -> dict[str, int]:
+        sizes: dict[str, int] = {kind: 0 for kind in KINDS}  # noqa: C420
+        for block in self._alive:
+            sizes[block.kind] += block.size
+        return sizes
+
+    def at_peak_by_layer(self) -> dict[str, int]:
+        sizes: dict[str, int] = defaultdict(int)
+        for block in self._alive:
+            sizes[block.layer] += block.size
+        return sizes
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def storage_parts(tensor: Tensor) -> list[Tensor]:
+    """A quantized tensor is a wrapper around several real ones."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+        return [part for name in names for part in storage_parts(getattr(tensor, name))]
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return []
+    return [tensor]

@@ -1,0 +1,232 @@
+"""Memory per layer and in total: weights, activations, gradients, optimizer state, work space, the peak.
+
+One step runs with every tensor watched from birth to death, so that the peak can be taken apart: whose
+tensors were alive at that moment, and of which kind. A second, undisturbed step asks the CUDA allocator for
+the peak; what it saw and no tensor explains is work space (libraries' scratch buffers, rounding). A CPU has
+no such allocator to ask: there the process's resident size stands beside the count.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from redline.ladder.profile.ledger import Ledger, storage_parts, tensors_in
+from redline.ladder.profile.subject import Subject
+from redline.ladder.profile.tracker import OPTIMIZER, OUTSIDE, Tracker
+from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """One layer's own bytes, without the layers inside it. Activations: see `Memory.activations_are`."""
+
+    name: str
+    type: str
+    weight_bytes: int
+    activation_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    # Alive when the step's memory was at its highest.
+    at_peak_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.activation_bytes + self.gradient_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Layers in the model's order. Fields that this device or plan cannot give are None."""
+
+    layers: tuple[LayerMemory, ...]
+    activations_are: str
+    weight_bytes: int
+    activation_bytes: int | None
+    gradient_bytes: int
+    optimizer_bytes: int
+    input_bytes: int
+    # The most bytes of tensors alive at once, and what they were.
+    counted_peak_bytes: int | None
+    at_peak: Mapping[str, int]
+    # From the CUDA allocator.
+    peak_bytes: int | None
+    workspace_bytes: int | None
+    reserved_bytes: int | None
+    fragmentation_bytes: int | None
+    # From the operating system: the whole process, Python and libraries included.
+    resident_bytes: int | None
+    resident_peak_bytes: int | None
+
+    def largest(self, count: int) -> tuple[LayerMemory, ...]:
+        return tuple(sorted(self.layers, key=lambda layer: -layer.total_bytes)[:count])
+
+
+def measure_memory(subject: Subject) -> Memory:
+    """Two steps: one watched tensor by tensor, one left alone."""
+    ledger = None if subject.sealed else _watched_step(subject)
+    device = _device_peak(subject)
+    kept = _kept(subject)
+    layers = _rows(subject, kept, ledger)
+    totals = {kind: sum(sizes.values()) for kind, sizes in kept.items()}
+    counted = ledger.peak_bytes if ledger is not None else None
+    workspace = None
+    if device.peak is not None and counted is not None:
+        workspace = max(device.peak - counted, 0)
+    return Memory(
+        layers=layers,
+        activations_are="saved for the backward pass" if subject.training else "outputs, most of them short-lived",
+        weight_bytes=totals["weights"],
+        activation_bytes=sum(layer.activation_bytes for layer in layers) if ledger is not None else None,
+        gradient_bytes=totals["gradients"],
+        optimizer_bytes=totals["optimizer"],
+        input_bytes=_unique_bytes(tensors_in(subject.inputs)),
+        counted_peak_bytes=counted,
+        at_peak=ledger.at_peak_by_kind() if ledger is not None else {},
+        peak_bytes=device.peak,
+        workspace_bytes=workspace,
+        reserved_bytes=device.reserved,
+        fragmentation_bytes=device.fragmentation,
+        resident_bytes=device.resident,
+        resident_peak_bytes=device.resident_peak,
+    )
+
+
+def _watched_step(subject: Subject) -> Ledger:
+    tracker = Tracker(subject)
+    ledger = Ledger(subject, tracker)
+    if subject.optimizer is not None:
+        subject.optimizer.zero_grad(set_to_none=True)  # as the step itself does first
+    for tensor, layer, kind in _residents(subject):
+        ledger.add(tensor, layer, kind)
+
+    def pack(tensor: Tensor) -> Tensor:
+        ledger.save(tensor, tracker.current.layer)
+        return tensor
+
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    def output(module: Any, _: Any, result: Any) -> None:
+        name = names.get(id(module))
+        if name is not None:
+            for tensor in tensors_in(result):
+                ledger.save(tensor, name)
+
+    names = {id(module): name for name, module in subject.layers.items()}
+    with tracker:
+        if subject.training:
+            with saved_tensors_hooks(pack, unpack), ledger:
+                subject.step()
+        else:
+            handle = torch.nn.modules.module.register_module_forward_hook(output)
+            try:
+                with ledger:
+                    subject.step()
+            finally:
+                handle.remove()
+    for parameter in subject.layers[""].parameters():
+        if parameter.grad is not None:
+            ledger.rename(parameter.grad, "gradients")
+    ledger.close()
+    return ledger
+
+
+def _residents(subject: Subject) -> Iterable[tuple[Tensor, str, str]]:
+    """What lives before a step begins."""
+    for name, module in subject.layers.items():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            yield tensor, name, "weights"
+    if subject.optimizer is not None:
+        owners = _owner_names(subject)
+        for parameter, state in subject.optimizer.state.items():
+            for tensor in tensors_in(state):
+                yield tensor, owners.get(id(parameter), OPTIMIZER), "optimizer"
+    for tensor in tensors_in(subject.inputs):
+        yield tensor, OUTSIDE, "inputs"
+
+
+def _owner_names(subject: Subject) -> dict[int, str]:
+    owners: dict[int, str] = {}
+    for name, module in subject.layers.items():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), name)
+    return owners
+
+
+def _kept(subject: Subject) -> dict[str, dict[str, int]]:
+    """Bytes that stay between steps, by kind and layer; a storage that layers share counts for the first."""
+    kept: dict[str, dict[str, int]] = {kind: defaultdict(int) for kind in ("weights", "gradients", "optimizer")}
+    seen: set[int] = set()
+
+    def add(kind: str, layer: str, tensor: Tensor) -> None:
+        for part in storage_parts(tensor):
+            storage = part.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                kept[kind][layer] += storage.nbytes()
+
+    for tensor, layer, kind in _residents(subject):
+        if kind in kept:
+            add(kind, layer, tensor)
+    for name, module in subject.layers.items():
+        for parameter in module.parameters(recurse=False):
+            if parameter.grad is not None:
+                add("gradients", name, parameter.grad)
+    return kept
+
+
+def _rows(subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | None) -> tuple[LayerMemory, ...]:
+    at_peak = ledger.at_peak_by_layer() if ledger is not None else {}
+    saved = ledger.saved if ledger is not None else {}
+    others = sorted(({*at_peak, *saved, *kept["optimizer"]}) - set(subject.layers))
+    rows = []
+    for name in [*subject.layers, *others]:
+        module = subject.layers.get(name)
+        row = LayerMemory(
+            name=name,
+            type=type(module).__name__ if module is not None else name,
+            weight_bytes=kept["weights"].get(name, 0),
+            activation_bytes=saved.get(name, 0),
+            gradient_bytes=kept["gradients"].get(name, 0),
+            optimizer_bytes=kept["optimizer"].get(name, 0),
+            at_peak_bytes=at_peak.get(name, 0),
+        )
+        if row.total_bytes or row.at_peak_bytes:
+            rows.append(row)
+    return tuple(rows)
+
+
+@dataclass(frozen=True)
+class _DevicePeak:
+    peak: int | None = None
+    reserved: int | None = None
+    fragmentation: int | None = None
+    resident: int | None = None
+    resident_peak: int | None = None
+
+
+def _device_peak(subject: Subject) -> _DevicePeak:
+    """A step that nobody watches; on CUDA asks the allocator, on a CPU the operating system."""
+    device = subject.device
+    if device.type == "cuda":
+        subject.wait()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        subject.step()
+        subject.wait()
+        reserved = torch.cuda.max_memory_reserved(device)
+        peak = torch.cuda.max_memory_allocated(device)
+        return _DevicePeak(peak, reserved, reserved - peak)
+    resettable = reset_peak_resident()
+    subject.step()
+    return _DevicePeak(resident=resident_bytes(), resident_peak=peak_resident_bytes() if resettable else None)
+
+
+def _unique_bytes(tensors: Iterable[Tensor]) -> int:
+    storages = {part.untyped_storage()._cdata: part.untyped_storage() for t in tensors for part in storage_parts(t)}
+    return sum(storage.nbytes() for storage in storages.values())

@@ -1,0 +1,152 @@
+"""What is profiled: a workload with its plan applied, ready to be stepped as often as a measurement needs.
+
+Everything runs in this process, on a model that was built for the profile alone: nobody else holds it, and a
+profile decides nothing, so the process boundary that trials need is not needed here.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import RedlineError, WorkloadError
+from redline.ladder.job import Applied, Job, TrainingStep
+from redline.ladder.plan import Plan
+from redline.ladder.rewrites.io_adapter import Boundary
+from redline.ladder.rung import Stage
+from redline.ladder.workload import Inputs, LossFunction, Workload
+from redline.machine.machine import Machine
+
+WARMUPS = 2
+
+
+class WatchedLoss:
+    """A workload's loss that a tracker can stand around; without one it is the loss and nothing else."""
+
+    def __init__(self, loss: LossFunction) -> None:
+        self.loss = loss
+        self.around: Callable[[LossFunction, Any, Inputs], Tensor] | None = None
+
+    def __call__(self, output: Any, batch: Inputs) -> Tensor:
+        if self.around is None:
+            return self.loss(output, batch)
+        return self.around(self.loss, output, batch)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Use `prepare(workload, plan, machine)`; `step()` runs the workload once."""
+
+    workload: Workload
+    plan: Plan
+    machine: Machine
+    job: Job
+    applied: Applied | TrainingStep
+    inputs: Inputs
+    loss: WatchedLoss | None
+    # Why layers cannot be told apart; empty when they can.
+    sealed: str
+    # The user's own layers by name; "" is the whole model.
+    layers: dict[str, nn.Module] = field(repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.machine.device)
+
+    @property
+    def training(self) -> bool:
+        return self.loss is not None
+
+    @property
+    def root_type(self) -> str:
+        return type(self.layers[""]).__name__
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        return self.applied.optimizer if isinstance(self.applied, TrainingStep) else None
+
+    def step(self) -> Any:
+        try:
+            if isinstance(self.applied, TrainingStep):
+                return self.applied(self.inputs)
+            return self.workload.step(self.applied, self.inputs)
+        except RedlineError:
+            raise
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            what = f"{type(error).__name__}: {text[0] if text else 'no message'}"
+            raise WorkloadError(f"{self.workload.label}: a step raised {what}.") from error
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def timed_step(self) -> float:
+        """Seconds of one step, from nothing running to everything done."""
+        self.wait()
+        start = time.perf_counter()
+        self.step()
+        self.wait()
+        return time.perf_counter() - start
+
+
+def prepare(workload: Workload, plan: Plan, machine: Machine) -> Subject:
+    """Builds the model, applies the plan, and warms it up (compilers and libraries start here, untimed)."""
+    model = workload.fresh_model(machine.device)
+    inputs = workload.fresh_inputs(0, machine.device)
+    loss = WatchedLoss(workload.loss) if workload.loss is not None else None
+    job = Job.of(
+        model,
+        samples=(inputs,),
+        gates=workload.gates,
+        loss=loss,
+        optimizer=workload.optimizer,
+        host_inputs=workload.host_inputs,
+        share=True,
+        master_weights=workload.master_weights,
+    )
+    plan, job = plan.build(job, machine)
+    root = job.model
+    while isinstance(root, Boundary):
+        root = root.model
+    subject = Subject(
+        workload=workload,
+        plan=plan,
+        machine=machine,
+        job=job,
+        applied=job.finish(),
+        inputs=inputs,
+        loss=loss,
+        sealed=_sealed(plan, root),
+        layers=dict(root.named_modules()),
+    )
+    for _ in range(WARMUPS):
+        subject.step()
+    subject.wait()
+    return subject
+
+
+def _sealed(plan: Plan, root: nn.Module) -> str:
+    """Hooks on layers inside a compiled, exported or captured model are skipped or, worse, compiled in."""
+    late = [rung.name for rung in plan.rungs if rung.stage >= Stage.COMPILE]
+    if late:
+        return (
+            f"the plan's {late[0]} runs the model as a whole, so layers cannot be told apart and the table "
+            "is of kernels; profile without it for the layers."
+        )
+    for name, module in root.named_modules():
+        # torch.compile(model) wraps; model.compile() leaves the class and sets this attribute.
+        wrapped = type(module).__name__ == "OptimizedModule"
+        if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
+            where = f"layer {name!r} of the model" if name else "the model"
+            return (
+                f"{where} is already compiled, so layers cannot be told apart and the table is of kernels; "
+                "profile the model uncompiled for the layers."
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            where = f"layer {name!r} of the model" if name else "the model"
+            return f"{where} is TorchScript, so layers cannot be told apart and the table is of kernels."
+    return ""

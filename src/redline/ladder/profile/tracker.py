@@ -1,0 +1,179 @@
+"""Knows at every moment which layer is running, in the forward pass and in the backward pass.
+
+Forward: two global module hooks (they leave nothing on the model, which cannot tell that they are there).
+Backward: autograd numbers its nodes as the forward pass makes them, so the number when a layer was entered
+and the number when it was left say which nodes are that layer's. A hook before and after each node then
+tells when its share of the backward pass runs. Module backward hooks would not do: they break models with
+in-place layers.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+
+from redline.ladder.profile.subject import Subject
+from redline.ladder.workload import Inputs, LossFunction
+
+FORWARD, BACKWARD = "forward", "backward"
+# Parts of a step that are no layer.
+LOSS, OPTIMIZER, OUTSIDE = "(loss)", "(optimizer)", "(outside)"
+# Our own work inside a step, which no layer is charged for.
+WATCHING = "(watching)"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer that runs, with the layers around it (outermost first), and in which pass."""
+
+    path: tuple[str, ...]
+    phase: str
+
+    @property
+    def layer(self) -> str:
+        return self.path[-1] if self.path else OUTSIDE
+
+    @property
+    def label(self) -> str:
+        """What a trace shows."""
+        name = self.layer or "model"
+        return name if self.phase == FORWARD else f"{name} {self.phase}"
+
+
+Watcher = Callable[[Place], None]
+
+
+class Tracker:
+    """A context manager around one step of the subject; calls `enter` and `leave` as layers run."""
+
+    def __init__(self, subject: Subject, enter: Watcher | None = None, leave: Watcher | None = None) -> None:
+        self._subject = subject
+        self._enter, self._leave = enter, leave
+        self._names = {id(module): name for name, module in subject.layers.items()}
+        self._owners = _owners(subject.layers)
+        self._stack: list[Place] = []
+        # The autograd number at which each path began to run.
+        self._numbers: list[int] = []
+        self._paths: list[tuple[str, ...]] = []
+        self._handles: list[RemovableHandle] = []
+        self._node_handles: list[RemovableHandle] = []
+
+    @property
+    def current(self) -> Place:
+        return self._stack[-1] if self._stack else Place((), _phase())
+
+    def __enter__(self) -> "Tracker":
+        self._handles += [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+        optimizer = self._subject.optimizer
+        if optimizer is not None:
+            self._handles += [
+                optimizer.register_step_pre_hook(lambda *_: self._push(Place((OPTIMIZER,), FORWARD))),
+                optimizer.register_step_post_hook(lambda *_: self._pop()),
+            ]
+        if self._subject.loss is not None:
+            self._subject.loss.around = self._watch_loss
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in [*self._handles, *self._node_handles]:
+            handle.remove()
+        self._handles.clear()
+        self._node_handles.clear()
+        if self._subject.loss is not None:
+            self._subject.loss.around = None
+
+    def _push(self, place: Place) -> None:
+        self._stack.append(place)
+        self._mark()
+        if self._enter is not None:
+            self._enter(place)
+
+    def _pop(self) -> None:
+        place = self._stack.pop()
+        if self._leave is not None:
+            self._leave(place)
+        self._mark()
+
+    def _mark(self) -> None:
+        # Inside the backward pass another thread counts, and what it makes is not run by this pass.
+        if _phase() == FORWARD:
+            self._numbers.append(torch.autograd._get_sequence_nr())
+            self._paths.append(self._stack[-1].path if self._stack else ())
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        name = self._names.get(id(module))
+        if name is not None:
+            # A layer that runs inside the backward pass is being recomputed: the cost belongs to that pass.
+            around = self.current.path
+            # Recomputing starts at an outer layer again, in the middle of an inner one's backward pass.
+            outer = around[: around.index(name)] if name in around else around
+            self._push(Place((*outer, name), _phase()))
+
+    def _after(self, module: nn.Module, _: Any, output: Any) -> None:
+        if id(module) in self._names and self._stack:
+            self._pop()
+
+    def _watch_loss(self, loss: LossFunction, output: Any, batch: Inputs) -> Tensor:
+        self._push(Place((LOSS,), FORWARD))
+        value = loss(output, batch)
+        self._pop()
+        self._push(Place((WATCHING,), FORWARD))
+        for node in _nodes(value):
+            self._watch_node(node)
+        self._pop()
+        return value
+
+    def _watch_node(self, node: Any) -> None:
+        place = Place(self._path_of(node), BACKWARD)
+        self._node_handles += [
+            node.register_prehook(lambda *_: self._push(place)),
+            node.register_hook(lambda *_: self._pop()),
+        ]
+
+    def _path_of(self, node: Any) -> tuple[str, ...]:
+        variable = getattr(node, "variable", None)  # an AccumulateGrad node: it adds to a parameter's gradient
+        if variable is not None:
+            return self._owners.get(id(variable), ())
+        index = bisect_right(self._numbers, node._sequence_nr()) - 1
+        return self._paths[index] if index >= 0 else ()
+
+
+def _phase() -> str:
+    return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    """Every autograd node below a loss."""
+    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        yield node
+
+
+def ancestry(name: str, layers: dict[str, nn.Module]) -> tuple[str, ...]:
+    """`a.b` -> ("", "a", "a.b"), as far as these are layers."""
+    parts = name.split(".") if name else []
+    names = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
+    return tuple(n for n in names if n in layers)
+
+
+def _owners(layers: dict[str, nn.Module]) -> dict[int, tuple[str, ...]]:
+    owners: dict[int, tuple[str, ...]] = {}
+    for name, module in layers.items():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), ancestry(name, layers))
+    return owners

@@ -1,0 +1,37 @@
+"""The report's pictures: one file each, drawn as SVG from a climb, for a given width in pixels.
+
+A picture is drawn once per width instead of being scaled, so that its text stays readable on a phone; the
+page's style sheet shows the one that fits.
+"""
+
+from collections.abc import Callable
+
+from markupsafe import Markup
+
+from redline.ladder.report.charts.ablation import draw_ablation
+from redline.ladder.report.charts.distributions import draw_distributions
+from redline.ladder.report.charts.ladder import draw_ladder
+from redline.ladder.report.charts.quality import draw_quality
+from redline.ladder.report.charts.rooflines import draw_roofline
+from redline.ladder.report.charts.svg import Drawing
+from redline.ladder.report.climb import Climb
+
+Draw = Callable[[Climb, int], Drawing | None]
+FULL, HALF = (340, 560, 920), (340, 440, 640)
+
+
+def draw_all(climb: Climb) -> dict[str, Markup]:
+    """Every picture that this climb has data for, by name."""
+    charts: tuple[tuple[str, Draw, tuple[int, ...]], ...] = (
+        ("ladder", draw_ladder, FULL),
+        ("quality", draw_quality, HALF),
+        ("roofline", draw_roofline, HALF),
+        ("distributions", draw_distributions, FULL),
+        ("ablation", draw_ablation, FULL),
+    )
+    found = {}
+    for name, draw, widths in charts:
+        drawings = [drawing for width in widths if (drawing := draw(climb, width)) is not None]
+        if drawings:
+            found[name] = Markup("\n").join(drawing.svg(name) for drawing in drawings)
+    return found

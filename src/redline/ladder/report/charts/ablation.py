@@ -1,0 +1,47 @@
+"""What each rung is worth in the final plan: how much slower a step gets when it alone is taken out."""
+
+from redline.ladder.report.charts.svg import Drawing, Scale, text_width
+from redline.ladder.report.climb import Climb, Entry, format_ratio
+from redline.ladder.report.worth import worth_of
+from redline.ladder.statistics import Interval
+
+
+def draw_ablation(climb: Climb, width: int) -> Drawing | None:
+    bars = [(e, worth) for e in climb.ablations if (worth := worth_of(e)) is not None]
+    if not bars:
+        return None
+    bars.sort(key=lambda bar: -bar[1].middle)
+    stacked = width < 480
+    row, top = (38, 26) if stacked else (29, 28)
+    notes = [_note(entry, worth) for entry, worth in bars]
+    left = 0 if stacked else min(230, 26 + max(text_width(e.row.rung) for e, _ in bars))
+    right = width - (0 if stacked else 18 + max(map(text_width, notes)))
+    height = top + row * len(bars) + 4
+    words = "; ".join(f"{e.row.rung} {note}" for (e, _), note in zip(bars, notes, strict=True))
+    drawing = Drawing(width, height, "What each rung is worth", f"Slowdown without the rung: {words}.")
+    ends = [v for _, w in bars for v in (w.middle, *(() if w.low <= 0 else (w.high,)))]
+    scale = Scale(min(1.0, *(w.middle for _, w in bars)), max(1.1, *ends) * 1.01, left, right)
+    for tick in scale.ticks(4 if stacked else 8):
+        drawing.line(scale(tick), top - 6, scale(tick), height - 4, "axis" if tick == 1 else "grid")
+        anchor = "start" if tick == scale.low else "end" if scale(tick) > width - 16 else "middle"
+        drawing.text(scale(tick), top - 12, f"{tick:.3g}×", "tick", anchor)
+    for index, ((entry, worth), note) in enumerate(zip(bars, notes, strict=True)):
+        y = top + index * row
+        kept = entry.row.verdict == "kept"
+        words = "strong" if kept else "quiet"
+        label_y, bar_y, room = (
+            (y + 12, y + 18, width - text_width(note) - 10) if stacked else (y + 17, y + 5, left - 14)
+        )
+        drawing.label(0, label_y, entry.row.rung, room, words)
+        drawing.text(width, label_y, note, "figure" if kept else "quiet", "end")
+        one, end = scale(1.0), scale(worth.middle)
+        drawing.bar(min(one, end), bar_y, abs(end - one), 14, "m-kept" if kept else "m-faint", entry.row.reason)
+        if worth.low > 0:
+            low, high, middle = scale(worth.low), scale(worth.high), bar_y + 7
+            ends = f"M{low:.1f} {middle - 3.5:.1f}v7M{high:.1f} {middle - 3.5:.1f}v7"
+            drawing.path(f"M{low:.1f} {middle:.1f}H{high:.1f}{ends}", "whisker")
+    return drawing
+
+
+def _note(entry: Entry, worth: Interval) -> str:
+    return format_ratio(worth.middle) + ("" if entry.row.verdict == "kept" else " · removed")

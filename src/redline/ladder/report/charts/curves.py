@@ -1,0 +1,92 @@
+"""Values against steps, frames or seconds as curves: one SVG for each width that a page may have."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from redline.ladder.report.charts.svg import Drawing, Scale, format_tick
+
+_WIDTHS = (340, 440, 640)
+# More points than pixels draw the same line, only larger.
+_MOST_POINTS = 600
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`kind` is its class in the style sheet, and `end-` before it that of its last point."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    kind: str = "curve"
+
+    @classmethod
+    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "curve") -> "Curve":
+        """Of entries that have a step."""
+        found = [(entry["step"], entry[key]) for entry in entries if isinstance(entry.get(key), (int, float))]
+        return cls(name or key, tuple((step, value) for step, value in found if math.isfinite(value)), kind)
+
+    @property
+    def thinned(self) -> tuple[tuple[float, float], ...]:
+        stride = -(-len(self.points) // _MOST_POINTS) or 1
+        # From the end, so that the last value is always there.
+        return self.points[::-1][::stride][::-1]
+
+
+def draw_curves(
+    title: str,
+    curves: Sequence[Curve],
+    name: str,
+    along: str = "step",
+    write: Callable[[float], str] = format_tick,
+    span: tuple[float, float | None] | None = None,
+) -> Markup:
+    """The same picture at every width; nothing when there are not two points to join.
+
+    `write` makes the words of the upward axis; `span` says where it begins, and perhaps where it ends.
+    """
+    shown = [curve for curve in curves if curve.points]
+    if max((len(curve.points) for curve in shown), default=0) < 2:
+        return Markup("")
+    return Markup("\n").join(_draw(title, shown, width, along, write, span).svg(name) for width in _WIDTHS)
+
+
+def _draw(
+    title: str,
+    curves: Sequence[Curve],
+    width: int,
+    along: str,
+    write: Callable[[float], str],
+    span: tuple[float, float | None] | None,
+) -> Drawing:
+    height, left, right, top = int(width * 0.6), 64, width - 10, 20
+    bottom = height - 36
+    steps = [step for curve in curves for step, _ in curve.points]
+    x = Scale(min(steps), max(steps), left, right)
+    y = Scale(*_span([value for curve in curves for _, value in curve.points], span), bottom, top)
+    last = "; ".join(f"{curve.name} ends at {write(curve.points[-1][1])}" for curve in curves)
+    drawing = Drawing(width, height, title, f"{title} by {along}: {last}.")
+    for tick in y.ticks(5):
+        drawing.line(left, y(tick), right, y(tick), "grid")
+        drawing.text(left - 8, y(tick) + 4, write(tick), "tick", "end")
+    for tick in x.ticks(5 if width > 400 else 3):
+        drawing.text(x(tick), bottom + 16, f"{tick:,g}", "tick", "middle")
+    drawing.line(left, bottom, right, bottom, "axis")
+    drawing.text((left + right) / 2, height - 4, along, "axis-title", "middle")
+    for curve in curves:
+        drawing.path("M" + "L".join(f"{x(step):.1f} {y(value):.1f}" for step, value in curve.thinned), curve.kind)
+        step, value = curve.points[-1]
+        said = f"{curve.name} {write(value)} at {along} {step:,.6g}"
+        drawing.dot(x(step), y(value), 3, f"end-{curve.kind}", said)
+    return drawing
+
+
+def _span(values: Sequence[float], given: tuple[float, float | None] | None) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    if given is None:
+        margin = (high - low) * 0.06 or abs(high) * 0.05 or 1.0
+        return low - margin, high + margin
+    begin, end = given
+    return begin, end if end is not None else (begin + (high - begin) * 1.08 if high > begin else begin + 1.0)

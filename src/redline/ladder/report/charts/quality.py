@@ -1,0 +1,109 @@
+"""Speed against quality: each plan's speed-up and its score at the first gate, the gate as the red line."""
+
+import math
+from collections.abc import Sequence
+
+from redline.ladder.gate import Score
+from redline.ladder.report.charts.svg import Drawing, Scale, format_tick, padded
+from redline.ladder.report.climb import TRIED, Climb, Entry, format_ratio
+
+
+def draw_quality(climb: Climb, width: int) -> Drawing | None:
+    gate = next((e.measurement.scores[0] for e in climb.entries if e.measurement.scores), None)
+    shown = [e for e in climb.entries if e.row.role in ("baseline", "compile", *TRIED) or e is climb.final]
+    judged = [(e, score) for e in shown if (score := _score(e, gate)) is not None]
+    placed = [(e, score) for e, score in judged if e.row.over_start is not None]
+    if gate is None or len(placed) < 2:
+        return None
+    untimed = [(e, score) for e, score in judged if e.row.over_start is None and not score.passed]
+    height, left, right, top = int(min(380, width * 0.82)), 54, width - 14, 14
+    bottom = height - 44
+    speeds = [e.row.over_start or 1.0 for e, _ in placed]
+    # Refused plans have a score and no speed: they stand in a lane of their own.
+    lane = 22 if untimed else 0
+    x = Scale(min(0.9, *speeds) * 0.95, max(1.2, *speeds) * 1.06, left + lane, right)
+    y = _score_scale([s.value for _, s in placed + untimed], gate, bottom, top)
+    name = gate.metric.replace("_", " ")
+    words = "; ".join(f"{e.label} {format_ratio(e.row.over_start or 0)} at {s.value:.3g}" for e, s in placed)
+    drawing = Drawing(width, height, f"Speed against {name}", f"{name}, limit {gate.limit:g}: {words}.")
+    _draw_axes(drawing, x, y, name, gate, lane)
+    limit_y = y(gate.limit)
+    drawing.line(left, limit_y, right, limit_y, "limit")
+    gate_text = f"gate: {'≤' if gate.better == 'lower' else '≥'} {gate.limit:g}"
+    drawing.text(right, limit_y - 5, gate_text, "limit-text", "end")
+    drawing.reserve(right, limit_y - 5, gate_text, "end")
+    _draw_path(drawing, climb, placed, x, y)
+    inside = (left, 16.0, width, bottom - 2.0)
+    for entry, score in untimed:
+        px, py = left + 9, y(score.value)
+        drawing.path(f"M{px - 4:.1f} {py - 4:.1f}l8 8m0 -8l-8 8", "cross")
+        drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
+        drawing.label_point(px, py, f"{entry.label} refused", inside, "quiet")
+    placed.sort(key=lambda pair: _importance(climb, pair[0]))
+    for entry, score in placed:
+        kind = _kind(climb, entry)
+        px, py = x(entry.row.over_start or 1.0), y(score.value)
+        tip = f"{entry.row.plan}: {format_ratio(entry.row.over_start or 1.0)}, {name} {score.value:.3g}"
+        drawing.dot(px, py, 3.5 if kind == "faint" else 5.5, f"m-{kind}", tip)
+        drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
+    for entry, score in reversed(placed):
+        if _kind(climb, entry) != "faint":
+            drawing.label_point(x(entry.row.over_start or 1.0), y(score.value), _short(entry), inside)
+    return drawing
+
+
+def _score(entry: Entry, gate: Score | None) -> Score | None:
+    """This entry's score at the gate; a NaN has no place on an axis and is told in the table instead."""
+    found = (s for s in entry.measurement.scores if gate is not None and s.metric == gate.metric)
+    score = next(found, None)
+    return score if score is not None and math.isfinite(score.value) else None
+
+
+def _score_scale(values: Sequence[float], gate: Score, bottom: float, top: float) -> Scale:
+    if gate.better == "lower" and gate.limit > 0:
+        # An exact match is an error of zero: it stands at the floor of a logarithmic axis.
+        positive = [v for v in values if v > 0] + [gate.limit]
+        low, high = padded([max(min(positive), gate.limit * 1e-6), max(positive)], 2.5)
+        return Scale(low, high, bottom, top, log=True)
+    low, high = min(*values, gate.limit), max(*values, gate.limit)
+    margin = (high - low) * 0.12 or abs(high) * 0.05 or 1.0
+    return Scale(low - margin, high + margin, bottom, top)
+
+
+def _draw_axes(drawing: Drawing, x: Scale, y: Scale, name: str, gate: Score, lane: float) -> None:
+    left = x.start - lane
+    for tick in y.ticks(6):
+        drawing.line(left, y(tick), x.end, y(tick), "grid")
+        drawing.text(left - 8, y(tick) + 4, format_tick(tick), "tick", "end")
+    for tick in x.ticks(6 if drawing.width > 400 else 4):
+        drawing.line(x(tick), y.start, x(tick), y.start + 4, "axis")
+        drawing.text(x(tick), y.start + 17, f"{tick:g}×", "tick", "middle")
+    drawing.line(left, y.start, x.end, y.start, "axis")
+    drawing.text((left + x.end) / 2, drawing.height - 6, "times faster than eager →", "axis-title", "middle")
+    better = "lower" if gate.better == "lower" else "higher"
+    drawing.text(left, 9, f"{name} ({better} is better)", "axis-title")
+
+
+def _draw_path(drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Score]], x: Scale, y: Scale) -> None:
+    """The way of the climb: from the baseline over the kept rungs to the final plan."""
+    scores = {id(entry): score for entry, score in placed}
+    way = [e for e in (climb.baseline, *climb.kept, climb.final) if e is not None and id(e) in scores]
+    points = [f"{x(e.row.over_start or 1.0):.1f} {y(scores[id(e)].value):.1f}" for e in way]
+    if len(points) > 1:
+        drawing.path("M" + "L".join(points), "way")
+
+
+def _kind(climb: Climb, entry: Entry) -> str:
+    if entry is climb.final or entry is climb.baseline or entry is climb.compiled:
+        return {"final": "final", "baseline": "base", "compile": "compiled"}[entry.row.role]
+    return "kept" if entry.row.verdict == "kept" else "faint"
+
+
+def _importance(climb: Climb, entry: Entry) -> int:
+    return ("faint", "kept", "compiled", "base", "final").index(_kind(climb, entry))
+
+
+def _short(entry: Entry) -> str:
+    if entry.row.role == "compile":
+        return "torch.compile"
+    return ("+ " if entry.row.role in TRIED else "") + entry.label.partition("(")[0]

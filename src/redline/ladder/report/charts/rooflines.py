@@ -1,0 +1,83 @@
+"""The roofline: the machine's measured ceilings in red, and how far under them the model runs."""
+
+from redline.ladder.report.charts.svg import Box, Drawing, Scale
+from redline.ladder.report.climb import Climb, Entry
+from redline.ladder.report.roofline import Roofline, ceiling_flops_per_s, place
+from redline.notation import format_rate
+
+
+def draw_roofline(climb: Climb, width: int) -> Drawing | None:
+    candidates = ((climb.baseline, "base"), (climb.compiled, "compiled"), (climb.result, "final"))
+    entries = [(e, kind) for e, kind in candidates if e is not None and e.timed]
+    points = [(e, kind, r) for e, kind in entries if (r := place(e.measurement)) is not None]
+    if not points:
+        return None
+    machine = climb.subject.machine
+    dtypes = {e.measurement.precision: ceiling_flops_per_s(machine, e.measurement.precision) for e, _, _ in points}
+    bandwidth = points[0][2].ceiling_bytes_per_s
+    ridges = [peak / bandwidth for peak in dtypes.values()]
+    heights = [r.achieved_flops_per_s for _, _, r in points]
+    intensities = [r.intensity for _, _, r in points]
+    height, left, right, top = int(min(380, width * 0.82)), 54, width - 14, 22
+    x = Scale(min(*intensities, *ridges) / 4, max(*intensities, *ridges) * 5, left, right, log=True)
+    y = Scale(min(heights) / 3.5, max(*heights, *dtypes.values()) * 2.2, height - 44, top, log=True)
+    words = "; ".join(
+        f"{_name(e)} {format_rate(r.achieved_flops_per_s, 'FLOP/s')}, {r.share:.0%}" for e, _, r in points
+    )
+    drawing = Drawing(width, height, "The roofline", f"Rate reached and share of the ceiling: {words}.")
+    _draw_axes(drawing, x, y)
+    _draw_ceilings(drawing, dtypes, bandwidth, x, y)
+    marks = [(x(r.intensity), y(r.achieved_flops_per_s)) for _, _, r in points]
+    if len(marks) > 1:
+        drawing.path(f"M{marks[0][0]:.1f} {marks[0][1]:.1f}L{marks[-1][0]:.1f} {marks[-1][1]:.1f}", "way")
+    _draw_points(drawing, points, marks, (left, top, width, y.start - 2))
+    return drawing
+
+
+def _draw_points(
+    drawing: Drawing, points: list[tuple[Entry, str, Roofline]], marks: list[tuple[float, float]], inside: Box
+) -> None:
+    for (entry, kind, roofline), (px, py) in zip(points, marks, strict=True):
+        rate = format_rate(roofline.achieved_flops_per_s, "FLOP/s")
+        drawing.dot(px, py, 5.5, f"m-{kind}", f"{_name(entry)}: {rate}, bound by {roofline.bound}")
+        drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
+    for (entry, _, roofline), (px, py) in reversed(list(zip(points, marks, strict=True))):
+        drawing.label_point(px, py, f"{_name(entry)} · {roofline.share:.0%}", inside)
+
+
+def _draw_axes(drawing: Drawing, x: Scale, y: Scale) -> None:
+    for tick in y.ticks(5):
+        drawing.line(x.start, y(tick), x.end, y(tick), "grid")
+        number, _, unit = format_rate(tick, "FLOP/s").partition(" ")
+        drawing.text(x.start - 8, y(tick) + 4, f"{number}{unit[:1]}", "tick", "end")
+    for tick in x.ticks(6):
+        drawing.line(x(tick), y.start, x(tick), y.start + 4, "axis")
+        drawing.text(x(tick), y.start + 17, f"{tick:g}", "tick", "middle")
+    drawing.line(x.start, y.start, x.end, y.start, "axis")
+    drawing.text((x.start + x.end) / 2, drawing.height - 6, "operations per byte moved →", "axis-title", "middle")
+    drawing.text(x.start, 11, "FLOP/s", "axis-title")
+
+
+def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float, x: Scale, y: Scale) -> None:
+    top = max(dtypes.values())
+    start = max(x.low, y.low / bandwidth)
+    drawing.line(x(start), y(start * bandwidth), x(top / bandwidth), y(top), "limit")
+    used: list[float] = []
+    for dtype, peak in sorted(dtypes.items(), key=lambda item: -item[1]):
+        drawing.line(x(peak / bandwidth), y(peak), x.end, y(peak), "limit")
+        text_y = y(peak) - 6
+        if any(abs(text_y - other) < 14 for other in used):
+            text_y = y(peak) + 14
+        used.append(text_y)
+        text = f"{dtype} {format_rate(peak, 'FLOP/s')}"
+        drawing.text(x.end, text_y, text, "limit-text", "end")
+        drawing.reserve(x.end, text_y, text, "end")
+        drawing.taken.append((x(peak / bandwidth), y(peak) - 1, x.end, y(peak) + 1))
+    middle = (max(start, x.low) * top / bandwidth) ** 0.5
+    place_x, place_y, text = x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s")
+    drawing.text(place_x, place_y, text, "limit-text", "end")
+    drawing.reserve(place_x, place_y, text, "end")
+
+
+def _name(entry: Entry) -> str:
+    return "torch.compile" if entry.row.role == "compile" else entry.label.partition("(")[0]

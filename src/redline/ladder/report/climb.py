@@ -1,0 +1,219 @@
+"""A climb as a story: where it started, what stayed, where it ended, and the one sentence that sums it up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from redline.errors import MeasurementError
+from redline.ladder.measurement import Measurement
+from redline.ladder.report.ladder import Row, ladder_rows, timed
+from redline.ladder.statistics import ratio_interval
+
+# Differences below this are not worth a clause in the headline.
+_SAME = 0.02
+TRIED = ("trial", "second look")
+# Verdicts of what never ran.
+UNTRIED = ("unavailable", "unmeasured")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A measurement with the row derived from it."""
+
+    measurement: Measurement
+    row: Row
+    label: str
+
+    @property
+    def timed(self) -> bool:
+        return timed(self.measurement)
+
+
+@dataclass(frozen=True)
+class Climb:
+    """One run of a measurement file, sorted into its parts."""
+
+    entries: tuple[Entry, ...]
+    baseline: Entry | None
+    compiles: tuple[Entry, ...]
+    compiled: Entry | None  # the best of them
+    tried: tuple[Entry, ...]
+    ablations: tuple[Entry, ...]
+    final: Entry | None
+    over_compiled: float | None
+
+    @classmethod
+    def of(cls, measurements: Sequence[Measurement]) -> "Climb":
+        if not measurements:
+            raise MeasurementError("there is no measurement to report on.")
+        rows = ladder_rows(measurements)
+        final_at = _find_final(rows)
+        entries = tuple(
+            Entry(m, row, _label(row, index == final_at))
+            for index, (m, row) in enumerate(zip(measurements, rows, strict=True))
+        )
+        compiles = tuple(e for e in entries if e.row.role == "compile")
+        usable = [e for e in compiles if e.row.over_start is not None]
+        compiled = max(usable, key=lambda e: e.row.over_start or 0.0, default=None)
+        final = None if final_at is None else entries[final_at]
+        return cls(
+            entries=entries,
+            baseline=next((e for e in entries if e.row.role == "baseline"), None),
+            compiles=compiles,
+            compiled=compiled,
+            tried=tuple(e for e in entries if e.row.role in TRIED),
+            ablations=tuple(e for e in entries if e.row.role == "ablation"),
+            final=final,
+            over_compiled=_over_compiled(entries, final, compiled),
+        )
+
+    @property
+    def kept(self) -> tuple[Entry, ...]:
+        return tuple(e for e in self.tried if e.row.verdict == "kept")
+
+    @property
+    def rejected(self) -> tuple[Entry, ...]:
+        """What was tried and did not stay, and what an ablation took out again."""
+        dropped = [e for e in self.ablations if e.row.verdict == "dropped"]
+        return tuple(e for e in self.tried if e.row.verdict != "kept") + tuple(dropped)
+
+    @property
+    def result(self) -> Entry | None:
+        """The final plan, or the best so far of a climb that was interrupted."""
+        kept = [e for e in self.kept if e.timed]
+        return self.final or (kept[-1] if kept else None)
+
+    @property
+    def subject(self) -> Measurement:
+        """A measurement that says what the climb is about."""
+        return (self.final or self.baseline or self.entries[0]).measurement
+
+    @property
+    def milestones(self) -> tuple[Entry, ...]:
+        """The plans that tell the story: as built, torch.compile, each kept rung, the final plan."""
+        steps = (self.baseline, self.compiled, *self.kept, self.final)
+        return tuple(e for e in steps if e is not None and e.timed)
+
+    def headline(self) -> str:
+        """`3.1× faster than eager, 1.4× faster than torch.compile, 45% less memory, within all gates.`"""
+        if self.baseline is None:
+            return f"{_count(len(self.entries), 'measurement')}, and no baseline to hold them against."
+        result = self.result
+        if result is None:
+            return "Only the baseline so far: the climb stopped before a rung was kept."
+        red = [score.metric.replace("_", " ") for score in result.measurement.scores if not score.passed]
+        if red:
+            return f"The final plan is outside its gate on {' and '.join(red)}, so no speed is reported."
+        if not result.timed:
+            return f"The final plan was {result.row.verdict}: {result.row.reason.rstrip('.')}."
+        if self.final is not None and result.row.plan == self.baseline.row.plan:
+            ran = _count(sum(e.row.verdict not in UNTRIED for e in self.tried), "trial")
+            return f"Nothing beat the model as built in {ran}."
+        speed = [_faster(result.row.over_start, "eager")]
+        speed += [_faster(self.over_compiled, "torch.compile")] if self.over_compiled else []
+        memory = _memory(self.baseline, result)
+        clauses = memory + speed if self.subject.objective == "memory" else speed + memory
+        clauses += ["within all gates"] if result.measurement.scores else []
+        sentence = ", ".join(clauses)
+        if self.final is None:
+            return f"Interrupted before the final measurement; best so far: {sentence}."
+        return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> list[Measurement]:
+    """The measurements of one climb: the latest, or the one whose id (or its unambiguous start) is given."""
+    if not measurements:
+        raise MeasurementError("there is no measurement to report on.")
+    ids = list(dict.fromkeys(m.run for m in measurements))
+    if run is None:
+        chosen = measurements[-1].run
+    else:
+        matches = [known for known in ids if known == run] or [known for known in ids if known.startswith(run)]
+        if len(matches) != 1:
+            problem = "several runs start with" if matches else "no run"
+            listed = ", ".join(repr(known) for known in ids)
+            raise MeasurementError(f"{problem} {run!r} in this file: choose one of {listed}.")
+        chosen = matches[0]
+    return [m for m in measurements if m.run == chosen]
+
+
+def _find_final(rows: Sequence[Row]) -> int | None:
+    """The final plan's row: the file may also hold final rows of the plans it was compared with."""
+    finals = [index for index, row in enumerate(rows) if row.role == "final"]
+    rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
+    kept = [i for i in finals if rows[i].verdict == "kept"]
+    return next(iter(kept or [i for i in finals if rows[i].plan not in rivals] or finals), None)
+
+
+def _label(row: Row, final: bool) -> str:
+    if row.role == "baseline":
+        return "eager"
+    if row.role in TRIED:
+        return row.rung or row.plan
+    if row.role == "ablation":
+        return f"without {row.rung}"
+    if final:
+        return "final plan"
+    name = row.plan
+    if row.plan.startswith("compile") and "+" not in row.plan:
+        # As people say it: `torch.compile (max-autotune)`.
+        options = row.plan.removeprefix("compile").strip("()").removeprefix("mode=")
+        name = f"torch.compile ({options})" if options else "torch.compile"
+    return f"{name}, in the final race" if row.role == "final" else name
+
+
+def _over_compiled(entries: Sequence[Entry], final: Entry | None, compiled: Entry | None) -> float | None:
+    """Final plan over torch.compile; samples from the same race are better evidence than two ratios."""
+    if final is None or compiled is None or final.row.over_start is None:
+        return None
+    if final.row.plan == compiled.row.plan:
+        return 1.0
+    raced = [e for e in entries if e.row.role == "final" and e.row.plan == compiled.row.plan and e.timed]
+    if not raced:
+        return final.row.over_start / compiled.row.over_start if compiled.row.over_start else None
+    ours, theirs = final.measurement, raced[0].measurement
+    pairs = [(theirs.samples[s], ours.samples[s]) for s in ours.shapes if s in theirs.samples]
+    return ratio_interval(pairs).middle if pairs else None
+
+
+def _faster(ratio: float | None, than: str) -> str:
+    if ratio is None:
+        return f"not compared with {than}"
+    if abs(ratio - 1) < _SAME:
+        return f"as fast as {than}"
+    return f"{format_ratio(ratio)} faster than {than}" if ratio > 1 else f"{format_ratio(1 / ratio)} slower than {than}"
+
+
+def format_ratio(ratio: float) -> str:
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.3g}×"
+
+
+def format_change(ratio: float) -> str:
+    """`0.59` -> `−41%`."""
+    return f"{ratio - 1:+.0%}".replace("-", "−")
+
+
+def _memory(baseline: Entry, result: Entry) -> list[str]:
+    before, after = baseline.row.peak_bytes, result.row.peak_bytes
+    if not before or not after or abs(after / before - 1) < _SAME:
+        return []
+    return [f"{abs(after / before - 1):.0%} {'less' if after < before else 'more'} memory"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def eager_beside(climb: Climb, shape: str | None = None) -> float | None:
+    """The untouched model's time where the result was timed beside it: two times hours apart make no ratio."""
+    result = climb.result
+    if result is not None and result.timed:
+        shape = result.measurement.shapes[0] if shape is None else shape
+        samples = result.measurement.against_samples.get(shape)
+        if samples:
+            return median(samples)
+        if result.measurement.plan == "eager":
+            return result.measurement.median_s(shape)
+    if climb.baseline is None or not climb.baseline.timed:
+        return None
+    return climb.baseline.measurement.median_s(climb.baseline.measurement.shapes[0] if shape is None else shape)

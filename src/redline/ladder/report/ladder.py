@@ -1,0 +1,194 @@
+"""The ladder as rows: one per measurement, with every figure derived and nothing formatted but the score.
+
+No speed is given for a row whose gate is red or whose proof is empty: what is wrong cannot be fast.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redline.brackets import split_outside_brackets
+from redline.ladder.gate import Score
+from redline.ladder.measurement import Measurement
+from redline.ladder.report.roofline import place
+from redline.ladder.statistics import Interval, median
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the ladder; None is what was not measured or does not exist."""
+
+    rung: str
+    plan: str
+    role: str
+    verdict: str
+    reason: str
+    median_s: float | None
+    low_s: float | None
+    high_s: float | None
+    # The plan it was interleaved with, and that plan's median from the same turns.
+    against: str
+    against_s: float | None
+    # Against that plan, and against the model as built.
+    over_last: Interval | None
+    over_start: float | None
+    peak_bytes: int | None
+    quality: str
+    share: float | None
+    setup_s: float | None
+    setup_cached: bool
+    # Calls until the set-up has paid for itself; None when it never does.
+    break_even: float | None
+    proof: str
+
+
+def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
+    """The rows of one climb, in the order in which they were measured."""
+    baseline = next((m for m in measurements if m.role == "baseline"), None)
+    starts = over_starts(measurements)
+    cold = [m for m in measurements if timed(m) and not m.setup_cached and m.shapes[0] in m.setup_s]
+    cold_s = {m.plan: m.setup_s[m.shapes[0]] for m in cold}
+    return [_row(m, start, baseline, cold_s) for m, start in zip(measurements, starts, strict=True)]
+
+
+def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
+    """Each measurement's speed over the baseline's, chained through the plans it was interleaved with.
+
+    A machine drifts over a climb, and neighbours in time drift together: the product of interleaved ratios
+    stays right where the ratio of two medians taken minutes apart does not.
+    """
+    baseline = next((m for m in measurements if m.role == "baseline"), None)
+    known: dict[str, float] = {}
+    found: list[float | None] = []
+    for m in measurements:
+        start = None
+        if m.role == "baseline" or (baseline is not None and m.plan == baseline.plan):
+            start = 1.0 if timed(m) else None
+        elif baseline is not None and timed(m):
+            last = speedup(m)
+            if last is not None and m.against in known:
+                start = last.middle * known[m.against]
+            elif last is not None and m.against == baseline.plan:
+                start = last.middle
+            else:
+                start = _ratio_of_medians(baseline, m)
+        if start is not None and (m.role == "baseline" or m.plan not in known):
+            known[m.plan] = start
+        found.append(start)
+    return found
+
+
+def timed(measurement: Measurement) -> bool:
+    """Whether its time may be shown: it has samples, and its output was good."""
+    usable = bool(measurement.samples) and all(map(_positive, measurement.samples.values()))
+    return usable and measurement.verdict != "refused" and all(score.passed for score in measurement.scores)
+
+
+def speedup(measurement: Measurement) -> Interval | None:
+    """Against the interleaved plan; None where no time may be shown or nothing was interleaved."""
+    against = [measurement.against_samples[s] for s in measurement.shapes if measurement.against_samples.get(s)]
+    return measurement.speedup() if timed(measurement) and all(map(_positive, against)) else None
+
+
+def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
+    """The median of the plan it was interleaved with, in the same turns: what its ratio can be made again from."""
+    if speedup(measurement) is None:
+        return None
+    samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)
+    return median(samples) if samples else None
+
+
+def shapes_sentence(measurement: Measurement) -> str:
+    """Which of several shapes a ladder's figures are of; empty where there is only the workload's own."""
+    shapes = [shape or "as given" for shape in measurement.shapes]
+    if shapes in ([], ["as given"]):
+        return ""
+    if len(shapes) == 1:
+        return f"All figures are with {shapes[0]}."
+    return f"Times are with {shapes[0]}; ratios are the geometric mean over {' and '.join(shapes)}."
+
+
+def worst_score(scores: Sequence[Score]) -> Score | None:
+    """The score that matters: a NaN, then a red one, then the one that used up most of its allowance."""
+
+    def badness(score: Score) -> tuple[bool, bool, float]:
+        if math.isnan(score.value):
+            return (True, True, 0.0)
+        spent, allowed = score.value, score.limit
+        if score.better == "higher":
+            # A similarity is perfect at 1, so what counts is how much of the way down from 1 is gone.
+            similarity = score.limit < 1
+            spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
+        return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
+
+    return max(scores, key=badness, default=None)
+
+
+def format_score(score: Score) -> str:
+    """`relative error 0.0031 ≤ 0.02`, or what is wrong with it."""
+    name = score.metric.replace("_", " ")
+    if math.isnan(score.value):
+        return f"{name} NaN"
+    good, bad = ("≤", ">") if score.better == "lower" else ("≥", "<")
+    # Three nines and six nines differ: a score near its perfect 1 needs more digits than an error does.
+    digits = 7 if score.better == "higher" and score.value < 10 else 3
+    return f"{name} {score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
+
+
+def rung_names(text: str) -> list[str]:
+    """The names in `fp16 + grad_scaler(init_scale=64)`."""
+    return [part.partition("(")[0].strip() for part in split_outside_brackets(text, "+")]
+
+
+def _positive(values: Sequence[float]) -> bool:
+    return bool(values) and all(math.isfinite(value) and value > 0 for value in values)
+
+
+def _row(m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]) -> Row:
+    shown = timed(m)
+    interval = m.interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
+    roofline = place(m) if shown else None
+    worst = worst_score(m.scores)
+    setup_s = m.setup_s.get(m.shapes[0] if m.shapes else "")
+    return Row(
+        rung=m.rung,
+        plan=m.plan,
+        role=m.role,
+        verdict=m.verdict,
+        reason=m.reason,
+        median_s=m.median_s() if shown else None,
+        low_s=interval.low if interval else None,
+        high_s=interval.high if interval else None,
+        against=m.against,
+        against_s=against_s(m),
+        over_last=speedup(m),
+        over_start=over_start,
+        peak_bytes=m.peak_bytes if m.peak_bytes > 0 else None,
+        quality=format_score(worst) if worst else "",
+        share=roofline.share if roofline else None,
+        setup_s=setup_s,
+        setup_cached=m.setup_cached,
+        break_even=_break_even(m, over_start, baseline, cold_s),
+        proof="; ".join(filter(None, (m.proof.get(name, "") for name in rung_names(m.rung)))),
+    )
+
+
+def _break_even(
+    m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
+) -> float | None:
+    """From a cold set-up: one that a compiler's cache made short is not what a first user pays."""
+    if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
+        return None
+    shape = m.shapes[0]
+    setup_s = m.setup_s.get(shape) if not m.setup_cached else cold_s.get(m.plan)
+    if setup_s is None or not baseline.samples.get(shape):
+        return None
+    extra_s = setup_s - baseline.setup_s.get(shape, 0.0)
+    saved_s = baseline.median_s(shape) * (1 - 1 / over_start)
+    return max(0.0, extra_s / saved_s)
+
+
+def _ratio_of_medians(baseline: Measurement, m: Measurement) -> float | None:
+    shared = [s for s in m.shapes if m.samples[s] and baseline.samples.get(s)]
+    logs = [math.log(baseline.median_s(s) / m.median_s(s)) for s in shared]
+    return math.exp(sum(logs) / len(logs)) if logs else None

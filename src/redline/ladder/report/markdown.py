@@ -1,0 +1,65 @@
+"""The report as GitHub Markdown: the same sentence and tables, everything that was measured escaped."""
+
+import re
+
+from redline.ladder.report.climb import Climb
+from redline.ladder.report.plan_text import plan_toml
+from redline.ladder.report.tables import Table, all_tables, columns_with_values, format_date
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!])")
+
+
+def render_markdown(climb: Climb) -> str:
+    """The whole document."""
+    m = climb.subject
+    machine = str(m.machine.get("name", "unknown machine"))
+    result = climb.result or climb.baseline or climb.entries[0]
+    kind = " · training step" if m.training else ""
+    parts = [
+        f"# {escape(m.workload)} on {escape(machine)}",
+        f"**{escape(climb.headline())}**",
+        f"{format_date(m.created)}{kind} · objective: {escape(m.objective)}",
+        "## The plan",
+        fenced(result.row.plan),
+        fenced(plan_toml(result.row.plan, climb.subject.objective), "toml"),
+    ]
+    for table in all_tables(climb):
+        parts += [f"## {escape(table.title)}", markdown_table(table)]
+        parts += [f"<sub>{escape(table.note)}</sub>"] if table.note else []
+    parts.append(f"<sub>Made by Redline {escape(m.redline)} from {len(climb.entries)} measurements.</sub>")
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that stays text: no tag, no emphasis, no link, no second cell."""
+    text = " ".join(text.split())
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A block of code whose fence is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def markdown_table(table: Table) -> str:
+    """A report's table; columns in which no row has anything to say are left out."""
+    shown = columns_with_values(table)
+    columns = [table.columns[i] for i in shown] + (["Reason"] if table.why else [])
+    aligned = ["---" if i < table.words else "---:" for i in shown] + (["---"] if table.why else [])
+    lines = [_line([escape(column) for column in columns]), _line(aligned)]
+    for index, row in enumerate(table.rows):
+        cells = [_flat(row[i]) for i in shown] + ([table.why[index]] if table.why else [])
+        lines.append(_line([escape(cell) for cell in cells]))
+    return "\n".join(lines)
+
+
+def _flat(cell: str) -> str:
+    value, _, small = cell.partition("\n")
+    return f"{value} ({small})" if small else value
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,281 @@
+"""The report's tables as plain text; HTML and Markdown show the same ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from redline.ladder.gate import Score
+from redline.ladder.report.climb import UNTRIED, Climb, Entry, eager_beside, format_change, format_ratio
+from redline.ladder.report.ladder import format_score, rung_names, shapes_sentence, speedup, worst_score
+from redline.ladder.report.roofline import place
+from redline.ladder.report.worth import worth_of
+from redline.ladder.statistics import Interval
+from redline.notation import format_bytes, format_rate, format_seconds
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text. A second line in a cell is its small print; `why` is a sentence for each row."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    why: tuple[str, ...] = ()
+    note: str = ""
+    # How many columns at the left hold words; the rest hold figures.
+    words: int = 1
+
+
+def all_tables(climb: Climb) -> list[Table]:
+    """Every table that this climb can fill, in the order of the page."""
+    makers: tuple[Callable[[Climb], Table | None], ...] = (
+        _ladder,
+        _rejected,
+        _shapes,
+        _ablation,
+        _proof,
+        _gates,
+        _memory,
+        _setup,
+        _environment,
+    )
+    return [table for make in makers if (table := make(climb)) is not None and table.rows]
+
+
+def _ladder(climb: Climb) -> Table:
+    removed = {e.row.rung.partition("(")[0] for e in climb.ablations if e.row.verdict == "dropped"}
+    entries = [e for e in climb.entries if e.row.role != "ablation" and e.row.verdict not in UNTRIED]
+    rows, why = [], []
+    for entry in entries:
+        row = entry.row
+        again = " (again)" if row.role == "second look" else ""
+        rows.append(
+            (
+                entry.label + again,
+                row.verdict,
+                _or_none(row.median_s, format_seconds) + _span(row.low_s, row.high_s),
+                _or_none(row.against_s, format_seconds),
+                NONE if row.role == "baseline" else _ratio(row.over_last),
+                _or_none(row.over_start, format_ratio),
+                _or_none(row.peak_bytes, format_bytes),
+                _quality(entry.measurement.scores),
+                _or_none(row.share, lambda share: f"{share:.0%}"),
+                _setup_time(entry),
+                _calls(row.break_even),
+            )
+        )
+        later = row.verdict == "kept" and row.role != "final" and not removed.isdisjoint(rung_names(row.rung))
+        why.append(row.reason + ("; taken out again by the ablation" if later else ""))
+    columns = (
+        "Rung", "Verdict", "Time per step", "Last plan", "Over last", "Over start", "Peak memory", "Quality",
+        "Of the roofline", "Set-up", "Break-even",
+    )  # fmt: skip
+    hidden = sum(e.row.verdict in UNTRIED for e in climb.tried)
+    note = (
+        "Medians with 99% intervals. Last plan: the median of the plan it was interleaved with, in the same turns; "
+        "over last: the ratio of the two, turn by turn. Over start: against the model as built. Break-even: calls "
+        "until the set-up has paid for itself. No speed is shown on a red gate."
+    )
+    if shapes := shapes_sentence(climb.subject):
+        note += f" {shapes}"
+    if any(e.row.setup_cached for e in entries):
+        note += " * A compiler's cache made this set-up shorter than a first user would see."
+    if hidden:
+        note += f" {hidden} more were not tried; the next table says why."
+    return Table("ladder", "The ladder", columns, tuple(rows), tuple(why), note, words=2)
+
+
+def _rejected(climb: Climb) -> Table:
+    rows = []
+    for entry in climb.rejected:
+        row = entry.row
+        verdict = "removed" if row.role == "ablation" else row.verdict
+        rows.append((row.rung or entry.label, verdict, row.reason or NONE))
+    return Table("rejected", "What did not stay, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3)
+
+
+def _ablation(climb: Climb) -> Table:
+    rows, why = [], []
+    for entry in climb.ablations:
+        worth, verdict = worth_of(entry), "removed" if entry.row.verdict == "dropped" else entry.row.verdict
+        rows.append((entry.row.rung, verdict, _ratio(worth), _or_none(entry.row.peak_bytes, format_bytes)))
+        why.append(entry.row.reason)
+    columns = ("Rung", "Verdict", "Slower without it", "Peak memory without it")
+    return Table("ablation", "What each rung is worth in the final plan", columns, tuple(rows), tuple(why), words=2)
+
+
+def _proof(climb: Climb) -> Table | None:
+    if climb.result is None:
+        return None
+    rows = tuple((rung, said or NONE) for rung, said in climb.result.measurement.proof.items())
+    return Table("proof", "Proof that it happened", ("Rung", "What was seen"), rows, words=2)
+
+
+def _gates(climb: Climb) -> Table | None:
+    if climb.result is None:
+        return None
+    rows = []
+    for score in climb.result.measurement.scores:
+        name = score.metric.replace("_", " ")
+        rows.append((name, "within" if score.passed else "outside", format_score(score).removeprefix(name).strip()))
+    return Table("gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), tuple(rows), words=3)
+
+
+def _memory(climb: Climb) -> Table:
+    base = climb.baseline.row.peak_bytes if climb.baseline else None
+    rows = []
+    for entry in climb.milestones:
+        peak, weights = entry.row.peak_bytes, entry.measurement.weight_bytes
+        if peak:
+            change = format_change(peak / base) if base and entry is not climb.baseline else NONE
+            rows.append((entry.label, format_bytes(peak), change, format_bytes(weights) if weights else NONE))
+    return Table("memory", "Memory", ("Plan", "Peak", "Over start", "Weights"), tuple(rows))
+
+
+def _setup(climb: Climb) -> Table:
+    base = climb.baseline.row.median_s if climb.baseline else None
+    rows, cached = [], False
+    for entry in climb.milestones:
+        if entry.row.setup_s is None:
+            continue
+        start = entry.row.over_start
+        saved = base * (1 - 1 / start) if base and start and entry is not climb.baseline else None
+        cached |= entry.row.setup_cached
+        rows.append((entry.label, _setup_time(entry), _or_none(saved, format_seconds), _calls(entry.row.break_even)))
+    note = "* A compiler's cache made this shorter than a first user would see." if cached else ""
+    columns = ("Plan", "Set-up", "Saved per call", "Break-even")
+    return Table("setup", "Set-up and break-even", columns, tuple(rows), note=note)
+
+
+def _shapes(climb: Climb) -> Table | None:
+    result = climb.result
+    shapes = result.measurement.shapes if result else ()
+    if len(shapes) < 2 or result is None or not result.timed:
+        return None
+    m = result.measurement
+    rows = []
+    for shape in shapes:
+        before = eager_beside(climb, shape)
+        compiled = climb.compiled.measurement.median_s(shape) if climb.compiled else float("nan")
+        after, roofline = m.median_s(shape), place(m, shape)
+        rows.append(
+            (
+                shape or "as given",
+                _or_none(before, format_seconds),
+                format_seconds(compiled),
+                format_seconds(after),
+                format_ratio(before / after) if before is not None else NONE,
+                f"{format_count(m.throughput(shape))} {m.unit}s/s",
+                f"{roofline.share:.0%}" if roofline else NONE,
+                _or_none(m.setup_s.get(shape), format_seconds),
+            )
+        )
+    columns = ("Shape", "Eager", "torch.compile", "Final plan", "Faster", "Rate", "Of the roofline", "Set-up")
+    return Table("shapes", "By input shape", columns, tuple(rows))
+
+
+def _environment(climb: Climb) -> Table:
+    m = climb.subject
+    machine = m.machine
+    device = str(machine.get("name", "unknown"))
+    if machine.get("device_bytes"):
+        device += f", {format_bytes(machine['device_bytes'])}"
+    ceilings = machine.get("ceilings") or {}
+    rates = [f"{d} {format_rate(r, 'FLOP/s')}" for d, r in (ceilings.get("matmul_flops_per_s") or {}).items()]
+    rows = [
+        ("Workload", m.workload),
+        ("Objective", m.objective + (", of a training step" if m.training else "")),
+        ("Device", f"{device} ({machine.get('device', '?')})"),
+        ("Host", f"{machine.get('system', '?')}, {machine.get('cores', '?')} cores, {_host_memory(machine)}"),
+        ("Copy ceiling", format_rate(ceilings["bytes_per_s"], "B/s") if ceilings.get("bytes_per_s") else ""),
+        ("Matmul ceilings", ", ".join(rates)),
+        ("Driver, CUDA", ", ".join(str(machine[k]) for k in ("driver", "cuda") if machine.get(k))),
+        ("Python", str(machine.get("python", ""))),
+        (
+            "Libraries",
+            ", ".join(f"{name} {version}" for name, version in (machine.get("versions") or {}).items()),
+        ),
+        ("Redline", m.redline),
+        ("Command", m.command),
+        ("Options", _options(m.options)),
+        ("Run", m.run),
+        ("Measured", format_date(m.created)),
+        ("Notes", "; ".join(dict.fromkeys(note for e in climb.entries for note in e.measurement.notes))),
+    ]
+    return Table("environment", "The environment", ("What", "Seen"), tuple(r for r in rows if r[1]), words=2)
+
+
+def format_count(number: float) -> str:
+    if number != number:
+        return NONE
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def format_date(created: float) -> str:
+    return datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def final_over_start(climb: Climb) -> Interval | None:
+    """The final plan's interleaved speed-up over the baseline, with its interval."""
+    if climb.final is None or climb.baseline is None or climb.final.measurement.against != climb.baseline.row.plan:
+        return None
+    return speedup(climb.final.measurement)
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    """`size=64` for a plain option; a shape's own options are its label already."""
+    return ", ".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, Mapping))
+
+
+def _host_memory(machine: Any) -> str:
+    return format_bytes(machine["host_bytes"]) if machine.get("host_bytes") else "memory unknown"
+
+
+def _or_none(value: Any, form: Callable[[Any], str]) -> str:
+    return NONE if value is None else form(value)
+
+
+def _span(low: float | None, high: float | None) -> str:
+    """A second line for a cell: `14.1–14.2`, in the unit of the first line where the ends share one."""
+    if low is None or high is None:
+        return ""
+    first, last = format_seconds(low), format_seconds(high)
+    same = first.split()[-1] == last.split()[-1]
+    return f"\n{first.split()[0]}–{last.split()[0]}" if same else f"\n{first} – {last}"
+
+
+def _ratio(interval: Interval | None) -> str:
+    """`1.49×` over `1.47–1.51`; a single sample has no interval."""
+    if interval is None:
+        return NONE
+    bounds = "" if interval.low <= 0 else f"\n{interval.low:.2f}–{interval.high:.2f}"
+    return format_ratio(interval.middle) + bounds
+
+
+def _quality(scores: Sequence[Score]) -> str:
+    worst = worst_score(scores)
+    if worst is None:
+        return NONE
+    name = worst.metric.replace("_", " ")
+    value, *limit = format_score(worst).removeprefix(name).split()
+    return f"{value}\n{name}{' ' if limit else ''}{' '.join(limit)}"
+
+
+def _setup_time(entry: Entry) -> str:
+    mark = " *" if entry.row.setup_cached else ""
+    return _or_none(entry.row.setup_s, lambda seconds: format_seconds(seconds) + mark)
+
+
+def _calls(calls: float | None) -> str:
+    if calls is None:
+        return NONE
+    return "at once" if calls < 1 else f"{calls:,.0f} calls" if calls < 1e6 else f"{calls:.2g} calls"
+
+
+def columns_with_values(table: Table) -> Sequence[int]:
+    """The columns in which at least one row has something to say."""
+    return [i for i in range(len(table.columns)) if any(row[i] != NONE for row in table.rows)]

@@ -1,0 +1,278 @@
+"""Attention in a model: which calls there are, of which shapes, and how to compute one of them.
+
+`observe` runs a sample once and notes every `scaled_dot_product_attention` and every softmax between two
+products, with the module that did it and what that module was given. `attend` is what a rewritten module
+calls.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from redline.ladder.job import Job, entered
+from redline.ladder.workload import Inputs, call
+
+PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"})
+MINUS_INFINITY = float("-inf")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of `scaled_dot_product_attention`: all that decides which kernel can run, and how fast."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    mask: tuple[int, ...] | None = None
+    boolean_mask: bool = False
+    causal: bool = False
+    dropout_p: float = 0.0
+    grouped: bool = False
+
+    def inputs(self, dtype: torch.dtype, device: torch.device, gradients: bool = False) -> dict[str, Any]:
+        """Random arguments of these shapes, so that the kernels can be tried."""
+        generator = torch.Generator(device).manual_seed(0)
+
+        def random(shape: Sequence[int]) -> Tensor:
+            if len(shape) != 4:
+                tensor = torch.randn(shape, dtype=dtype, device=device, generator=generator)
+            else:
+                # Heads usually lie inside of the sequence in memory, as a projection leaves them.
+                batch, heads, length, width = shape
+                lying = (batch, length, heads, width)
+                tensor = torch.randn(lying, dtype=dtype, device=device, generator=generator).transpose(1, 2)
+            return tensor.requires_grad_(gradients)
+
+        mask = None
+        if self.mask is not None and self.boolean_mask:
+            mask = torch.ones(self.mask, dtype=torch.bool, device=device)
+        elif self.mask is not None:
+            mask = torch.zeros(self.mask, dtype=dtype, device=device)
+        names = {"query": random(self.query), "key": random(self.key), "value": random(self.value)}
+        return {
+            **names,
+            "attn_mask": mask,
+            "dropout_p": self.dropout_p,
+            "is_causal": self.causal,
+            "enable_gqa": self.grouped,
+        }
+
+
+@dataclass
+class Site:
+    """A module whose own code does attention, and the arguments it was given first."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    softmaxes: int = 0
+    products: int = 0
+    fused_calls: int = 0
+
+    @property
+    def handwritten(self) -> bool:
+        return self.softmaxes > 0 and self.products >= 2
+
+
+@dataclass
+class Observation:
+    """What one run of the model did."""
+
+    calls: dict[AttentionCall, int] = field(default_factory=dict)
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    @property
+    def handwritten(self) -> dict[str, Site]:
+        return {name: site for name, site in self.sites.items() if site.handwritten}
+
+    @property
+    def fused(self) -> dict[str, Site]:
+        return {name: site for name, site in self.sites.items() if site.fused_calls}
+
+
+class _Observer(TorchFunctionMode):
+    """Sees each function of torch that Python calls; `stack` names the modules it is called from."""
+
+    def __init__(self, stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]], seen: Observation) -> None:
+        super().__init__()
+        self.stack = stack
+        self.seen = seen
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "scaled_dot_product_attention":
+            noted = _note(*args, **kwargs)
+            self.seen.calls[noted] = self.seen.calls.get(noted, 0) + 1
+            site = self._site()
+            site.fused_calls += 1
+        elif name == "softmax":
+            self._site().softmaxes += 1
+        elif name in PRODUCTS:
+            self._site().products += 1
+        return func(*args, **kwargs)
+
+    def _site(self) -> Site:
+        if not self.stack:
+            return Site((), {})
+        name, args, kwargs = self.stack[-1]
+        if name not in self.seen.sites:
+            self.seen.sites[name] = Site(*pytree.tree_map(_copied, (args, kwargs)))
+        return self.seen.sites[name]
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _note(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    return AttentionCall(
+        tuple(query.shape),
+        tuple(key.shape),
+        tuple(value.shape),
+        None if attn_mask is None else tuple(attn_mask.shape),
+        attn_mask is not None and attn_mask.dtype == torch.bool,
+        is_causal,
+        dropout_p,
+        enable_gqa,
+    )
+
+
+def observe(job: Job) -> Observation:
+    """Runs the first sample once, without gradients and without leaving a trace in the model."""
+    seen = Observation()
+    stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+    hooks = []
+    for name, module in job.model.named_modules():
+        # A softmax inside of torch's own nn.Softmax belongs to the module that uses it.
+        if type(module).__module__.startswith("torch.nn."):
+            continue
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
+            stack.append((name, args, kwargs))
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            stack.pop()
+
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(leave))
+    try:
+        with torch.no_grad(), unnoticed(job.model), entered(job.contexts), _Observer(stack, seen):
+            call(job.model, on_device(job.samples[0], job.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def on_device(inputs: Inputs, device: torch.device) -> Inputs:
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
+
+
+@contextmanager
+def unnoticed(model: nn.Module) -> Iterator[None]:
+    """Puts buffers (running means, for one) and random states back as they were."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {p.device.index for p in model.parameters() if p.is_cuda}
+    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
+        yield
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    blocked: Tensor | None = None,
+    fill: float = MINUS_INFINITY,
+    scale: float | Tensor = 1.0,
+    dropout_p: float = 0.0,
+    causal: bool = False,
+) -> Tensor:
+    """softmax((query @ keyᵀ · scale + bias).masked_fill(blocked, fill)) @ value, by torch's fused kernels.
+
+    `causal` says that `blocked` or `bias` is the causal mask whenever there are as many queries as keys.
+    """
+    if isinstance(scale, Tensor):
+        query, scale = (query * scale).to(query.dtype), 1.0
+    is_causal = causal and query.shape[-2] == key.shape[-2]
+    mask = None if is_causal else _mask(bias, blocked, fill, query.dtype)
+    if query.shape[:-2] != key.shape[:-2] or key.shape[:-2] != value.shape[:-2]:
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (t.expand(*batch, *t.shape[-2:]) for t in (query, key, value))
+    batch = query.shape[:-2]
+    # The fused kernels take exactly four dimensions.
+    if len(batch) == 1:
+        query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+    elif len(batch) > 2 and mask is None:
+        query, key, value = (t.flatten(0, t.ndim - 4) for t in (query, key, value))
+    output = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+    )
+    return output if output.shape[:-2] == batch else output.reshape(*batch, *output.shape[-2:])
+
+
+def _mask(bias: Tensor | None, blocked: Tensor | None, fill: float, dtype: torch.dtype) -> Tensor | None:
+    if blocked is None:
+        return None if bias is None else bias.to(dtype)
+    if bias is not None:
+        return torch.where(blocked, fill, bias).to(dtype)
+    # Minus infinity is "never look here"; a finite number still gives even weights where all keys are
+    # blocked.
+    return blocked.logical_not() if fill == MINUS_INFINITY else torch.where(blocked, fill, 0.0).to(dtype)
+
+
+def attend_in_fp32(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """`attend`, with products and softmax in fp32, and the output in the value's dtype."""
+    with torch.autocast(query.device.type, enabled=False):
+        return attend(query.float(), key.float(), value.float(), *args, **kwargs).to(value.dtype)
+
+
+def fused_attention_in_fp32(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`scaled_dot_product_attention` with everything inside in fp32, and the output in the value's dtype."""
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        attn_mask = attn_mask.float()
+    with torch.autocast(query.device.type, enabled=False):
+        return F.scaled_dot_product_attention(
+            query.float(),
+            key.float(),
+            value.float(),
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        ).to(value.dtype)

@@ -1,0 +1,261 @@
+"""Rewriting the attention inside of a model's modules, and proving that each one still computes the same.
+
+A module is traced alone (its children stay whole), so names, parameters and state dict are untouched: only
+its class is swapped for a subclass whose `forward` is the rewritten one. A call of a kind that was not proven
+(another argument given, another mode) goes to the original `forward`.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
+
+from redline.ladder.rewrites.attention import (
+    Observation,
+    Site,
+    attend,
+    attend_in_fp32,
+    fused_attention_in_fp32,
+    unnoticed,
+)
+from redline.ladder.rewrites.attention_match import Match, NoMatch, match, put_in_place, softmaxes
+from redline.ladder.rewrites.attention_proof import copied, first_line, function_of, prove
+
+_GRAPH = "_redline_attention_graph"
+_ORIGINAL = "_redline_original_class"
+
+
+@dataclass
+class Rewriting:
+    """What was done, and how to undo it."""
+
+    done: list[str] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    _classes: list[tuple[nn.Module, type]] = field(default_factory=list)
+
+    def undo(self) -> None:
+        for module, original in reversed(self._classes):
+            module.__class__ = original
+
+    @property
+    def reasons(self) -> str:
+        return ", ".join(f"{name} ({reason})" for name, reason in self.left)
+
+
+class _Tracer(fx.Tracer):
+    """Traces one module's own code: children are leaves, buffers are read at each call."""
+
+    proxy_buffer_attributes = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def fuse(model: nn.Module, seen: Observation, gradients: bool) -> Rewriting:
+    """Replaces hand-written softmax attention by the fused one, where equality is proven."""
+    return _rewrite(model, seen.handwritten, gradients, _fuse_graph)
+
+
+def lift_to_fp32(model: nn.Module, seen: Observation, gradients: bool) -> Rewriting:
+    """Makes every attention compute its scores in fp32, fused or hand-written."""
+    return _rewrite(model, {**seen.handwritten, **seen.fused}, gradients, _lift_graph)
+
+
+_Change = Callable[[fx.Graph, nn.Module, tuple[Any, ...], dict[str, Any]], list[Match]]
+
+
+def _rewrite(model: nn.Module, sites: dict[str, Site], gradients: bool, change: _Change) -> Rewriting:
+    result = Rewriting()
+    classes: dict[Any, type] = {}
+    for name, site in sites.items():
+        module = model.get_submodule(name)
+        try:
+            replacement = _replacement(module, site, gradients, change, classes)
+        except NoMatch as reason:
+            result.left.append((name or "the model itself", str(reason)))
+            continue
+        result._classes.append((module, module.__class__))
+        module.__class__ = replacement
+        result.done.append(name or "the model itself")
+    return result
+
+
+def _replacement(
+    module: nn.Module, site: Site, gradients: bool, change: _Change, classes: dict[Any, type]
+) -> type[nn.Module]:
+    original: type[nn.Module] = getattr(type(module), _ORIGINAL, type(module))
+    constants = _constants(original, module, site)
+    earlier: fx.Graph | None = getattr(type(module), _GRAPH, None)
+    graph = _trace(original, module, constants) if earlier is None else copied(earlier)
+    untouched = copied(graph)
+    try:
+        matches = change(graph, module, site.args, site.kwargs)
+        graph.lint()
+    except NoMatch:
+        raise
+    except Exception as error:
+        raise NoMatch(f"its graph could not be changed: {first_line(error)}") from error
+    prove(original, module, site, untouched, graph, matches, gradients)
+    # Blocks that read the same share one class, so that a compiler compiles them once.
+    code = graph.python_code("self").src
+    key = (original, code, module.training, tuple(constants.items()))
+    if key not in classes:
+        classes[key] = _subclass(original, module, graph, site)
+    return classes[key]
+
+
+def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict[str, Any]:
+    """The arguments that are no tensors: the trace is made for exactly these."""
+    bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
+    bound.apply_defaults()
+    constants = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        kind = inspect.signature(original.forward).parameters[name].kind
+        if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            if value:
+                raise NoMatch(f"it takes *{name}")
+        elif not isinstance(value, Tensor):
+            if value is not None and not isinstance(value, (bool, int, float, str)):
+                raise NoMatch(f"its argument {name} is a {type(value).__name__}")
+            constants[name] = value
+    return constants
+
+
+def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, Any]) -> fx.Graph:
+    tracer = _Tracer()
+    try:
+        graph = tracer.trace(module, concrete_args=dict(constants) or None)
+    except Exception as error:
+        reason = "its control flow depends on data" if isinstance(error, TraceError) else first_line(error)
+        raise NoMatch(f"it cannot be traced: {reason}") from error
+    # Placeholders of constants get a number behind their name, which callers by keyword would miss.
+    names = list(inspect.signature(original.forward).parameters)[1:]
+    for node, name in zip([n for n in graph.nodes if n.op == "placeholder"], names, strict=False):
+        node.target = ("*" * str(node.target).count("*")) + name
+    # The trace asserts its constants; the new forward checks them before it is chosen.
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in (
+            "_assert",
+            "_assert_is_none",
+        ):
+            inputs = node.all_input_nodes
+            graph.erase_node(node)
+            for above in inputs:
+                if not above.users and above.op != "placeholder":
+                    graph.erase_node(above)
+    return graph
+
+
+def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
+    modules = dict(module.named_modules())
+    values = _values(graph, module, args, kwargs)
+    matches = []
+    for softmax in softmaxes(graph, modules):
+        found = match(softmax, modules)
+        put_in_place(graph, found, _is_causal(found, module, values), found.dropout_p)
+        matches.append(found)
+    if not matches:
+        raise NoMatch("its softmax is not in its own code")
+    return matches
+
+
+def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
+    matches = _fuse_graph(graph, module, args, kwargs) if softmaxes(graph, dict(module.named_modules())) else []
+    changed = 0
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is attend:
+            node.target = attend_in_fp32
+            changed += 1
+        elif node.op == "call_function" and node.target is torch.nn.functional.scaled_dot_product_attention:
+            node.target = fused_attention_in_fp32
+            changed += 1
+    if not changed:
+        raise NoMatch("its attention is not in its own code")
+    return matches
+
+
+def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What each node of the graph gives for the observed arguments."""
+    seen: dict[str, Any] = {}
+
+    class Watch(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            seen[n.name] = super().run_node(n)
+            return seen[n.name]
+
+    original = getattr(type(module), _ORIGINAL, type(module))
+    bound = inspect.signature(original.forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    placeholders = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
+    with torch.no_grad(), unnoticed(module):
+        Watch(fx.GraphModule(module, graph)).run(*(bound.arguments[name] for name in placeholders))
+    return seen
+
+
+def _is_causal(found: Match, module: nn.Module, values: dict[str, Any]) -> bool:
+    """Whether the mask is the causal one: made of buffers and sizes alone, and lower-triangular."""
+    scores = found.scores
+    if len(scores.biases) + len(scores.blocked) != 1:
+        return False
+    node = (*scores.biases, *scores.blocked)[0]
+    value = values.get(node.name)
+    if not isinstance(value, Tensor) or value.ndim < 2 or not _is_constant(node, module):
+        return False
+    length, width = value.shape[-2:]
+    if length != width or length < 2 or value.numel() != length * width:
+        return False
+    value = value.reshape(length, width)
+    if scores.blocked:
+        allowed = value.bool() if scores.inverted[0] else ~value.bool()
+    elif bool(((value == 0) | (value == float("-inf"))).all()):
+        allowed = value == 0
+    else:
+        return False
+    return torch.equal(allowed, torch.ones_like(allowed).tril())
+
+
+def _is_constant(node: fx.Node, module: nn.Module) -> bool:
+    if node.op == "get_attr":
+        return not isinstance(_attribute(module, str(node.target)), nn.Parameter)
+    if node.op in ("placeholder", "call_module"):
+        return False
+    if node.op == "call_method" and node.target in ("size", "dim"):
+        return True
+    name = getattr(node.target, "__name__", "")
+    if name == "getattr" and node.args[1] in ("shape", "ndim", "device", "dtype"):
+        return True
+    return all(_is_constant(above, module) for above in node.all_input_nodes)
+
+
+def _attribute(module: nn.Module, path: str) -> Any:
+    value: Any = module
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _subclass(original: type[nn.Module], module: nn.Module, graph: fx.Graph, site: Site) -> type[nn.Module]:
+    fast = function_of(module, graph)
+    training, count = module.training, len(site.args)
+    wanted = [Tensor if isinstance(a, Tensor) else a for a in site.args]
+    wanted_by_name = {k: Tensor if isinstance(v, Tensor) else v for k, v in site.kwargs.items()}
+
+    def fits(value: Any, want: Any) -> bool:
+        return isinstance(value, Tensor) if want is Tensor else type(value) is type(want) and value == want
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        proven = self.training is training and len(args) == count and kwargs.keys() == wanted_by_name.keys()
+        if proven:
+            for value, want in zip(args, wanted, strict=True):
+                proven = proven and fits(value, want)
+            for name, value in kwargs.items():
+                proven = proven and fits(value, wanted_by_name[name])
+        if proven:
+            return fast(self, *args, **kwargs)
+        return original.forward(self, *args, **kwargs)
+
+    return type(original.__name__, (original,), {"forward": forward, _GRAPH: graph, _ORIGINAL: original})

@@ -1,0 +1,131 @@
+"""Calibration: how large the inputs of each linear layer get on the samples, and where to clip them for int8.
+
+Symmetric and per tensor: a layer's input x becomes round(x / scale), clipped to the integers' range. Clipping
+at the largest value seen (min-max) loses nothing but wastes levels on rare outliers; a percentile clips them
+away; `mse` tries a grid of limits and takes the one with the least squared error over the values seen.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from redline.errors import RungError
+from redline.ladder.job import Job, entered
+from redline.ladder.workload import call
+
+METHODS = ("minmax", "percentile", "mse")
+_BINS = 4096
+_GRID = tuple(fraction / 100 for fraction in range(10, 101))
+
+
+@dataclass
+class Seen:
+    """What one layer's inputs looked like."""
+
+    largest: float = 0.0
+    ranks: set[int] = field(default_factory=set)
+    # The fewest rows that one product had.
+    rows: int = 0
+    histogram: Tensor | None = None
+
+
+class Limit(NamedTuple):
+    """The largest input that int8 should still represent, and the rank of the inputs that it was found on."""
+
+    value: float
+    rank: int
+
+
+def outputs_on_samples(job: Job) -> list[Any]:
+    """The model's output on each sample, as the finished job would compute it."""
+    outputs = []
+    for batch in job.samples:
+        if job.host_inputs:
+            batch = pytree.tree_map(lambda leaf: leaf.to(job.device) if isinstance(leaf, Tensor) else leaf, batch)
+        with torch.no_grad(), entered(job.contexts):
+            outputs.append(call(job.model, batch))
+    return outputs
+
+
+def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
+    """Runs the samples and notes the form of every layer's input; layers that never ran are left out."""
+    seen: dict[str, Seen] = {}
+
+    def note(name: str, x: Tensor) -> None:
+        entry = seen.setdefault(name, Seen())
+        largest = float(x.detach().abs().amax()) if x.numel() else 0.0
+        if not math.isfinite(largest):
+            raise RungError(
+                f"int8: layer {name!r} saw a NaN or an infinity on the samples, so it cannot be calibrated."
+            )
+        rows = x.numel() // x.shape[-1]
+        entry.rows = rows if not entry.ranks else min(entry.rows, rows)
+        entry.ranks.add(x.ndim)
+        entry.largest = max(entry.largest, largest)
+
+    with _hooked(layers, note):
+        outputs_on_samples(job)
+    return seen
+
+
+def clipping_limits(job: Job, layers: Mapping[str, nn.Linear], method: str, percentile: float) -> dict[str, Limit]:
+    """For each layer that can be calibrated, the largest input that int8 should still represent.
+
+    A layer that never ran, that saw only zeros, or that is called with inputs of several ranks has no limit.
+    """
+    seen = {n: s for n, s in observe(job, layers).items() if s.largest > 0 and len(s.ranks) == 1}
+    if method == "minmax":
+        return {name: Limit(s.largest, s.ranks.pop()) for name, s in seen.items()}
+
+    def count(name: str, x: Tensor) -> None:
+        entry = seen[name]
+        sizes = x.detach().abs().flatten().float()
+        counts = torch.histc(sizes, _BINS, 0.0, entry.largest).double().cpu()
+        entry.histogram = counts if entry.histogram is None else entry.histogram + counts
+
+    with _hooked({name: layers[name] for name in seen}, count):
+        outputs_on_samples(job)
+    limits = {}
+    for name, entry in seen.items():
+        assert entry.histogram is not None
+        if method == "percentile":
+            value = percentile_limit(entry.histogram, entry.largest, percentile)
+        else:
+            value = mse_limit(entry.histogram, entry.largest)
+        limits[name] = Limit(value, entry.ranks.pop())
+    return limits
+
+
+def percentile_limit(histogram: Tensor, largest: float, percentile: float) -> float:
+    """The smallest bin edge with at least that share of the values at or below it."""
+    share = histogram.cumsum(0) / histogram.sum()
+    index = int(torch.searchsorted(share, percentile / 100 - 1e-12))
+    return largest * (min(index, len(histogram) - 1) + 1) / len(histogram)
+
+
+def mse_limit(histogram: Tensor, largest: float, levels: int = 127) -> float:
+    """The limit on a grid whose rounding and clipping cost the least squared error."""
+    centers = (torch.arange(len(histogram), dtype=torch.float64) + 0.5) * (largest / len(histogram))
+    limits = torch.tensor(_GRID, dtype=torch.float64) * largest
+    scales = (limits / levels)[:, None]
+    restored = (centers / scales).round().clamp(max=levels) * scales
+    errors = ((restored - centers) ** 2 * histogram).sum(1)
+    return float(limits[int(errors.argmin())])
+
+
+@contextmanager
+def _hooked(layers: Mapping[str, nn.Linear], note: Callable[[str, Tensor], None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+
+            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                note(name, args[0] if args else kwargs["input"])
+
+            stack.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+        yield

@@ -1,0 +1,54 @@
+"""A module around a model that converts what goes in and gives back what the caller expects."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+class Boundary(nn.Module):
+    """Floating-point inputs go in as `dtype` (and `memory_format`); floating-point outputs come back as fp32."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self.memory_format = memory_format
+
+    def _enter(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if self.dtype is not None and leaf.dtype != self.dtype and leaf.is_floating_point():
+                leaf = leaf.to(self.dtype)
+            layout = self.memory_format
+            if layout is not None and leaf.dim() == 4 and not leaf.is_contiguous(memory_format=layout):
+                leaf = leaf.contiguous(memory_format=layout)
+        return leaf
+
+    def _leave(self, leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.dtype else leaf
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in args):
+            args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
+        else:
+            args = tuple([self._enter(arg) for arg in args])
+        output = self.model(*args, **kwargs)
+        if self.dtype is None:
+            return output
+        return self._leave(output) if isinstance(output, Tensor) else pytree.tree_map(self._leave, output)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module whose names are the user's own, under whatever rungs have put around it as `.model`."""
+    while type(model).__module__.startswith(("redline.ladder.rewrites.io_adapter", "redline.ladder.rungs.")):
+        inner = getattr(model, "model", None)
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    return model

@@ -1,0 +1,165 @@
+"""An ONNX Runtime session that is called like the PyTorch model it was exported from.
+
+The session's first run is profiled, which tells which nodes of the optimized graph really run, where, and as
+which operator.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from redline.errors import RungError
+from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
+from redline.quiet import quiet
+
+# A hook between export and session: reads one file, and writes another that takes its place.
+Rewrite = Callable[[Path, Path, Sequence[str]], None]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the optimized graph that ran."""
+
+    name: str
+    operator: str
+    provider: str
+
+
+class OnnxEngine:
+    """A session for one form of input. `args` and `kwargs` are what it is exported with and first run on."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        providers: Sequence[tuple[str, dict[str, Any]]],
+        threads: int = 0,
+        rewrite: Rewrite | None = None,
+    ) -> None:
+        self._flat = FlatModel("onnxruntime", model, args, kwargs)
+        tensors = flat_tensors(args, kwargs)
+        self._device = tensors[0].device
+        # Deleted once the session has read it: what the session maps stays readable without a name.
+        with tempfile.TemporaryDirectory(prefix="redline-onnx-") as folder:
+            path = Path(folder) / "model.onnx"
+            _export(self._flat, tensors, path)
+            if rewrite is not None:
+                rewritten = Path(folder) / "rewritten.onnx"
+                rewrite(path, rewritten, _input_names(path))
+                path = rewritten
+            self.weight_bytes = weight_bytes(path)
+            self._session = _session(path, providers, threads)
+            self._inputs = [item.name for item in self._session.get_inputs()]
+            self._outputs = [item.name for item in self._session.get_outputs()]
+            if len(self._inputs) != len(tensors) or len(self._outputs) != len(self._flat.output_forms):
+                raise RungError("onnxruntime: the exported graph lost an input or an output of the model.")
+            self(args, kwargs)
+            self.nodes = _profiled_nodes(Path(self._session.end_profiling()))
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = flat_tensors(args, kwargs)
+        run = self._run_on_cpu if self._device.type == "cpu" else self._run_on_cuda
+        return self._flat.restore(run(tensors))
+
+    def _run_on_cpu(self, tensors: list[Tensor]) -> list[Tensor]:
+        feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self._inputs, tensors, strict=True)}
+        results = self._session.run(self._outputs, feeds)
+        # A 0-d result comes back as a scalar and not as an array.
+        return [torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.as_tensor(r) for r in results]
+
+    def _run_on_cuda(self, tensors: list[Tensor]) -> list[Tensor]:
+        index = self._device.index or 0
+        inputs = [t.detach().contiguous() for t in tensors]
+        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._flat.output_forms]
+        binding = self._session.io_binding()
+        for name, t in zip(self._inputs, inputs, strict=True):
+            binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
+        for name, t in zip(self._outputs, results, strict=True):
+            binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
+        # The session has a stream of its own: it may start when torch is done, and returns when it is done.
+        torch.cuda.current_stream(self._device).synchronize()
+        self._session.run_with_iobinding(binding)
+        return results
+
+
+def _export(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
+    try:
+        with quiet(), torch.no_grad():
+            # Not left to torch.onnx, which guesses where the graph depends on the data.
+            graph = torch.export.export(model, tuple(tensors), strict=False)
+            program = torch.onnx.export(graph, dynamo=True, verbose=False)
+            assert program is not None
+            program.save(path)  # weights of more than 2 GiB go to a file beside it
+    except Exception as error:
+        raise RungError(f"onnxruntime: the model cannot be exported to ONNX: {_innermost(error)}.") from error
+
+
+def _innermost(error: BaseException) -> str:
+    """The exporter wraps the reason in advice; the reason is at the bottom of the chain."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
+
+
+def _session(path: Path, providers: Sequence[tuple[str, dict[str, Any]]], threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.log_severity_level = 3  # errors: its warnings go past Python, straight to the terminal
+    options.enable_profiling = True
+    options.profile_file_prefix = str(path.with_name("profile"))
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:
+        raise RungError(f"onnxruntime: no session could be made: {_innermost(error)}.") from error
+
+
+def _profiled_nodes(path: Path) -> tuple[Node, ...]:
+    events = json.loads(path.read_text(encoding="utf-8"))
+    nodes = {}
+    for event in events:
+        details = event.get("args", {})
+        if event.get("cat") == "Node" and "provider" in details:
+            name = event["name"].removesuffix("_kernel_time")
+            nodes[name, details.get("node_index")] = Node(name, details["op_name"], details["provider"])
+    return tuple(nodes.values())
+
+
+def _input_names(path: Path) -> list[str]:
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [item.name for item in graph.input if item.name not in weights]
+
+
+def weight_bytes(path: Path) -> int:
+    """The bytes of the constants in a model file, by their types and shapes."""
+    import onnx
+
+    total = 0
+    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+        item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        count = 1
+        for size in tensor.dims:
+            count *= size
+        total += item * count
+    return total
+
+
+def _onnx_type(dtype: torch.dtype) -> int:
+    import onnx
+
+    name = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}.get(dtype, str(dtype).removeprefix("torch.").upper())
+    return onnx.TensorProto.DataType.Value(name)

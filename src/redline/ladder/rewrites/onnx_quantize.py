@@ -1,0 +1,138 @@
+"""An ONNX model in int8: weights per channel, inputs scaled per call (dynamic) or beforehand (static).
+
+Unlike torchao this reaches convolutions, whose int8 kernels on a CPU are where most of the gain of int8 lies.
+"""
+
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from redline.errors import RungError
+from redline.machine.cpu_features import cpu_flags
+from redline.quiet import quiet
+
+# Entropy is left out: ONNX Runtime gives it as many bins as levels, so that it never clips anything.
+METHODS = ("minmax", "percentile")
+# Convolutions are absent: ONNX Runtime has no kernel for dynamic ones with signed weights.
+_DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
+_INT8_OPERATORS = {
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QAttention",
+    "QGemm",
+}
+# What only puts numbers elsewhere; a roll is two slices put together again.
+_MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
+
+
+def is_int8(operator: str) -> bool:
+    """Whether an operator computes on int8; the ones that only convert do not count."""
+    return operator.startswith("QLinear") or operator in _INT8_OPERATORS
+
+
+def quantize_dynamic(source: Path, target: Path, external: bool) -> None:
+    with quiet():
+        from onnxruntime import quantization
+
+        quantization.quantize_dynamic(
+            _prepared(source, external),
+            target,
+            op_types_to_quantize=_DYNAMIC_OPERATORS,
+            per_channel=True,
+            weight_type=quantization.QuantType.QInt8,
+            use_external_data_format=external,
+        )
+
+
+def quantize_static(
+    source: Path,
+    target: Path,
+    batches: Iterable[dict[str, Any]],
+    method: str,
+    percentile: float,
+    symmetric: bool,
+    external: bool,
+    choose: Callable[[Any], list[str]] | None = None,
+) -> None:
+    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT. `choose`
+    says which nodes are quantized; without it, or where it finds none, all are that can be."""
+    # ONNX Runtime has kernels for convolutions of signed inputs on Arm alone, and elsewhere would leave them in float.
+    signed = symmetric or platform.machine() in ("aarch64", "arm64")
+    with quiet():
+        import onnx
+        from onnxruntime import quantization
+
+        prepared = _prepared(source, external)
+        chosen = choose(onnx.load(str(prepared), load_external_data=False).graph) if choose is not None else None
+
+        class Reader(quantization.CalibrationDataReader):
+            def __init__(self) -> None:
+                self.rest = iter(batches)
+
+            def get_next(self) -> dict[str, Any] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+                return next(self.rest, None)
+
+        methods = quantization.CalibrationMethod
+        quantization.quantize_static(
+            prepared,
+            target,
+            Reader(),
+            nodes_to_quantize=chosen,
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            # Without VNNI two such products are added in 16 bits, which eight-bit weights would overflow.
+            reduce_range=not signed and not cpu_flags() & {"avx512_vnni", "avx_vnni"},
+            calibrate_method=methods.MinMax if method == "minmax" else methods.Percentile,
+            use_external_data_format=external,
+            extra_options={
+                "ActivationSymmetric": symmetric,
+                "CalibTensorRangeSymmetric": symmetric,
+                "CalibPercentile": percentile,
+            },
+        )
+
+
+def normalized_linears(graph: Any) -> list[str]:
+    """Linear layers, but for those that read a sum of other layers: there a few numbers are so much larger than the
+    rest that 256 levels for all of them leave these none."""
+    weights = {weight.name for weight in graph.initializer}
+    made_by = {output: node for node in graph.node for output in node.output}
+    found = []
+    for node in graph.node:
+        if node.op_type not in ("MatMul", "Gemm") or not weights & set(node.input):
+            continue
+        source = made_by.get(node.input[0])
+        while source is not None and source.op_type in _MOVES:
+            source = made_by.get(source.input[0])
+        if source is not None and source.op_type != "Add":
+            found.append(node.name)
+    return found
+
+
+def _prepared(source: Path, external: bool) -> Path:
+    """Shapes inferred and batch norms folded, without which much of a graph would stay in float."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    prepared = source.with_name("prepared.onnx")
+    quant_pre_process(source, prepared, save_as_external_data=external)
+    return prepared
+
+
+def calibration_batches(samples: Iterable[Sequence[Tensor]], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Each sample as the quantizer reads it; a NaN would poison every range, so it is refused."""
+    batches = []
+    for tensors in samples:
+        for tensor in tensors:
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise RungError("onnxruntime: a sample holds a NaN or an infinity, so int8 cannot be calibrated on it.")
+        batches.append({n: t.detach().cpu().contiguous().numpy() for n, t in zip(names, tensors, strict=True)})
+    return batches

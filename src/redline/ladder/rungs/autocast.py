@@ -1,0 +1,116 @@
+"""autocast: torch chooses the precision operation by operation, and converts at every call.
+
+The weights stay in fp32, and each call casts them (and the activations) where an operation has a fast
+low-precision kernel. That protects sensitive operations, such as softmax and sums, but the casts cost time
+and memory traffic that direct conversion (`bf16`, `fp16`) does not pay: this rung exists so that the
+difference can be seen.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.workload import Inputs, call
+from redline.machine.machine import Machine
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+PRODUCTS = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+class Autocasting(nn.Module):
+    """Calls the model under torch.autocast and gives fp32 back."""
+
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.device_type = device_type
+        self.dtype = dtype
+
+    def _leave(self, leaf: Any) -> Any:
+        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.dtype else leaf
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, self.dtype):
+            output = self.model(*args, **kwargs)
+        return self._leave(output) if isinstance(output, Tensor) else pytree.tree_map(self._leave, output)
+
+
+@dataclass(frozen=True)
+class Autocast(Rung):
+    name: ClassVar[str] = "autocast"
+    stage: ClassVar[Stage] = Stage.PRECISION
+    summary: ClassVar[str] = "fp32 weights, cast operation by operation at every call"
+    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16"})
+
+    dtype: str = option("bf16", "what the fast operations run in", tuple(DTYPES))
+
+    @classmethod
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
+        """The first dtype that is fast here: bf16 before fp16, because it cannot overflow."""
+        return (next((cls(dtype) for dtype in DTYPES if not machine.why_slow(dtype)), cls()),)
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        slow = machine.why_slow(self.dtype, job.mostly if job is not None else "")
+        if slow:
+            return slow
+        if job is not None and not any(isinstance(m, PRODUCTS) for m in job.model.modules()):
+            return "the model has no Linear or convolution, so there is nothing to cast"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        wrapped = Autocasting(job.model, job.device.type, DTYPES[self.dtype])
+        # Looked at here, before anything is compiled: a hook inside a compiled call would break its graph.
+        dtypes = _layer_dtypes(wrapped, job.samples[0], job.device) if job.samples else None
+        return replace(job.with_evidence(self.name, dtypes), model=wrapped, precision=self.dtype)
+
+    def proof(self, job: Job) -> str:
+        dtypes: dict[str, torch.dtype] | None = job.evidence[self.name]
+        if dtypes is None:
+            layers = sum(isinstance(m, PRODUCTS) for m in job.model.modules())
+            said = f"autocast to {self.dtype} around {layers} layers (no sample to see which of them it took)"
+            return said if layers else ""
+        low = sum(dtype == DTYPES[self.dtype] for dtype in dtypes.values())
+        return f"{low} of the {len(dtypes)} Linear and convolution layers called ran in {self.dtype}" if low else ""
+
+
+def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dict[str, torch.dtype]:
+    """The dtype of what each layer gave in one forward pass that leaves no trace in the model."""
+    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
+    seen: dict[str, torch.dtype] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, PRODUCTS):
+
+            def look(_module: nn.Module, _inputs: Any, output: Tensor, name: str = name) -> None:
+                seen[name] = output.dtype
+
+            handles.append(module.register_forward_hook(look))
+    try:
+        with torch.no_grad(), _undisturbed(model, device):
+            call(model, sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+@contextmanager
+def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Random state and buffers (the statistics of BatchNorm in training) are put back."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)

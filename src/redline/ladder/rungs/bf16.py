@@ -1,0 +1,69 @@
+"""bf16: the model's weights and arithmetic in bfloat16, by direct conversion.
+
+bfloat16 keeps fp32's range and gives up mantissa bits, so nothing that fits in fp32 overflows. The weights
+are converted once; autocast would convert them again at every call. Only real floating-point tensors change:
+a complex buffer (rotary embeddings are often kept so) would lose its imaginary part.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from redline.ladder.job import Job
+from redline.ladder.rewrites.io_adapter import Boundary
+from redline.ladder.rung import Rung, Stage
+from redline.ladder.rungs.fp32_attention import Fp32Attention
+from redline.machine.machine import Machine
+
+
+def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Every floating-point weight and buffer to `dtype`, in place; each Parameter stays the same object."""
+
+    def to_dtype(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return model._apply(to_dtype)
+
+
+def count_convertible(model: nn.Module, dtype: torch.dtype) -> int:
+    """How many weights would change."""
+    return sum(p.numel() for p in model.parameters() if p.is_floating_point() and p.dtype != dtype)
+
+
+def apply_conversion(job: Job, rung: Rung, dtype: torch.dtype) -> Job:
+    """The job with its model converted, and a boundary that takes the caller's fp32 and gives fp32 back."""
+    job = job.with_evidence(rung.name, count_convertible(job.model, dtype))
+    return replace(job, model=Boundary(convert(job.model, dtype), dtype), precision=rung.name)
+
+
+def proof_of_conversion(job: Job, rung: Rung) -> str:
+    converted = job.evidence[rung.name]
+    left = sum(p.numel() for p in job.model.parameters() if p.dtype == torch.float32)
+    return f"{converted:,} weights converted to {rung.name}, {left:,} left in fp32" if converted else ""
+
+
+@dataclass(frozen=True)
+class Bf16(Rung):
+    name: ClassVar[str] = "bf16"
+    stage: ClassVar[Stage] = Stage.PRECISION
+    summary: ClassVar[str] = "weights and arithmetic in bfloat16, converted once"
+    excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
+
+    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+        return ((self, Fp32Attention()),) if verdict == "refused" else ()
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        slow = machine.why_slow("bf16", job.mostly if job is not None else "")
+        if slow:
+            return slow
+        if job is not None and not count_convertible(job.model, torch.bfloat16):
+            return "the model has no weight that is not bf16 already"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        return apply_conversion(job, self, torch.bfloat16)
+
+    def proof(self, job: Job) -> str:
+        return proof_of_conversion(job, self)

@@ -1,0 +1,175 @@
+"""checkpoint: throw activations away in the forward pass and compute them again in the backward pass.
+
+Training holds every activation until its gradient is taken, and in a deep model that outweighs the weights. A
+checkpointed block keeps its input alone and runs its forward a second time when the gradient reaches it: more
+arithmetic for less memory. `selective` keeps the results of the dear operations (products, convolutions,
+attention) and computes only the cheap pointwise rest again.
+
+A block stays the same object under the same name with the same parameters; only its class is exchanged for a
+subclass whose forward goes through `torch.utils.checkpoint`. Random state is kept: dropout repeats its mask.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from redline.errors import RungError
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+from redline.nn.checkpointing import DEAR
+
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass
+class _Record:
+    """What the wrapped blocks saw: runs in eager mode, traces by a compiler (its graph cannot count)."""
+
+    wrapped: list[str] = field(default_factory=list)
+    forwards: int = 0
+    runs: int = 0
+    traces: int = 0
+    kept_results: set[str] = field(default_factory=set)
+
+
+def find_blocks(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
+    """The repeated blocks by name: in the outermost lists that hold two or more of one class."""
+    found: dict[str, nn.Module] = {}
+    children = {name: child for name, child in model.named_children() if _is_block(child)}
+    counts = Counter(type(child) for child in children.values()) if isinstance(model, _CONTAINERS) else Counter()
+    for name, child in model.named_children():
+        inside = find_blocks(child, f"{prefix}{name}.")
+        repeated = name in children and counts[type(child)] >= 2
+        # A Sequential of Sequentials of blocks is a list of stages: the blocks are one level down.
+        if repeated and not (isinstance(child, _CONTAINERS) and inside):
+            found[prefix + name] = child
+        else:
+            found.update(inside)
+    return found
+
+
+def _is_block(module: nn.Module) -> bool:
+    if type(module).forward is nn.Module.forward or next(module.parameters(), None) is None:
+        return False
+    # One of torch's own single layers saves little more than its input, which a checkpoint keeps anyway.
+    single = next(module.children(), None) is None and type(module).__module__.startswith("torch.nn.")
+    return not single
+
+
+def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """The children of blocks that hold layers of their own (attention, mlp)."""
+    return {
+        f"{name}.{child_name}": child
+        for name, block in blocks.items()
+        for child_name, child in block.named_children()
+        if _is_block(child)
+    }
+
+
+def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> type[nn.Module]:
+    """A subclass that runs the same forward under a checkpoint."""
+
+    # Runs while the compiler traces. It asks no block's name: a guard on that would compile each apart.
+    @torch.compiler.assume_constant_result
+    def note_trace() -> bool:
+        record.traces += 1
+        return True
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = operation.name().removeprefix("aten::").partition(".")[0]
+        if name in DEAR:
+            record.kept_results.add(name)
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts(policy)
+
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if selective:
+        options["context_fn"] = contexts
+
+    # One tuple and one dict, so that no argument's name meets one of checkpoint's own options.
+    def run(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.compiler.is_compiling():
+            record.runs += 1
+        return cls.forward(self, *args, **kwargs)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return cls.forward(self, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            note_trace()
+        else:
+            record.forwards += 1
+        return checkpoint(run, self, args, kwargs, **options)
+
+    return type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__})
+
+
+@dataclass(frozen=True)
+class Checkpoint(Rung):
+    name: ClassVar[str] = "checkpoint"
+    stage: ClassVar[Stage] = Stage.MEMORY
+    summary: ClassVar[str] = "activations computed again in the backward pass instead of kept"
+    inference: ClassVar[bool] = False
+    # Keeping the random state reads it from the GPU, which a captured step may not.
+    excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
+
+    granularity: str = option("block", "what is computed again as one", ("block", "layer", "selective"))
+    every: int = option(1, "wrap every n-th block")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every < 1:
+            raise RungError(f"{self.name}: every is a whole number of at least 1, not {self.every}.")
+
+    @classmethod
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
+        return (cls("block"), cls("layer"), cls("selective"))
+
+    def _targets(self, model: nn.Module) -> dict[str, nn.Module]:
+        blocks = dict(list(find_blocks(model).items())[:: self.every])
+        return find_layers(blocks) if self.granularity == "layer" else blocks
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if job is None or self._targets(job.model):
+            return ""
+        if self.granularity == "layer" and find_blocks(job.model):
+            return "no block has a part with layers of its own, so use granularity=block"
+        return "the model has no repeated blocks (a ModuleList or Sequential with two or more of one class)"
+
+    def apply(self, job: Job) -> Job:
+        record = _Record()
+        subclasses: dict[type[nn.Module], type[nn.Module]] = {}
+        for name, module in self._targets(job.model).items():
+            cls = type(module)
+            if cls in subclasses.values():
+                continue  # one block used in two places is wrapped once
+            if cls not in subclasses:
+                subclasses[cls] = _checkpointed(cls, record, self.granularity == "selective")
+            module.__class__ = subclasses[cls]
+            record.wrapped.append(name)
+        return job.with_evidence(self.name, record)
+
+    def proof(self, job: Job) -> str:
+        record: _Record = job.evidence[self.name]
+        again = record.runs - record.forwards
+        if not again and not record.traces:
+            return ""
+        what = "parts of blocks" if self.granularity == "layer" else "blocks"
+        said = [f"{len(record.wrapped)} {what} checkpointed"]
+        if record.forwards:
+            said.append(f"{again} of {record.forwards} forward passes run again in backward")
+        elif again:
+            said.append(f"{again} runs outside of the compiler's graphs")
+        if record.traces:
+            said.append(f"traced {record.traces} times by the compiler with the recomputation")
+        if self.granularity == "selective":
+            said.append(f"results kept of {', '.join(sorted(record.kept_results)) or 'no operation'}")
+        return "; ".join(said)

@@ -1,0 +1,215 @@
+"""compress_activations: what the forward pass keeps for the backward pass is kept in fewer bits.
+
+The forward pass computes as before; only the copies that wait for the backward pass shrink (hooks on saved
+tensors), and they are widened again when the gradient needs them. Unlike a checkpoint it computes nothing
+twice, but the gradients are taken at slightly rounded activations, which the gates judge.
+
+Weights and buffers are never packed: they are kept anyway, and a packed copy would cost memory. An activation
+that several operations save (the input of query, key and value, say) is packed once and shared.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from redline.errors import RungError
+from redline.ladder.job import Job
+from redline.ladder.refusal import Refused
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+from redline.notation import format_bytes
+
+_FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+# int8 has one scale for this many neighbours, so that an outlier costs its neighbours alone.
+_GROUP = 256
+# The largest number of each scaled format stands for infinity (a mask holds it), and the next for the largest value.
+_INFINITY = {"fp8": 448.0, "int8": 127.0}
+_LARGEST = {"fp8": 416.0, "int8": 126.0}
+
+
+@dataclass
+class Packed:
+    """The elements in storage order, in few bits, and the scale that brings them back (none for bf16)."""
+
+    values: Tensor
+    scale: Tensor | None
+    count: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, flat: Tensor, form: str) -> "Packed":
+        if form == "bf16":
+            return cls(flat.to(torch.bfloat16), None, flat.numel(), flat.dtype)
+        # One scale for all of fp8, which has an exponent of its own.
+        wide = flat.float().view(1, -1)
+        if form == "int8":
+            wide = nn.functional.pad(wide, (0, -flat.numel() % _GROUP)).view(-1, _GROUP)
+        # Infinities need no scale, and nothing is asked of the device on the way; NaN spreads over its group.
+        largest = wide.abs().masked_fill_(wide.isinf(), 0.0).amax(1, keepdim=True)
+        scale = (largest / _LARGEST[form]).clamp_min(torch.finfo(torch.float32).tiny)
+        steps = (wide / scale).clamp_(-_INFINITY[form], _INFINITY[form])
+        values = (steps.round_() if form == "int8" else steps).to(_FORMATS[form])
+        return cls(values, scale, flat.numel(), flat.dtype)
+
+    def flat(self) -> Tensor:
+        if self.scale is None:
+            return self.values.to(self.dtype)
+        steps = self.values.float()
+        infinity = _INFINITY["int8" if self.values.dtype is torch.int8 else "fp8"]
+        wide = torch.where(steps.abs() == infinity, steps * torch.inf, steps * self.scale)
+        return wide.view(-1)[: self.count].to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.scale is None else self.scale.nbytes)
+
+
+@dataclass(frozen=True)
+class _View:
+    """One saved tensor: a window on packed elements."""
+
+    packed: Packed
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def tensor(self) -> Tensor:
+        return self.packed.flat().as_strided(self.shape, self.stride)
+
+
+@dataclass
+class Compression:
+    """Packs what one step saves; the counts are those of the last step."""
+
+    model: nn.Module
+    form: str
+    min_bytes: int
+    tensors: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    # The largest that was left as it is because it is small.
+    largest_small_bytes: int = 0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        if not torch.is_grad_enabled():  # an evaluation between steps saves no activations
+            yield
+            return
+        self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0
+        # Packed activations live as long as the graph that needs them, no longer.
+        self._seen: WeakValueDictionary[Any, Packed] = WeakValueDictionary()
+        # Asked anew at every step, because other rungs move and convert the weights.
+        kept = (*self.model.parameters(), *self.model.buffers())
+        self._weights = {t.untyped_storage()._cdata for t in kept if type(t) in (Tensor, nn.Parameter)}
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _fits(self, tensor: Tensor) -> bool:
+        if type(tensor) is not Tensor or not tensor.is_floating_point() or tensor.layout is not torch.strided:
+            return False
+        if tensor.dtype.itemsize <= _FORMATS[self.form].itemsize:
+            return False
+        storage = tensor.untyped_storage()
+        # An expanded tensor would grow, and a trainable leaf is kept by its owner whatever happens here.
+        expanded = tensor.nbytes > storage.nbytes()
+        owned = storage._cdata in self._weights or (tensor.is_leaf and tensor.requires_grad)
+        if expanded or owned:
+            return False
+        if tensor.nbytes < self.min_bytes:
+            self.largest_small_bytes = max(self.largest_small_bytes, tensor.nbytes)
+            return False
+        return True
+
+    def _pack(self, tensor: Tensor) -> Tensor | _View:
+        if not self._fits(tensor):
+            return tensor
+        storage = StorageWeakRef(tensor.untyped_storage())
+        with torch.no_grad():
+            plain = tensor.detach()
+            if _covers_its_storage(plain):
+                # Every view of the whole (flattened, transposed, channels-last) shares one packed copy.
+                key = (storage, plain.dtype, tensor._version)
+                flat, stride = plain.as_strided((plain.numel(),), (1,)), plain.stride()
+            else:
+                key = (
+                    storage,
+                    plain.dtype,
+                    tensor._version,
+                    plain.storage_offset(),
+                    plain.shape,
+                    plain.stride(),
+                )
+                flat, stride = plain.contiguous().view(-1), _contiguous_stride(plain.shape)
+            packed = self._seen.get(key)
+            if packed is None:
+                packed = self._seen[key] = Packed.of(flat, self.form)
+                self.tensors += 1
+                self.bytes_before += flat.nbytes
+                self.bytes_after += packed.nbytes
+        return _View(packed, tensor.shape, stride)
+
+    def _unpack(self, saved: Tensor | _View) -> Tensor:
+        return saved.tensor() if isinstance(saved, _View) else saved
+
+
+def _covers_its_storage(tensor: Tensor) -> bool:
+    """Whether the tensor's elements are exactly its storage's, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return expected * tensor.dtype.itemsize == tensor.untyped_storage().nbytes()
+
+
+def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+@dataclass(frozen=True)
+class CompressActivations(Rung):
+    name: ClassVar[str] = "compress_activations"
+    stage: ClassVar[Stage] = Stage.MEMORY
+    summary: ClassVar[str] = "activations that wait for the backward pass kept in bf16, fp8 or int8"
+    inference: ClassVar[bool] = False
+    # A checkpoint keeps a block's input out of reach of the hooks and saves the rest inside its own.
+    excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+
+    format: str = option("bf16", "what saved activations become", tuple(_FORMATS))
+    min_bytes: int = option(65536, "leave smaller tensors as they are")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_bytes < 0:
+            raise RungError(f"{self.name}: min_bytes is not below zero, unlike {self.min_bytes}.")
+
+    @classmethod
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
+        return (cls("bf16"), cls("int8"))
+
+    def apply(self, job: Job) -> Job:
+        compression = Compression(job.model, self.format, self.min_bytes)
+        job = replace(job, contexts=(*job.contexts, compression.step))
+        return job.with_evidence(self.name, compression)
+
+    def proof(self, job: Job) -> str:
+        seen: Compression = job.evidence[self.name]
+        if not seen.tensors and seen.largest_small_bytes:
+            largest = format_bytes(seen.largest_small_bytes)
+            raise Refused(
+                f"{self.name}: every activation that waits for the backward pass is below "
+                f"min_bytes={self.min_bytes}; the largest has {largest}."
+            )
+        if seen.bytes_after >= seen.bytes_before:
+            return ""
+        sizes = f"{format_bytes(seen.bytes_before)} became {format_bytes(seen.bytes_after)}"
+        return f"{seen.tensors} saved activations packed as {self.format} in the last step: {sizes}"

@@ -1,0 +1,216 @@
+"""fold_batchnorm: in inference a BatchNorm is a fixed scale and shift, which the layer before it can carry.
+
+A pair may be folded only when nothing else sees the layer's output. Tracing the model with torch.fx shows
+that; a model that cannot be traced gives only the pairs that stand next to each other in an `nn.Sequential`.
+Either way, if there is a sample, one forward pass confirms that each BatchNorm really receives its layer's
+output. The layer keeps its place and gets new weights, and the BatchNorm becomes a module that does nothing:
+the model stays the user's own.
+"""
+
+import copy
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
+from torch.utils import _pytree as pytree
+
+from redline.errors import RungError
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage
+from redline.ladder.workload import Inputs, call
+from redline.machine.machine import Machine
+
+# Exact types: a subclass may use its weight in ways of its own.
+_PARTNERS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: nn.BatchNorm1d,
+    nn.Conv1d: nn.BatchNorm1d,
+    nn.Conv2d: nn.BatchNorm2d,
+    nn.Conv3d: nn.BatchNorm3d,
+    nn.ConvTranspose1d: nn.BatchNorm1d,
+    nn.ConvTranspose2d: nn.BatchNorm2d,
+    nn.ConvTranspose3d: nn.BatchNorm3d,
+}
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+Pair = tuple[str, str]
+
+
+class Folded(nn.Module):
+    """Where a BatchNorm was, behind a Linear: only rows of features (2-D) mean the same to both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 2:
+            raise RungError(f"fold_batchnorm: the BatchNorm behind a Linear got {x.ndim} dimensions instead of 2.")
+        return x
+
+
+@dataclass(frozen=True)
+class Found:
+    """The pairs that can be folded, by name, and how they were found."""
+
+    pairs: tuple[Pair, ...]
+    method: str
+
+
+@dataclass(frozen=True)
+class FoldBatchnorm(Rung):
+    name: ClassVar[str] = "fold_batchnorm"
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    summary: ClassVar[str] = "each BatchNorm folded into the convolution or Linear before it"
+    training: ClassVar[bool] = False
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if job is None:
+            return ""
+        if not any(isinstance(m, _NORMS) for m in job.model.modules()):
+            return "the model has no BatchNorm"
+        if not find_pairs(job).pairs:
+            return "no BatchNorm with fixed statistics directly follows a layer whose output nothing else uses"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        found = find_pairs(job)
+        for layer, norm in found.pairs:
+            _fold(job.model, layer, norm)
+        return job.with_evidence(self.name, found)
+
+    def proof(self, job: Job) -> str:
+        found: Found = job.evidence[self.name]
+        if not found.pairs:
+            return ""
+        left = sum(isinstance(m, _NORMS) for m in job.model.modules())
+        return f"{len(found.pairs)} BatchNorm(s) folded, {left} left; pairs found {found.method}"
+
+
+def find_pairs(job: Job) -> Found:
+    """Every (layer, BatchNorm) that folding leaves exact."""
+    model = job.model
+    candidates, method = _traced_pairs(job)
+    if candidates is None:
+        candidates = _neighbours_in_sequentials(model)
+    pairs = [pair for pair in candidates if _may_fold(model, *pair)]
+    if pairs and job.samples:
+        received = _received(model, pairs, job.samples[0], job.device)
+        pairs = [pair for pair in pairs if pair in received]
+        method += ", confirmed on a sample"
+    return Found(tuple(pairs), method)
+
+
+def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
+    """Pairs called once where the BatchNorm is the layer's only reader; None when tracing cannot tell."""
+    in_sequentials = "inside nn.Sequential only"
+    # Tracing runs the user's code with stand-ins, which may be stored: on a copy that shares the weights.
+    weights = [*job.model.parameters(), *job.model.buffers()]
+    model = copy.deepcopy(job.model, {id(tensor): tensor for tensor in weights})
+    optional = [p for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty]
+    if optional and not job.samples:
+        return None, f"{in_sequentials}, because without a sample it is open which optional inputs are given"
+    given = _given(model, job.samples[0]) if job.samples else set()
+    try:
+        fixed = {p.name: p.default for p in optional if p.name not in given}
+        graph = fx.Tracer().trace(model, concrete_args=fixed or None)
+    except Exception as error:
+        return None, f"{in_sequentials}, because tracing raised {type(error).__name__}"
+    modules = dict(model.named_modules(remove_duplicate=False))
+    called = [node for node in graph.nodes if node.op == "call_module"]
+    uses = Counter(id(modules[str(node.target)]) for node in called)
+    # A weight that the forward pass reads by itself is not only the layer's own.
+    read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
+    read_modules = {id(modules[name]) for name in read if name in modules}
+    pairs = []
+    for norm in called:
+        layer = norm.args[0] if norm.args else None
+        if not isinstance(layer, fx.Node) or layer.op != "call_module" or len(layer.users) != 1:
+            continue
+        ids = [id(modules[str(node.target)]) for node in (layer, norm)]
+        if all(uses[i] == 1 and i not in read_modules for i in ids):
+            pairs.append((str(layer.target), str(norm.target)))
+    return pairs, "by tracing"
+
+
+def _given(model: nn.Module, sample: Inputs) -> set[str]:
+    """The names of the inputs that a call with this sample passes."""
+    signature = inspect.signature(model.forward)
+    if isinstance(sample, dict):
+        return set(signature.bind_partial(**sample).arguments)
+    positional = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
+    return set(signature.bind_partial(*positional).arguments)
+
+
+def _neighbours_in_sequentials(model: nn.Module) -> list[Pair]:
+    pairs = []
+    for name, module in model.named_modules():
+        if type(module) is nn.Sequential:
+            children = [f"{name}.{child}" if name else child for child in module._modules]
+            pairs += list(zip(children, children[1:], strict=False))
+    return pairs
+
+
+def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
+    """Whether these two are of the right kind and nobody else holds them or their weights."""
+    layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
+    if _PARTNERS.get(type(layer)) is not type(norm):
+        return False
+    assert isinstance(norm, _NORMS)
+    if norm.training or norm.running_mean is None or norm.running_var is None:
+        return False
+    transposed = isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    if transposed and layer.groups != 1:
+        return False
+    if type(layer.weight) is not nn.Parameter or not layer.weight.is_floating_point():
+        return False
+    width = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (layer, norm))
+    if hooked or width != norm.num_features:
+        return False
+    places = Counter(id(m) for _, m in model.named_modules(remove_duplicate=False))
+    owners = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    shared = any(owners[id(p)] > 1 for p in layer.parameters(recurse=False))
+    return places[id(layer)] == places[id(norm)] == 1 and not shared
+
+
+def _received(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch.device) -> set[Pair]:
+    """The pairs whose BatchNorm gets exactly its layer's last output, in one forward pass."""
+    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
+    outputs: dict[str, Any] = {}
+    agreed, broken, handles = set(), set(), []
+    for layer_name, norm_name in pairs:
+
+        def keep(_module: nn.Module, _inputs: Any, output: Tensor, name: str = layer_name) -> None:
+            outputs[name] = output
+
+        def compare(_module: nn.Module, inputs: Any, pair: Pair = (layer_name, norm_name)) -> None:
+            same = bool(inputs) and inputs[0] is outputs.pop(pair[0], None)
+            (agreed if same else broken).add(pair)
+
+        handles.append(model.get_submodule(layer_name).register_forward_hook(keep))
+        handles.append(model.get_submodule(norm_name).register_forward_pre_hook(compare))
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            call(model, sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # An output that no BatchNorm took went somewhere else.
+    return {pair for pair in agreed - broken if pair[0] not in outputs}
+
+
+def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
+    layer: Any = model.get_submodule(layer_name)
+    norm: Any = model.get_submodule(norm_name)
+    old = layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    # In fp64, so that the new weights are rounded once.
+    exact: list[Any] = [part.detach().double() if isinstance(part, Tensor) else part for part in old]
+    if isinstance(layer, nn.Linear):
+        weight, bias = fuse_linear_bn_weights(*exact)
+    else:
+        transposed = type(layer).__name__.startswith("ConvTranspose")
+        weight, bias = fuse_conv_bn_weights(*exact, transpose=transposed)
+    trainable, dtype = layer.weight.requires_grad, layer.weight.dtype
+    layer.weight = nn.Parameter(weight.detach().to(dtype), trainable)
+    layer.bias = nn.Parameter(bias.detach().to(dtype), trainable)
+    parent, _, name = norm_name.rpartition(".")
+    model.get_submodule(parent)._modules[name] = Folded() if isinstance(layer, nn.Linear) else nn.Identity()

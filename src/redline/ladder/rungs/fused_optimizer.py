@@ -1,0 +1,182 @@
+"""fused_optimizer: one kernel updates many weights, where the plain optimizer launches several for each.
+
+The user's own factory makes the optimizer; the rung makes it again, of the same class with the same groups
+and settings, on torch's `fused` or `foreach` implementation (or as apex's class of the same arithmetic).
+`auto` takes the best that is there, and the saved plan says which one that was.
+"""
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _default_to_fused_or_foreach  # pyright: ignore[reportPrivateUsage]
+
+from redline.errors import RungError
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+
+_INSTALL_APEX = "apex is not installed: build it from https://github.com/NVIDIA/apex with its CUDA extensions"
+# In the order of preference of `auto`.
+_BACKENDS = ("apex", "fused", "foreach", "plain")
+_FLAGS = {
+    "fused": {"fused": True, "foreach": False},
+    "foreach": {"fused": False, "foreach": True},
+    "plain": {"fused": False, "foreach": False},
+}
+# apex's class for each of torch's, and what it must be told to compute the same.
+_APEX = {
+    Adam: ("FusedAdam", {"adam_w_mode": False}),
+    AdamW: ("FusedAdam", {"adam_w_mode": True}),
+    SGD: ("FusedSGD", {}),
+}
+
+
+class _Unsupported(RungError):
+    """This optimizer has no such implementation; the text says why."""
+
+
+def rebuild(optimizer: Optimizer, backend: str) -> Optimizer:
+    """The same optimizer (class, groups, settings, state) on another implementation."""
+    made = _make(optimizer, backend, optimizer.param_groups)
+    if optimizer.state:
+        saved = optimizer.state_dict()
+        for group, fresh in zip(saved["param_groups"], made.param_groups, strict=True):
+            group.update({flag: fresh[flag] for flag in _FLAGS["plain"] if flag in fresh})
+        made.load_state_dict(saved)
+    return made
+
+
+def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
+    cls = type(optimizer)
+    if not hasattr(optimizer, "defaults"):
+        raise _Unsupported("these are several optimizers in one, which cannot be rebuilt as one")
+    target, flags = _apex_class(optimizer) if backend == "apex" else (cls, _FLAGS[backend])
+    known = inspect.signature(target.__init__).parameters
+    for flag, wanted in flags.items():
+        if wanted and flag not in known:
+            raise _Unsupported(f"{cls.__name__} has no {flag}= implementation")
+    flags = {flag: wanted for flag, wanted in flags.items() if flag in known}
+    settings: dict[str, Any] = {k: v for k, v in optimizer.defaults.items() if k in known} | flags
+    # What the user set for one group stays, except for who steps it.
+    own: list[dict[str, Any]] = [
+        {k: v for k, v in group.items() if k not in _FLAGS["plain"]} | flags for group in groups
+    ]
+    try:
+        return target(own, **settings)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise _Unsupported(f"{cls.__name__} refuses {backend}: {str(error).splitlines()[0]}") from error
+
+
+def _apex_class(optimizer: Optimizer) -> tuple[Any, dict[str, Any]]:
+    cls = type(optimizer)
+    if cls not in _APEX:
+        raise _Unsupported(f"apex has no optimizer that computes what {cls.__name__} does")
+    name, flags = _APEX[cls]
+    for setting in ("amsgrad", "maximize", "differentiable"):
+        if any(group.get(setting) for group in optimizer.param_groups):
+            raise _Unsupported(f"apex's {name} has no {setting}")
+    try:
+        return getattr(importlib.import_module("apex.optimizers"), name), flags
+    except (ImportError, AttributeError) as error:
+        raise _Unsupported(_INSTALL_APEX) from error
+
+
+def why_unsupported(optimizer: Optimizer, backend: str) -> str:
+    """A sentence when not; found by really stepping one small weight with the same settings."""
+    if backend == "plain":
+        return ""
+    example = optimizer.param_groups[0]["params"][0]
+    if backend == "apex" and example.device.type != "cuda":
+        return "apex steps weights on a CUDA device only"
+    weight = nn.Parameter(torch.ones(2, device=example.device, dtype=example.dtype))
+    weight.grad = torch.ones_like(weight)
+    try:
+        _make(optimizer, backend, [{**optimizer.param_groups[0], "params": [weight]}]).step()
+    except _Unsupported as error:
+        return str(error)
+    except (RuntimeError, NotImplementedError) as error:
+        cls, where = type(optimizer).__name__, example.device.type
+        return f"{cls} cannot step with {backend} on {where}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def implementation(optimizer: Optimizer) -> str:
+    """What steps this optimizer, read from its own groups; torch's default is spelled out."""
+    if type(optimizer).__module__.partition(".")[0] == "apex":
+        return "apex"
+    found = set()
+    for group in optimizer.param_groups:
+        fused, foreach = group.get("fused"), group.get("foreach")
+        if fused is None and foreach is None and "foreach" in group:
+            fused, foreach = _default_to_fused_or_foreach(
+                group["params"], bool(group.get("differentiable")), use_fused=False
+            )
+        found.add("fused" if fused else "foreach" if foreach else "plain")
+    return " and ".join(sorted(found))
+
+
+def _optimizer_of(job: Job) -> Optimizer:
+    assert job.optimizer is not None
+    return job.optimizer([p for p in job.model.parameters() if p.requires_grad])
+
+
+@dataclass(frozen=True)
+class FusedOptimizer(Rung):
+    name: ClassVar[str] = "fused_optimizer"
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    summary: ClassVar[str] = "one kernel for many weights in the optimizer (apex, fused, foreach)"
+    inference: ClassVar[bool] = False
+
+    backend: str = option("auto", "who steps the weights; auto takes the best there is", ("auto", *_BACKENDS))
+
+    @classmethod
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
+        if not machine.is_cuda:
+            return (cls("fused"), cls("foreach"))
+        # On a GPU foreach is what torch does by itself.
+        return (cls("apex"), cls("fused")) if machine.has("apex") else (cls("fused"),)
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if self.backend == "apex" and not machine.is_cuda:
+            return "apex steps weights on a CUDA device only"
+        if self.backend == "apex" and not machine.has("apex"):
+            return _INSTALL_APEX
+        if job is None or job.optimizer is None or self.backend == "auto":
+            return ""
+        return why_unsupported(_optimizer_of(job), self.backend)
+
+    def resolve(self, job: Job) -> Rung:
+        if self.backend != "auto":
+            return self
+        optimizer = _optimizer_of(job)
+        return FusedOptimizer(next(b for b in _BACKENDS if b == "plain" or not why_unsupported(optimizer, b)))
+
+    def apply(self, job: Job) -> Job:
+        assert job.optimizer is not None
+        factory = job.optimizer
+        seen: dict[str, Any] = {}
+
+        def build(parameters: Iterable[nn.Parameter]) -> Optimizer:
+            own = factory(parameters)
+            seen.update(before=implementation(own), optimizer=rebuild(own, self.backend))
+            return seen["optimizer"]
+
+        return replace(job.with_evidence(self.name, seen), optimizer=build)
+
+    def proof(self, job: Job) -> str:
+        seen: Mapping[str, Any] = job.evidence[self.name]
+        if not seen:
+            return ""
+        optimizer, before = seen["optimizer"], seen["before"]
+        after = implementation(optimizer)
+        if before == after:
+            return ""
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        cls = type(optimizer).__name__
+        return f"{cls} steps {count} weight tensors with its {after} implementation (it was {before})"

@@ -1,0 +1,191 @@
+"""grad_scaler: multiplies the loss before the backward pass, so that small fp16 gradients do not become zero.
+
+fp16 ends near 6e-8 at the small end and at 65,504 at the large one. The loss is multiplied by a scale; the
+gradients come out multiplied by it, and are divided again before the optimizer sees them. A step whose
+gradients overflowed is skipped and the scale shrinks; after a long clean stretch it grows. A model that
+overflows again and again fits in fp16 at no scale: it is switched to bf16, aloud, and trains on without one.
+
+torch's own GradScaler refuses fp16 gradients, which is what a model converted to fp16 has; this one takes
+them. They are fp16 again once divided, so there the scale protects the backward pass alone; under
+`autocast(dtype=fp16)`, where weights and their gradients stay fp32, it protects all of it.
+"""
+
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from redline.errors import RungError
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+
+# Beyond this the scaled loss itself leaves fp32's range on a large loss.
+_LARGEST_SCALE = 2.0**32
+
+
+class AdaptiveGradScaler:
+    """`scale(loss).backward()`, `step(optimizer)`, `update()`; after `step` the gradients are unscaled."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        init_scale: float = 4096.0,
+        growth_factor: float = 2.0,
+        growth_interval: int = 2000,
+        backoff: float = 0.5,
+        switch_after: int = 5,
+    ) -> None:
+        self.model = model
+        self.current = init_scale
+        self.growth_factor = growth_factor
+        self.growth_interval = growth_interval
+        self.backoff = backoff
+        self.switch_after = switch_after
+        self.steps = 0
+        self.skipped = 0
+        self.switched = False
+        self._overflowed = False
+        self._overflows_in_a_row = 0
+        self._clean_in_a_row = 0
+        self._optimizers: list[Optimizer] = []
+
+    def scale(self, loss: Tensor) -> Tensor:
+        # In fp32, because a scaled fp16 loss would overflow by itself.
+        return loss if self.switched else loss.float() * self.current
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Divides the gradients by the scale, and steps unless one of them is not finite."""
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        self.steps += 1
+        self._overflowed = not self.switched and self._unscale(optimizer)
+        if self._overflowed:
+            self.skipped += 1
+        else:
+            optimizer.step()
+
+    def update(self) -> None:
+        """Adjusts the scale to what the last step saw."""
+        if self.switched:
+            return
+        if not self._overflowed:
+            self._overflows_in_a_row = 0
+            self._clean_in_a_row += 1
+            if self._clean_in_a_row == self.growth_interval:
+                self.current = min(self.current * self.growth_factor, _LARGEST_SCALE)
+                self._clean_in_a_row = 0
+            return
+        self._clean_in_a_row = 0
+        self._overflows_in_a_row += 1
+        self.current *= self.backoff
+        if self._overflows_in_a_row == self.switch_after:
+            self._switch_to_bf16()
+
+    def _unscale(self, optimizer: Optimizer) -> bool:
+        """Divides every gradient in place; whether one of them is infinite or NaN."""
+        alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None:
+                    values = gradient._values() if gradient.is_sparse else gradient
+                    alike[values.device, values.dtype].append(values)
+        flags = []
+        for (device, _), gradients in alike.items():
+            flag = torch.zeros(1, device=device)
+            inverse = torch.full((1,), 1 / self.current, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inverse)
+            flags.append(flag)
+        return any(bool(flag.item()) for flag in flags)
+
+    def _switch_to_bf16(self) -> None:
+        self.switched = True
+        warnings.warn(
+            f"grad_scaler: {self.switch_after} steps in a row overflowed fp16, down to a scale of "
+            f"{self.current:g}; the model is switched to bf16 and trains on without a scale.",
+            stacklevel=4,
+        )
+        with torch.no_grad():
+            self.model._apply(_fp16_to_bf16)
+        for module in self.model.modules():
+            # The boundary around the model, and autocast, convert to a dtype of their own.
+            if vars(module).get("dtype") is torch.float16:
+                vars(module)["dtype"] = torch.bfloat16
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                state.update({k: _fp16_to_bf16(v) for k, v in state.items() if isinstance(v, Tensor)})
+
+
+def _fp16_to_bf16(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16) if tensor.dtype is torch.float16 else tensor
+
+
+@dataclass(frozen=True)
+class GradScaler(Rung):
+    name: ClassVar[str] = "grad_scaler"
+    stage: ClassVar[Stage] = Stage.PRECISION
+    summary: ClassVar[str] = "adaptive loss scaling for fp16, with a switch to bf16 when it keeps overflowing"
+    inference: ClassVar[bool] = False
+    # Each step asks the device whether its gradients are finite, which a captured step cannot.
+    excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
+
+    init_scale: float = option(4096.0, "what the loss is multiplied by at first")
+    growth_factor: float = option(2.0, "how the scale grows after a clean stretch")
+    growth_interval: int = option(2000, "how many steps without overflow make a clean stretch")
+    backoff: float = option(0.5, "how the scale shrinks after an overflow")
+    switch_after: int = option(5, "how many overflows in a row switch to bf16; 0 never does")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limits = {
+            "init_scale is a number above 0": self.init_scale > 0,
+            "growth_factor is a number of at least 1": self.growth_factor >= 1,
+            "growth_interval is a whole number of at least 1": self.growth_interval >= 1,
+            "backoff is a number between 0 and 1": 0 < self.backoff < 1,
+            "switch_after is a whole number that is not negative": self.switch_after >= 0,
+        }
+        for sentence, holds in limits.items():
+            if not holds:
+                raise RungError(f"{self.name}: {sentence}, not {getattr(self, sentence.split()[0])}.")
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if job is None:
+            return machine.why_slow("fp16")
+        if job.precision != "fp16":
+            return f"the arithmetic is {job.precision}, and only fp16 needs its loss scaled"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        made: list[AdaptiveGradScaler] = []
+
+        def build(optimizer: Optimizer) -> Any:
+            made[:] = [
+                AdaptiveGradScaler(
+                    job.model,
+                    self.init_scale,
+                    self.growth_factor,
+                    self.growth_interval,
+                    self.backoff,
+                    self.switch_after,
+                )
+            ]
+            return made[0]
+
+        return replace(job.with_evidence(self.name, made), scaler=build)
+
+    def proof(self, job: Job) -> str:
+        made: list[AdaptiveGradScaler] = job.evidence[self.name]
+        if not made or not made[0].steps:
+            return ""
+        scaler = made[0]
+        said = f"loss scaled in {scaler.steps} steps, {scaler.skipped} skipped for overflow"
+        if scaler.switched:
+            return f"{said}; switched to bf16 after {self.switch_after} overflows in a row"
+        return f"{said}; the scale is {scaler.current:g}, from {self.init_scale:g}"

@@ -1,0 +1,229 @@
+"""sdpa: attention by torch's fused kernels, and by the one that is fastest for the shapes at hand.
+
+Hand-written softmax attention writes its scores, all queries times all keys, to memory and reads them back
+three times; a fused kernel never does. So it is replaced wherever equality can be proven. Torch then has
+several fused kernels and takes the first that can run, not the fastest; `backend=auto` times them and the
+plan keeps the winner.
+"""
+
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from redline.ladder.job import Context, Job, entered
+from redline.ladder.rewrites.attention import AttentionCall, Observation, observe
+from redline.ladder.rewrites.attention_rewrite import Rewriting, fuse
+from redline.ladder.rewrites.attention_switch import switch_to_fused
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+_REPEATS = 10
+
+
+class _Prefer:
+    """Puts one kernel first for the length of a call; the others stay allowed, for shapes it cannot take.
+
+    `torch.nn.attention.sdpa_kernel` does so by twenty-odd settings; setting the order alone costs far less.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.first = int(BACKENDS[backend].value)
+        switch = {"efficient": "mem_efficient"}.get(backend, backend)
+        self.enabled = getattr(torch._C, f"_get_{switch}_sdp_enabled")
+        self.enable = getattr(torch._C, f"_set_sdp_use_{switch}")
+
+    def __enter__(self) -> None:
+        self.order, self.was_enabled = torch._C._get_sdp_priority_order(), self.enabled()
+        torch._C._set_sdp_priority_order([self.first, *(b for b in self.order if b != self.first)])
+        if not self.was_enabled:
+            self.enable(True)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_sdp_priority_order(self.order)
+        if not self.was_enabled:
+            self.enable(False)
+
+
+def _context(backend: str) -> Context:
+    # Unfused is never torch's first choice while another can run, so the others are shut.
+    return (lambda: sdpa_kernel(SDPBackend.MATH)) if backend == "math" else (lambda: _Prefer(backend))
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    seen: Observation
+    rewriting: Rewriting
+
+
+@dataclass(frozen=True)
+class Sdpa(Rung):
+    name: ClassVar[str] = "sdpa"
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    summary: ClassVar[str] = "fused attention in place of hand-written, by the kernel that is fastest for its shapes"
+
+    backend: str = option(
+        "auto",
+        "the kernel to prefer; auto times them, default leaves it to torch",
+        ("auto", *BACKENDS, "default"),
+    )
+    dtype: str = option(
+        "auto",
+        "what the kernels are timed in; auto is bf16 where the GPU has it",
+        ("auto", "bf16", "fp16", "fp32"),
+    )
+
+    @property
+    def searches(self) -> bool:
+        return self.backend == "auto"
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if self.backend in BACKENDS and self.backend not in machine.attention_kernels:
+            there = ", ".join(machine.attention_kernels)
+            return f"{machine.name} has no {self.backend} attention kernel (it has {there})"
+        if job is None or not job.samples:
+            return ""
+        seen = observe(job)
+        if not seen.calls and not seen.handwritten:
+            if any(isinstance(module, nn.MultiheadAttention) for module in job.model.modules()):
+                return "torch's own attention layers take their fast path here, one operation without a call to switch"
+            return "no attention was seen: no scaled_dot_product_attention, no softmax between two products"
+        if not seen.handwritten and self.backend in ("auto", "default") and not machine.is_cuda:
+            return "the model's attention is fused already, and there is one kernel for it here"
+        return ""
+
+    def resolve(self, job: Job) -> "Sdpa":
+        if self.backend != "auto":
+            return self
+        if job.device.type != "cuda" or not job.samples:
+            return replace(self, backend="default")
+        machine = Machine.detect(str(job.device))
+        dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
+        # The shapes are known once the model is rewritten; that is taken back, because apply does it.
+        switching = switch_to_fused(job)
+        rewriting = fuse(job.model, observe(job), job.training)
+        try:
+            calls = observe(job).calls
+        finally:
+            rewriting.undo()
+            switching.undo()
+        candidates = [name for name in ("cudnn", "flash", "efficient") if name in machine.attention_kernels]
+        times = {name: _total_seconds(name, calls, DTYPES[dtype], job.device, job.training) for name in candidates}
+        best = min(times, key=lambda name: times[name]) if calls and times else "default"
+        return replace(self, backend=best, dtype=dtype)
+
+    def apply(self, job: Job) -> Job:
+        if self.backend not in ("auto", "default"):
+            job = replace(job, contexts=(*job.contexts, _context(self.backend)))
+        if not job.samples:
+            if any("softmax" in type(m).forward.__code__.co_names for m in job.model.modules() if _own(m)):
+                warnings.warn(
+                    "sdpa: without samples= hand-written attention cannot be proven equal, so it is left.",
+                    stacklevel=2,
+                )
+            return job
+        switching = switch_to_fused(job)
+        rewriting = fuse(job.model, observe(job), job.training)
+        rewriting.done[:0], rewriting.left[:0] = switching.done, switching.left
+        return job.with_evidence(self.name, _Evidence(observe(job), rewriting))
+
+    def why_nothing(self, job: Job) -> str:
+        evidence: _Evidence | None = job.evidence.get(self.name)
+        return f"left as it was: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
+
+    def proof(self, job: Job) -> str:
+        evidence: _Evidence | None = job.evidence.get(self.name)
+        if evidence is None or not evidence.seen.calls or not (evidence.rewriting.done or self.backend in BACKENDS):
+            return ""
+        done, left = evidence.rewriting.done, evidence.rewriting.left
+        parts = []
+        if done:
+            parts.append(f"{_count(len(done), 'attention module')} rewritten ({_some(done)})")
+        if left:
+            parts.append(f"{len(left)} left: " + evidence.rewriting.reasons)
+        dtype = _dtype(job)
+        kernels: dict[str, int] = {}
+        for seen, count in evidence.seen.calls.items():
+            kernel = _kernel(job, seen, dtype)
+            kernels[kernel] = kernels.get(kernel, 0) + count
+        ran = ", ".join(f"{_count(count, 'call')} by the {kernel} kernel" for kernel, count in kernels.items())
+        name = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
+        return "; ".join([*parts, f"a forward pass makes {ran} in {name}"])
+
+
+def _dtype(job: Job) -> torch.dtype:
+    """What attention is computed in at the end of the plan; int8 and fp8 weights leave it as it is."""
+    floats = Counter(p.dtype for p in job.model.parameters() if p.dtype in DTYPES.values())
+    common = floats.most_common(1)[0][0] if floats else torch.float32
+    return DTYPES.get(job.precision, common)
+
+
+def _own(module: torch.nn.Module) -> bool:
+    return not type(module).__module__.startswith("torch.nn.") and hasattr(type(module).forward, "__code__")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _kernel(job: Job, seen: AttentionCall, dtype: torch.dtype) -> str:
+    """The dispatcher's own answer, under the plan's settings and in the dtype that the plan ended with."""
+    given = seen.inputs(dtype, job.device, gradients=job.training)
+    with torch.set_grad_enabled(job.training), entered(job.contexts):
+        chosen = torch._fused_sdp_choice(**given)
+    return next((name for name, backend in BACKENDS.items() if backend.value == chosen), f"number {chosen}")
+
+
+def _total_seconds(
+    backend: str, calls: dict[AttentionCall, int], dtype: torch.dtype, device: torch.device, training: bool
+) -> float:
+    """One forward pass's attention by this kernel; infinite where it cannot run all of the shapes."""
+    total = 0.0
+    for seen, count in calls.items():
+        given = seen.inputs(dtype, device, training)
+        leaves = [given[name] for name in ("query", "key", "value")]
+
+        def step(given: dict[str, Any] = given, leaves: list[torch.Tensor] = leaves) -> None:
+            output = F.scaled_dot_product_attention(**given)
+            if training:
+                torch.autograd.grad(output, leaves, output)
+
+        try:
+            with sdpa_kernel(BACKENDS[backend]), torch.set_grad_enabled(training), warnings.catch_warnings():
+                # A kernel that cannot run explains itself in warnings; the error that follows is what counts.
+                warnings.simplefilter("ignore")
+                total += count * _seconds(step, device)
+        except RuntimeError:
+            return float("inf")
+    return total
+
+
+def _seconds(step: Callable[[], None], device: torch.device) -> float:
+    with torch.cuda.device(device):
+        for _ in range(3):
+            step()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            step()
+            mark.record()
+        torch.cuda.synchronize(device)
+    return sorted(a.elapsed_time(b) for a, b in itertools.pairwise(marks))[_REPEATS // 2] * 1e-3

@@ -1,0 +1,111 @@
+"""tensorrt: the model compiled by torch-tensorrt into TensorRT engines, ahead of time, for fixed shapes.
+
+What TensorRT has no operator for stays in PyTorch between the engines, and the proof counts it. A call with
+another shape compiles once more, and that call pays for it.
+"""
+
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx, nn
+
+from redline.errors import RungError
+from redline.ladder.job import Job, entered
+from redline.ladder.rewrites.per_shape import FlatModel, PerShape, as_call, flat_tensors
+from redline.ladder.rung import Rung, Stage, option
+from redline.machine.machine import Machine
+from redline.quiet import quiet
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """One compiled model, for one form of input."""
+
+    module: nn.Module
+    flat: FlatModel
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        results = self.module(*flat_tensors(args, kwargs))
+        return self.flat.restore((results,) if isinstance(results, Tensor) else results)
+
+    def engines(self) -> int:
+        """torch-tensorrt runs each engine as a module of its own, in C++ or in Python."""
+        return sum(type(m).__name__.endswith("TorchTensorRTModule") for m in self.module.modules())
+
+    def operators_left(self) -> int:
+        """The operators that still run in PyTorch, between the engines."""
+        graphs = [m.graph for m in self.module.modules() if isinstance(m, fx.GraphModule)]
+        kinds = ("call_function", "call_method")
+        nodes = [node for graph in graphs for node in graph.nodes if node.op in kinds]
+        return sum(getattr(node.target, "__name__", "") != "getitem" for node in nodes)
+
+
+@dataclass(frozen=True)
+class Tensorrt(Rung):
+    precision: str = option("keep", "the dtypes of the model, or fp16 where it is safe", choices=("keep", "fp16"))
+    optimization_level: int = option(3, "how long TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
+
+    name: ClassVar[str] = "tensorrt"
+    stage: ClassVar[Stage] = Stage.COMPILE
+    summary: ClassVar[str] = "the graph as TensorRT engines, through torch-tensorrt"
+    training: ClassVar[bool] = False
+    excludes: ClassVar[frozenset[str]] = frozenset({"compile", "onnxruntime", "int8", "fp8"})
+
+    @classmethod
+    def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
+        return cls(), cls(precision="fp16")
+
+    @property
+    def searches(self) -> bool:
+        return True
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if not machine.is_cuda:
+            return f"TensorRT needs an NVIDIA GPU, and the device is {machine.name}"
+        if importlib.util.find_spec("torch_tensorrt") is None:
+            return 'torch-tensorrt is not installed: pip install "redline[tensorrt]"'
+        if job is None:
+            return ""
+        if not job.samples:
+            return "engines are compiled from sample inputs, and none were given"
+        if self.precision == "fp16" and job.precision in ("bf16", "fp16"):
+            return f"the model is {job.precision} already: take precision=keep"
+        return ""
+
+    def apply(self, job: Job) -> Job:
+        if not job.samples:
+            raise RungError("tensorrt: engines are compiled from sample inputs, and none were given.")
+        module = PerShape(job.model, self._compile)
+        with entered(job.contexts):
+            module.prepare(*as_call(job.samples[0], job.device))
+        precision = "fp16" if self.precision == "fp16" else job.precision
+        return replace(job, model=module, precision=precision).with_evidence(self.name, module)
+
+    def proof(self, job: Job) -> str:
+        compiled = list(job.evidence[self.name].engines.values())
+        count = sum(one.engines() for one in compiled)
+        if not count:
+            return ""
+        left = sum(one.operators_left() for one in compiled)
+        shapes = f"{len(compiled)} input shape{'s' if len(compiled) > 1 else ''}"
+        engines = f"{count} TensorRT engine{'s' if count > 1 else ''}"
+        return f"{engines} for {shapes}; {left} operators left to PyTorch"
+
+    def _compile(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
+        settings: dict[str, Any] = {"optimization_level": self.optimization_level}
+        if self.precision == "fp16":
+            settings |= {"enable_autocast": True, "autocast_low_precision_type": torch.float16}
+        flat = FlatModel(self.name, model, args, kwargs)
+        try:
+            with quiet(), torch.no_grad():
+                import torch_tensorrt  # pyright: ignore[reportMissingImports]
+
+                inputs = flat_tensors(args, kwargs)
+                compiled = torch_tensorrt.compile(flat, ir="dynamo", arg_inputs=inputs, **settings)
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
+            raise RungError(f"tensorrt: the model cannot be compiled: {reason}.") from error
+        return _Compiled(compiled, flat)

@@ -1,0 +1,179 @@
+"""tf32: fp32 matrix products on tensor cores, with 10 bits of mantissa.
+
+torch lets convolutions use TF32 by default and matrix products not, so it is mostly the Linear layers that
+gain. Two generations of switches exist: `allow_tf32` and the newer `fp32_precision`. Setting the old one also
+sets the new one, but reading the old one raises when the two disagree, and torch.compile reads both. So both
+are set around each call, and both are put back exactly as they were, whichever of them the user had chosen.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from redline.ladder.job import Job
+from redline.ladder.rung import Rung, Stage
+from redline.machine.machine import Machine
+
+# The functions behind torch.backends' attributes: reading those costs several times more, at every call.
+_read = torch._C._get_fp32_precision_getter
+_write = torch._C._set_fp32_precision_setter
+# A switch that says "none" follows the first, and that one follows _EVERYTHING.
+_SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
+_EVERYTHING = ("generic", "all")
+
+
+@dataclass
+class Seen:
+    """What the rung saw: the layers it can speed up, and the calls in which the switch was on."""
+
+    products: int
+    convolutions: int
+    convolutions_had_it: bool
+    calls: int = field(default=0)
+
+
+def _own_settings() -> tuple[str, ...]:
+    """What each switch says itself: one at "none" reads as its parent, so the parents step aside to look."""
+    everything = _read(*_EVERYTHING)
+    if everything != "none":
+        _write(*_EVERYTHING, "none")
+    cuda = _read(*_SWITCHES[0])
+    if cuda != "none":
+        _write(*_SWITCHES[0], "none")
+    own = (cuda, *(_read(*switch) for switch in _SWITCHES[1:]))
+    if cuda != "none":
+        _write(*_SWITCHES[0], cuda)
+    if everything != "none":
+        _write(*_EVERYTHING, everything)
+    return own
+
+
+def _old_matmul_switch() -> bool:
+    try:
+        return torch._C._get_cublas_allow_tf32()
+    except RuntimeError:  # raised exactly when it disagrees with the new one
+        return _read("cuda", "matmul") != "tf32"
+
+
+def _old_cudnn_switch() -> bool:
+    try:
+        return torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:
+        convolution, recurrence = (_read("cuda", op) == "tf32" for op in ("conv", "rnn"))
+        # When those two differ the old value cannot be known; True is torch's default and needs no change.
+        return not convolution if convolution == recurrence else True
+
+
+@cache
+def _swallow_deprecation_warning() -> None:
+    """Some releases warn once per process that the old switches will go; until then both must agree."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        _old_matmul_switch()
+
+
+@contextmanager
+def tf32(seen: Seen | None = None) -> Iterator[None]:
+    """Turns TF32 on, then restores every switch of both generations."""
+    with _every_switch("tf32"):
+        if seen is not None:
+            seen.calls += _read("cuda", "matmul") == "tf32"
+        yield
+
+
+@contextmanager
+def strict_fp32() -> Iterator[None]:
+    """Turns TF32 off, also for convolutions, where torch allows it by default; then restores every switch."""
+    with _every_switch("ieee"):
+        yield
+
+
+@contextmanager
+def _every_switch(precision: str) -> Iterator[None]:
+    _swallow_deprecation_warning()
+    on = precision == "tf32"
+    matmul_was_on, cudnn_was_on, own = _old_matmul_switch(), _old_cudnn_switch(), _own_settings()
+    # Setting a switch to the value that it has would turn the precision "medium" into "high".
+    matmul_precision = _matmul_precision()
+    if matmul_was_on != on:
+        torch._C._set_cublas_allow_tf32(on)
+    if cudnn_was_on != on:
+        torch._C._set_cudnn_allow_tf32(on)
+    for switch, value in zip(_SWITCHES, own, strict=True):
+        if value != precision:
+            _write(*switch, precision)
+    try:
+        yield
+    finally:
+        if matmul_was_on != on:
+            torch._C._set_cublas_allow_tf32(matmul_was_on)
+            if matmul_precision == "medium":
+                torch._C._set_float32_matmul_precision(matmul_precision)
+        if cudnn_was_on != on:
+            torch._C._set_cudnn_allow_tf32(cudnn_was_on)
+        for switch, value in zip(_SWITCHES, own, strict=True):
+            _write(*switch, value)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch._C._get_float32_matmul_precision()
+    except RuntimeError:  # raised when the two generations disagree
+        return ""
+
+
+def _is_product(module: nn.Module) -> bool:
+    """Whether it owns an fp32 weight matrix to multiply with: Linear, RNN, attention, or a user's own."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, _ConvNd)):
+        return False
+    own = module.named_parameters(recurse=False)
+    return any("weight" in name and p.ndim >= 2 and p.dtype == torch.float32 for name, p in own)
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    return isinstance(module, _ConvNd) and module.weight.dtype == torch.float32
+
+
+def look_at(model: nn.Module) -> Seen:
+    modules = list(model.modules())
+    had_it = _read("cuda", "conv") == "tf32"
+    return Seen(sum(map(_is_product, modules)), sum(map(_is_convolution, modules)), had_it)
+
+
+@dataclass(frozen=True)
+class Tf32(Rung):
+    name: ClassVar[str] = "tf32"
+    stage: ClassVar[Stage] = Stage.FLAGS
+    summary: ClassVar[str] = "fp32 matrix products on tensor cores (10-bit mantissa)"
+
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        if "tf32" not in machine.hardware_dtypes:
+            return f"{machine.name} has no TF32 tensor cores (NVIDIA Ampere or newer has)"
+        if job is None:
+            return ""
+        if job.precision != "fp32":
+            return f"the arithmetic is {job.precision}, so no fp32 product is left to speed up"
+        found = look_at(job.model)
+        return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
+
+    def apply(self, job: Job) -> Job:
+        seen = look_at(job.model)
+        job = job.with_evidence(self.name, seen)
+        return replace(job, contexts=(*job.contexts, partial(tf32, seen)), precision="tf32")
+
+    def proof(self, job: Job) -> str:
+        seen: Seen = job.evidence[self.name]
+        if not seen.calls or not (seen.products or seen.convolutions):
+            return ""
+        before = " (on before, by torch's default)" if seen.convolutions and seen.convolutions_had_it else ""
+        return (
+            f"TF32 was on in {seen.calls} call(s), for {seen.products} layer(s) with matrix products "
+            f"and {seen.convolutions} convolution(s){before}"
+        )

@@ -1,0 +1,51 @@
+"""`unet_100m`, `unet_390m`, `unet_880m`: one step of live video diffusion at 64×64, in three sizes.
+
+A noisy frame, its time step and the previous frame go in; the next frame comes out. The weights are
+random, but no layer starts at zero, so the output answers to all three inputs.
+
+What the limits mean: bf16 lands at a relative error of about 1.5%. A rung that loses one attention layer
+is off by 5%, one that loses a bottom convolution by 15%. The limit is 2.5%, and 48 dB asks besides that
+the error stays below one step of an 8-bit picture (1/255 of the output's span).
+"""
+
+import torch
+
+from redline.ladder.gate import Gate
+from redline.ladder.workload import Workload
+from redline.models.unet import STEPS, VideoUNet
+
+_CHANNELS = 3
+
+
+def unet_100m(batch: int = 1, size: int = 64) -> Workload:
+    """The U-Net pair with base width 64: 98.6M parameters."""
+    return video_unet(64, batch, size)
+
+
+def unet_390m(batch: int = 1, size: int = 64) -> Workload:
+    """The U-Net pair with base width 128: 394M parameters."""
+    return video_unet(128, batch, size)
+
+
+def unet_880m(batch: int = 1, size: int = 64) -> Workload:
+    """The U-Net pair with base width 192: 887M parameters."""
+    return video_unet(192, batch, size)
+
+
+def video_unet(base: int, batch: int, size: int) -> Workload:
+    if size % 16:
+        raise ValueError(f"size {size} is no multiple of 16, which four halvings need")
+
+    def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        frame, previous_frame = torch.randn(2, batch, _CHANNELS, size, size).unbind(0)
+        # Whole numbers: as floats they would be rounded by a model in half precision.
+        timestep = torch.randint(STEPS, (batch,))
+        return frame, timestep, previous_frame
+
+    return Workload(
+        build=lambda: VideoUNet(base, _CHANNELS),
+        inputs=inputs,
+        gates=(Gate("relative_error", 0.025), Gate("psnr", 48.0)),
+        items=batch,
+        unit="frame",
+    )

@@ -1,0 +1,198 @@
+"""Measures the two ceilings of a device: the bytes/s of a copy, and the FLOP/s of products in each dtype."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.files.atomic import write_text
+from redline.machine.cpu_features import cpu_limit
+from redline.machine.machine import Ceilings, Machine
+
+_FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def with_ceilings(machine: Machine, again: bool = False) -> Machine:
+    """The machine with its ceilings, measured now unless the cache has them and they still look right."""
+    if machine.ceilings is not None and not again and not _outrun(machine, machine.ceilings):
+        return machine
+    known, measured = machine.ceilings, measure_ceilings(machine)
+    # Measured again because one was too low; something else may be running now too, and make others lower.
+    machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
+    with suppress(RedlineError):  # without a writable cache they are measured again next time
+        assert machine.ceilings is not None
+        write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
+    return machine
+
+
+def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
+    """A ceiling is the most that was ever seen."""
+
+    def rates(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+        return {name: max(known.get(name, 0.0), rate) for name, rate in measured.items()}
+
+    return Ceilings(
+        max(one.bytes_per_s, other.bytes_per_s),
+        rates(one.matmul_flops_per_s, other.matmul_flops_per_s),
+        rates(one.convolution_flops_per_s, other.convolution_flops_per_s),
+    )
+
+
+def _outrun(machine: Machine, cached: Ceilings) -> bool:
+    """A ceiling that the machine beats was taken while something else was running."""
+    with _tf32_allowed(False):
+        rate = _matmul_rate(torch.device(machine.device), torch.float32)
+    return rate > 1.1 * cached.matmul_flops_per_s["fp32"]
+
+
+def measure_ceilings(machine: Machine) -> Ceilings:
+    """A few seconds. Random data: zeros run faster than real numbers do."""
+    device = torch.device(machine.device)
+    size = (2**30 if machine.is_cuda else 2**27) // 4
+    copied = _copy_rate(size, device)
+    matmul, convolution = {}, {}
+    for name, dtype in _FLOATS.items():
+        if _is_hidden(name, machine):
+            continue
+        with _tf32_allowed(False), _onednn_kept():
+            matmul[name] = _matmul_rate(device, dtype)
+            convolution[name] = _convolution_rate(device, dtype)
+    if "tf32" in machine.hardware_dtypes:
+        with _tf32_allowed(True):
+            matmul["tf32"] = _matmul_rate(device, torch.float32)
+            convolution["tf32"] = _convolution_rate(device, torch.float32)
+    if not _is_hidden("int8", machine):
+        matmul["int8"] = _matmul_rate(device, torch.int8)
+        if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
+            # torch's own int8 product is not tuned on every CPU; the ceiling is what some engine reaches.
+            matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
+    if "fp8" in machine.hardware_dtypes:
+        matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
+    return Ceilings(copied, matmul, convolution)
+
+
+def _is_hidden(dtype: str, machine: Machine) -> bool:
+    """Returns whether a CPU limit hides this dtype; the libraries still use the hardware, so its rate says nothing."""
+    return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
+
+
+@contextmanager
+def _tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Strict fp32 or TF32, whatever torch's defaults are (convolutions allow TF32 unless told)."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32, cudnn.allow_tf32 = allowed, allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+@contextmanager
+def _onednn_kept() -> Iterator[None]:
+    """On a CPU without bf16, torch answers the first bf16 product by turning oneDNN off for the whole process."""
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.enabled
+    try:
+        yield
+    finally:
+        mkldnn.enabled = before
+
+
+def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:
+    """The fastest of several runs: a ceiling is what the device can do, not what it usually does."""
+
+    def once() -> float:
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        return time.perf_counter() - start
+
+    spent = best = once()  # the first call also starts libraries; if it alone outlasts the budget, it is the answer
+    repeats = 0
+    while spent < budget_s or repeats < 3:
+        if repeats and spent > 4 * budget_s:
+            break
+        seconds = once()
+        best, spent, repeats = min(best, seconds), spent + seconds, repeats + 1
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _copy_rate(size: int, device: torch.device) -> float:
+    source = torch.randn(size, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
+    # Small on a CPU, because an emulated dtype takes seconds for what fp32 does in milliseconds.
+    sizes = (8192,) if device.type == "cuda" else (128, 1024)
+    rate = 0.0
+    for n in sizes:
+        a, b = _operand(n, dtype, device), _operand(n, dtype, device)
+        seconds = _best_seconds(lambda a=a, b=b: _product(a, b), device)
+        rate = max(rate, 2 * n**3 / seconds)
+        if n == 128 and 512 * seconds > 4:
+            break
+    return rate
+
+
+def _operand(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if dtype == torch.int8:
+        return torch.randint(-128, 128, (n, n), dtype=dtype, device=device)
+    return torch.randn(n, n, device=device).to(dtype)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype == torch.int8:
+        return torch._int_mm(a, b.t())
+    if a.dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=a.device)
+        return torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    return a @ b
+
+
+def _onnxruntime_int8_rate(n: int = 1024) -> float:
+    import numpy as np
+    import onnx
+    import onnxruntime
+
+    rng = np.random.default_rng(0)
+    weight = onnx.numpy_helper.from_array(rng.integers(-127, 128, (n, n), dtype=np.int8), "b")
+    node = onnx.helper.make_node("MatMulInteger", ["a", "b"], ["y"])
+    a = onnx.helper.make_tensor_value_info("a", onnx.TensorProto.INT8, [n, n])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, [n, n])
+    graph = onnx.helper.make_graph([node], "int8", [a], [y], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feed = {"a": rng.integers(-127, 128, (n, n), dtype=np.int8)}
+    return 2 * n**3 / _best_seconds(lambda: session.run(None, feed), torch.device("cpu"))
+
+
+def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """The best of two shapes, because kernels differ in which one suits them."""
+    rate = 0.0
+    for batch, channels, side in ((64, 512, 56),) if device.type == "cuda" else ((1, 64, 32), (4, 128, 28)):
+        picture = torch.randn(batch, channels, side, side, device=device).to(dtype)
+        weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype)
+        seconds = _best_seconds(lambda p=picture, w=weight: F.conv2d(p, w, padding=1), device)
+        rate = max(rate, 2 * batch * side * side * channels * channels * 9 / seconds)
+        if seconds > 0.2:  # emulated: the larger shape would take seconds for nothing
+            break
+    return rate

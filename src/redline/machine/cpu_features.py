@@ -1,0 +1,79 @@
+"""The CPU's instruction sets, and `REDLINE_CPU_LIMIT`, which makes this CPU look like a lesser one for tests.
+
+`avx512` hides AMX and the hardware for bf16 and fp16; `avx2` also hides AVX-512 and the int8 dot products. On ARM they
+leave Neon with and without its int8 dot products. A limit adds nothing: a CPU that has less stays what it is.
+
+The variable changes what Redline sees. The libraries have variables of their own, which have to be set before torch is
+imported, and to values that depend on the CPU. This module prints all of them, for `env`:
+
+    env $(python -m redline.machine.cpu_features avx2) pytest -m cpu
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+from redline.errors import MachineError
+
+VARIABLE = "REDLINE_CPU_LIMIT"
+# The features that a limit leaves, where the CPU has them.
+LIMITS: Mapping[str, Set[str]] = {
+    "avx512": frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp"}),
+    "avx2": frozenset({"avx2", "asimd"}),
+}
+_NEEDED = {"avx512": "avx512f", "avx2": "avx2"}
+_ONEDNN = {"avx512": "AVX512_CORE_VNNI", "avx2": "AVX2"}
+_MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
+
+
+def hardware_flags() -> set[str]:
+    """Returns the features that the kernel lists, whatever the limit; libraries that detect the CPU use all of them."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return set(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return set()
+
+
+def cpu_flags() -> set[str]:
+    """Returns the features that the kernel lists and `REDLINE_CPU_LIMIT` leaves."""
+    flags, limit = hardware_flags(), cpu_limit()
+    return flags & LIMITS[limit] if limit else flags
+
+
+def cpu_limit() -> str:
+    """Returns the limit that is set, or an empty string. Raises MachineError if it is not one of LIMITS."""
+    limit = os.environ.get(VARIABLE, "")
+    if limit and limit not in LIMITS:
+        raise MachineError(f"{VARIABLE}={limit}: unknown limit (supported: {', '.join(LIMITS)}).")
+    return limit
+
+
+def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[str, str]:
+    """Returns the variables that limit Redline, and torch and its libraries as far as they can be limited.
+
+    Torch runs the instructions that `ATEN_CPU_CAPABILITY` names without asking the CPU, and warns of those of another
+    architecture, so it is set only to what the CPU has. The BLAS cannot be limited on ARM, only made to use the kernels
+    for another core.
+    """
+    variables = {VARIABLE: limit}
+    if architecture in ("x86_64", "AMD64"):
+        variables |= {"ONEDNN_MAX_CPU_ISA": _ONEDNN[limit], "MKL_ENABLE_INSTRUCTIONS": _MKL[limit]}
+        if _NEEDED[limit] in flags:
+            variables["ATEN_CPU_CAPABILITY"] = limit
+    else:
+        variables["OPENBLAS_CORETYPE"] = "CORTEXA53"
+        if limit == "avx2":
+            variables["ATEN_CPU_CAPABILITY"] = "default"
+    return variables
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in LIMITS:
+        sys.exit(f"usage: python -m redline.machine.cpu_features {'|'.join(LIMITS)}")
+    limited = limited_environment(sys.argv[1], hardware_flags(), platform.machine())
+    print(*(f"{name}={value}" for name, value in limited.items()))

@@ -1,0 +1,271 @@
+"""A machine: what this computer can do, and its ceilings, measured once and cached."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from redline.errors import MachineError, RedlineError
+from redline.files.untrusted import check_types, field_types, read_json_object, reader
+from redline.machine.cores import cores
+from redline.machine.cpu_features import cpu_flags, cpu_limit
+from redline.machine.host_memory import host_bytes
+
+LIBRARIES = (
+    "torch",
+    "triton",
+    "torchao",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "torch-tensorrt",
+    "apex",
+    "numpy",
+)
+# A dtype slower than this share of fp32 is emulated, and no rung should bet on it.
+_EMULATED = 0.25
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device really reaches: bytes/s of a copy (read + write), FLOP/s of products, per dtype."""
+
+    bytes_per_s: float
+    matmul_flops_per_s: Mapping[str, float]
+    convolution_flops_per_s: Mapping[str, float]
+
+    def flops_per_s(self, dtype: str) -> float:
+        """The best rate seen in that dtype, by whatever engine; fp32's where it was not measured."""
+        tables = (self.matmul_flops_per_s, self.convolution_flops_per_s)
+        rates = [rate for table in tables for name, rate in table.items() if name.partition(" ")[0] == dtype]
+        return max(rates) if rates else self.matmul_flops_per_s["fp32"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One device of one computer: what it is, what it can do, and what it reaches."""
+
+    device: str
+    name: str
+    cores: int
+    host_bytes: int
+    device_bytes: int
+    features: tuple[str, ...]
+    hardware_dtypes: tuple[str, ...]
+    attention_kernels: tuple[str, ...]
+    versions: Mapping[str, str]
+    driver: str = ""
+    cuda: str = ""
+    capability: tuple[int, int] = (0, 0)
+    python: str = platform.python_version()
+    system: str = f"{platform.system()} {platform.machine()}"
+    device_count: int = 1
+    ceilings: Ceilings | None = field(default=None, compare=False)
+
+    @classmethod
+    def detect(cls, device: str = "auto") -> "Machine":
+        """Reads the machine; the ceilings come from the cache when they were measured before."""
+        found = _detect(resolve_device(device), cpu_limit())
+        path = found.cache_path
+        if path.is_file():
+            try:
+                return cls(**{**found.__dict__, "ceilings": _read_ceilings(path)})
+            except RedlineError:
+                path.unlink(missing_ok=True)  # a damaged cache is measured again
+        return found
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for measurements that may be compared with each other."""
+        parts = (
+            self.name,
+            self.device.partition(":")[0],
+            self.cores,
+            self.versions.get("torch"),
+            self.driver,
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+    @property
+    def cache_path(self) -> Path:
+        root = (
+            os.environ.get("REDLINE_CACHE")
+            or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
+        )
+        return Path(root) / f"ceilings-5-{self.fingerprint}.json"
+
+    def has(self, library: str) -> bool:
+        return library in self.versions
+
+    def why_slow(self, dtype: str, mostly: str = "") -> str:
+        """A sentence when torch emulates this dtype here; the measured rate decides, else what the hardware lists.
+
+        `mostly` says what a model consists of, "matmul" or "convolution"; without it the better of the two counts.
+        """
+        if self.ceilings is None or dtype not in self.ceilings.matmul_flops_per_s:
+            return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
+        tables = {"matmul": self.ceilings.matmul_flops_per_s, "convolution": self.ceilings.convolution_flops_per_s}
+        shares = {kind: rates[dtype] / rates["fp32"] for kind, rates in tables.items() if dtype in rates}
+        share = shares.get(mostly, max(shares.values()))
+        if share >= _EMULATED:
+            return ""
+        where = " in matrix products" if mostly == "matmul" else " in convolutions" if mostly else ""
+        return f"{self.name} emulates {dtype}{where}: measured at {share:.1%} of the fp32 rate"
+
+    def recommended_precision(self) -> tuple[str, str]:
+        """The dtype to start from, and why: faster in matrix products and in convolutions, range before digits."""
+        if self.ceilings is None:
+            best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
+            return best, "by hardware support; run `redline doctor` for measured rates"
+        matmul, convolution = self.ceilings.matmul_flops_per_s, self.ceilings.convolution_flops_per_s
+        measured = [d for d in ("bf16", "fp16") if d in matmul]
+        gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in measured}
+        said = "; ".join(f"{d} is {m:.2g}× fp32 in products, {c:.2g}× in convolutions" for d, (m, c) in gains.items())
+        good = {d: m for d, (m, c) in gains.items() if min(m, c) > 1.2}
+        if "bf16" in good and good["bf16"] >= 0.8 * max(good.values()):
+            return "bf16", f"{said}; bf16 keeps fp32's range, so nothing overflows"
+        if "fp16" in good:
+            return "fp16", f"{said}; fp16 needs the overflow check, which the rung does"
+        return "fp32", said or "the CPU limit hides the hardware for bf16 and fp16"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it reads back from a file: lists for tuples."""
+        return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
+
+
+@reader("cache")
+def _read_ceilings(path: Path) -> Ceilings:
+    saved = read_json_object(path, "cache")
+    check_types(saved, field_types(Ceilings), repr(str(path)))
+    ceilings = Ceilings(**saved)
+    for rates in (ceilings.matmul_flops_per_s, ceilings.convolution_flops_per_s):
+        if min(rates["fp32"], rates["bf16"], rates["fp16"], *rates.values()) <= 0:
+            raise RedlineError(f"{str(path)!r} is damaged: it holds a rate that is not above zero.")
+    return ceilings
+
+
+def resolve_device(device: str) -> str:
+    if device == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        device = "cuda:0"
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise MachineError(f"unknown device {device!r}: write cpu, cuda or cuda:0.")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MachineError("device cuda was asked for, but torch sees no CUDA GPU (a CPU build, or no driver).")
+    if kind == "cuda" and int(index) >= torch.cuda.device_count():
+        raise MachineError(f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s).")
+    return device
+
+
+@cache
+def _detect(device: str, limit: str) -> Machine:
+    common: dict[str, Any] = {
+        "device": device,
+        "cores": cores(),
+        "host_bytes": host_bytes(),
+        "versions": _versions(),
+    }
+    if device == "cpu":
+        flags = cpu_flags()
+        return Machine(
+            # In the name, so that fingerprints and caches differ.
+            name=f"{_cpu_name()} (limited to {limit})" if limit else _cpu_name(),
+            device_bytes=common["host_bytes"],
+            features=tuple(sorted(flags & set(_CPU_FEATURES))),
+            hardware_dtypes=("fp32", *_cpu_dtypes(flags)),
+            attention_kernels=("flash", "math"),
+            **common,
+        )
+    properties = torch.cuda.get_device_properties(device)
+    capability = (properties.major, properties.minor)
+    dtypes = ["fp32"]
+    for need, names in (
+        ((7, 0), ["fp16"]),
+        ((7, 5), ["int8"]),
+        ((8, 0), ["tf32", "bf16"]),
+        ((8, 9), ["fp8"]),
+    ):
+        if capability >= need:
+            dtypes += names
+    kernels = (
+        ["math", "efficient"]
+        + (["flash"] if capability >= (8, 0) else [])
+        + (["cudnn"] if capability >= (9, 0) else [])
+    )
+    return Machine(
+        name=properties.name,
+        device_bytes=properties.total_memory,
+        features=("tensor cores",) if capability >= (7, 0) else (),
+        hardware_dtypes=tuple(dtypes),
+        attention_kernels=tuple(kernels),
+        driver=_driver(),
+        cuda=torch.version.cuda or "",
+        capability=capability,
+        device_count=torch.cuda.device_count(),
+        **common,
+    )
+
+
+_CPU_FEATURES = {
+    "avx2": "", "avx512f": "", "avx512_vnni": "int8", "avx_vnni": "int8", "avx512_bf16": "bf16", "avx512_fp16": "fp16",
+    "amx_bf16": "bf16", "amx_int8": "int8", "amx_fp16": "fp16", "asimd": "", "asimdhp": "fp16", "asimddp": "int8",
+    "bf16": "bf16", "i8mm": "int8", "sve": "", "sve2": "",
+}  # fmt: skip
+
+
+def _cpu_dtypes(flags: set[str]) -> list[str]:
+    return sorted({_CPU_FEATURES[f] for f in flags & set(_CPU_FEATURES)} - {""})
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+        seen = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5).stdout
+        for line in seen.splitlines():
+            if line.startswith("Model name:"):
+                return line.partition(":")[2].strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return ""
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            # Carried folders have no metadata; what counts is whether it imports.
+            module = name.replace("-", "_")
+            if name in ("triton", "torchao", "apex", "onnxruntime") and importlib.util.find_spec(module):
+                found[name] = "unknown"
+    if "onnxruntime-gpu" in found:
+        found.setdefault("onnxruntime", found["onnxruntime-gpu"])
+    found["torch"] = torch.__version__
+    return found

@@ -1,8 +1,0 @@
-"""Clips to train on and to judge by: a camera that moves over photos, so that every motion is known to the pixel."""
-
-from redline.training.clips.clips import Clips, Frame
-from redline.training.clips.degradation import Degradation
-from redline.training.clips.settings import ClipSettings
-from redline.training.clips.warp import warp, warp_error
-
-__all__ = ["ClipSettings", "Clips", "Degradation", "Frame", "warp", "warp_error"]

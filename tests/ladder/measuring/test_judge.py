@@ -1,0 +1,92 @@
+"""Whose fault it is when an output does not react: the inputs' or the model's."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import WorkloadError
+from redline.ladder.gate import Gate
+from redline.ladder.measuring.judge import check_reference, judge, worst_per_gate
+from redline.ladder.refusal import Refused
+from redline.ladder.workload import Inputs, Workload
+
+SEEDS = (10, 11)
+FIXED = torch.randn(3, 5)
+
+
+def check(inputs: Callable[[int], Inputs], model: Callable[[Tensor], Tensor]) -> None:
+    workload = Workload(lambda: torch.nn.Identity(), inputs, name="mine")
+    check_reference(workload, SEEDS, [model(workload.fresh_inputs(seed, "cpu")) for seed in SEEDS])
+
+
+def test_inputs_that_ignore_their_seed() -> None:
+    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) and inputs\(11\) are the same"):
+        check(lambda seed: FIXED, lambda x: x * 2)
+
+
+def test_an_empty_batch() -> None:
+    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) holds no element \(a batch of 0\?\)"):
+        check(lambda seed: torch.randn(0, 5), lambda x: x * 2)
+
+
+def test_a_model_that_does_not_listen() -> None:
+    with pytest.raises(WorkloadError, match="the output does not react to the input"):
+        check(lambda seed: torch.randn(3, 5), lambda x: FIXED)
+    check(lambda seed: torch.randn(3, 5), lambda x: x * 2)
+
+
+@pytest.mark.parametrize("other", [2, 5])
+def test_batches_of_other_lengths_are_compared_where_both_are(other: int) -> None:
+    def inputs(seed: int) -> Tensor:
+        return torch.randn(3 if seed == SEEDS[0] else other, 5)
+
+    with pytest.raises(WorkloadError, match="the output does not react to the input"):
+        check(inputs, lambda x: torch.ones_like(x))
+    check(inputs, lambda x: x * 2)
+
+
+def test_what_holds_no_tensor_is_named() -> None:
+    with pytest.raises(WorkloadError, match="returned a SimpleNamespace in which no tensor is seen"):
+        check(lambda seed: torch.randn(3, 5), lambda x: SimpleNamespace(logits=x))  # pyright: ignore
+
+
+LOOSE = [Gate("max_error", 10.0)]
+
+
+def test_an_output_that_passes_every_gate_may_still_have_lost_its_input() -> None:
+    """Two outputs that hardly differ: what is inside the gate's limit is all that the input contributes."""
+    expected = [torch.full((4,), 100.0), torch.full((4,), 100.1)]
+    with pytest.raises(Refused, match="what the input changes in the output is lost"):
+        judge(LOOSE, expected, [expected[0], expected[0]])
+    # Half of the difference may be lost, and not more.
+    judge(LOOSE, expected, [expected[0], torch.full((4,), 100.06)])
+    with pytest.raises(Refused):
+        judge(LOOSE, expected, [expected[0], torch.full((4,), 100.04)])
+    # One output alone shows no difference, and neither do outputs without a floating-point number.
+    assert judge(LOOSE, expected[:1], [expected[0]])[0].passed
+    whole = [torch.tensor([1, 2]), torch.tensor([2, 3])]
+    assert judge([Gate("agreement", 0.0)], whole, [whole[0], whole[0]])[0].passed
+
+
+def test_outputs_of_another_form_are_not_compared_for_their_reaction() -> None:
+    expected = [torch.ones(2, 3), torch.ones(6)]
+    assert judge(LOOSE, expected, [torch.ones(2, 3), torch.ones(6)])[0].passed
+
+
+def test_whole_numbers_beside_floats_get_a_gate_of_their_own() -> None:
+    expected = (torch.ones(3), torch.tensor([1, 2]))
+    metrics = [score.metric for score in judge(LOOSE, [expected], [expected])]
+    assert metrics == ["max_error", "agreement"]
+    given = [*LOOSE, Gate("agreement", 0.5)]
+    assert [score.limit for score in judge(given, [expected], [expected])] == [10.0, 0.5]
+    assert len(judge(LOOSE, [expected[0]], [expected[0]])) == 1
+
+
+def test_the_worst_shape_decides_for_each_gate() -> None:
+    gates = [Gate("max_error", 1.0), Gate("relative_error", 0.5)]
+    scores = [s for error in (0.1, 0.3) for s in judge(gates, [torch.ones(2)], [torch.ones(2) + error])]
+    assert [round(score.value, 3) for score in worst_per_gate(scores, shapes=2)] == [0.3, 0.3]
+    assert worst_per_gate([], shapes=2) == []

@@ -1,0 +1,116 @@
+"""Real processes, timed in turn: no difference where there is none, and a planted one is found."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from redline.ladder.measuring.trial import Arm, Course, compare, face, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.ladder.objective import WORTHWHILE, Objective
+from redline.ladder.plan import Plan
+
+WORKLOADS = str(Path(__file__).parents[2] / "tiny_workloads.py")
+
+
+def course(pool: WorkerPool, milliseconds: float) -> Course:
+    """A workload of known duration; judged against itself."""
+    seeds = (10, 11, 12)
+    path = pool.scratch / "sleeper.pt"
+    worker = pool.start()
+    worker.ask(
+        "reference",
+        60,
+        address=f"{WORKLOADS}:sleeper",
+        shapes={"": {"milliseconds": milliseconds}},
+        device="cpu",
+        seeds=seeds,
+        path=str(path),
+        dtype="fp32",
+    )
+    worker.stop()
+    return Course(
+        f"{WORKLOADS}:sleeper",
+        {"": {"milliseconds": milliseconds}},
+        "cpu",
+        {seeds: str(path)},
+        turns=(12, 24),
+    )
+
+
+@pytest.fixture(scope="module")
+def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
+    opened = [open_arm(pool, course(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
+    yield opened
+    for arm in opened:
+        arm.stop()
+
+
+@pytest.mark.alone
+def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> None:
+    told_apart = 0
+    for _ in range(40):
+        old, new = take_turns(arms[:2], course_of_few_turns())
+        ratio = compare(old, new)
+        told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
+    assert told_apart <= 2
+
+
+@pytest.mark.alone
+def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
+    """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
+    found = 0
+    for _ in range(10):
+        duel = face(arms[0], arms[2], *take_turns([arms[0], arms[2]], Course("sleeper", {"": {}}, "cpu", {})))
+        better, why = Objective.LATENCY.judge(duel)
+        found += not better and why.startswith("slower")
+    assert found >= 9
+
+
+def course_of_few_turns() -> Course:
+    return Course("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
+
+
+@pytest.mark.alone
+def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
+    taken = take_turns(arms, course_of_few_turns())
+    assert len({len(samples[""]) for samples in taken}) == 1
+    assert all(value > 1.9e-3 for samples in taken for value in samples[""])
+
+
+def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
+    """A convolution on a larger picture holds more at its peak; both are far below the whole process."""
+    peaks = []
+    for size in (64, 512):
+        seeds, path = (10, 11, 12), str(tmp_path / f"{size}.pt")
+        shapes = {"": {"size": size, "batch": 1}}
+        worker = pool.start()
+        address = f"{WORKLOADS}:convolutions"
+        worker.ask(
+            "reference",
+            60,
+            address=address,
+            shapes=shapes,
+            device="cpu",
+            seeds=seeds,
+            path=path,
+            dtype="fp32",
+        )
+        worker.stop()
+        arm = open_arm(pool, Course(address, shapes, "cpu", {seeds: path}), Plan())
+        peaks.append(measure_peak(arm, Course(address, shapes, "cpu", {})))
+        arm.stop()
+    activation = 24 * 512 * 512 * 4
+    assert peaks[1] - peaks[0] > activation
+    assert peaks[1] < 40 * activation
+
+
+def test_a_wrong_output_is_red(pool: WorkerPool, tmp_path: Path) -> None:
+    """The reference of one batch size's seed is another function's output: the gate must see it."""
+    seeds, path = (10, 11, 12), str(tmp_path / "wrong.pt")
+    torch.manual_seed(0)
+    torch.save({"": [[torch.randn(8, 4)] for _ in seeds]}, path)
+    arm = open_arm(pool, Course(f"{WORKLOADS}:perceptron", {"": {}}, "cpu", {seeds: path}), Plan())
+    assert not arm.passed
+    arm.stop()

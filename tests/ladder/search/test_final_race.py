@@ -1,0 +1,126 @@
+"""The final race: who runs, who wins, and what a reader of the table must know."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fake_arms import RED, fake_arm
+from redline.errors import WorkloadError
+from redline.ladder.measuring.trial import Course
+from redline.ladder.measuring.worker_pool import WorkerFailed
+from redline.ladder.plan import Plan
+from redline.ladder.search.final_race import run_race
+
+COURSE = Course("a workload", {"": {}}, "cpu", {}, sampling_s=0.01)
+
+
+class Log:
+    """Keeps rows as they are given."""
+
+    def __init__(self, baseline_s: float = 0.0, peak_bytes: int = 0) -> None:
+        samples = {"": [baseline_s] * 3} if baseline_s else {}
+        self.rows = [SimpleNamespace(role="baseline", samples=samples, peak_bytes=peak_bytes)] if baseline_s else []
+
+    def row(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, notes: Any = (), **about: Any) -> Any:
+        return SimpleNamespace(
+            role=role, plan=str(plan), verdict=verdict, reason=reason, notes=notes, peak_bytes=0, samples={}, **about
+        )
+
+    def record(self, row: Any) -> Any:
+        self.rows.append(row)
+        return row
+
+
+class SetUps:
+    def __init__(self, arms: dict[str, Any], room: int = 1) -> None:
+        self.arms, self.room, self.prepared = arms, room, []
+
+    def at_once(self, peak_bytes: int) -> int:
+        return self.room
+
+    def prepare(self, timeouts_s: dict[str, float], seeds: tuple[int, ...]) -> None:
+        self.prepared.append(list(timeouts_s))
+
+    def open(self, plan: Plan, seeds: tuple[int, ...]) -> Any:
+        found = self.arms[str(plan)]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def race(
+    times_s: dict[str, Any], plan: str, rivals: tuple[str, ...] = (), log: Any = None, room: int = 1, **about: Any
+) -> tuple[Any, Any, SetUps]:
+    arms = {
+        name: fake_arm(name, value, pid=number) if isinstance(value, float) else value
+        for number, (name, value) in enumerate(times_s.items(), 1)
+    }
+    log, setups = log or Log(), SetUps(arms, room)
+    plans = [Plan.parse(rival) for rival in rivals]
+    won = run_race(setups, COURSE, log, Plan.parse(plan), plans, **about)  # pyright: ignore[reportArgumentType]
+    assert all(arm.worker.stopped for arm in arms.values() if not isinstance(arm, Exception))
+    return won, log, setups
+
+
+def test_the_faster_plan_wins_and_is_written_last() -> None:
+    won, log, _ = race({"eager": 0.02, "bf16": 0.01}, "bf16", ("eager", "bf16"))
+    assert (won.plan, won.verdict) == ("bf16", "kept") and won.reason.endswith("over eager")
+    assert [(row.plan, row.verdict) for row in log.rows] == [("eager", "baseline"), ("bf16", "kept")]
+    assert won.against == "eager" and not hasattr(log.rows[0], "against")
+
+
+def test_a_plan_that_is_not_better_leaves_the_model_as_it_is() -> None:
+    won, log, _ = race({"eager": 0.01, "bf16": 0.01}, "bf16")
+    assert won.plan == "eager" and won.reason == "nothing beat the model as it is" and log.rows[-1] is won
+
+
+def test_a_better_rival_wins_unless_it_is_barred() -> None:
+    times = {"eager": 0.03, "bf16": 0.02, "compile": 0.01}
+    assert race(times, "bf16", ("compile",))[0].plan == "compile"
+    assert race(times, "bf16", ("compile",), barred=("compile",))[0].plan == "bf16"
+    assert race({"eager": 0.03, "compile": 0.01}, "eager", ("compile",), barred=["compile"])[0].plan == "eager"
+    # The favourite is only beaten beyond the noise.
+    assert race({"eager": 0.03, "bf16": 0.01, "compile": 0.01}, "bf16", ("compile",))[0].plan == "bf16"
+
+
+def test_who_cannot_run_or_is_red_is_out() -> None:
+    failure = WorkerFailed("oom", "no memory")
+    won, log, _ = race({"eager": 0.02, "bf16": failure, "compile": 0.01}, "bf16", ("compile",))
+    assert won.plan == "compile" and won.notes[0] == "bf16 could not run in the final race: no memory"
+    won, log, _ = race({"eager": 0.02, "bf16": fake_arm("bf16", 0.001, score=RED)}, "bf16")
+    assert won.plan == "eager" and log.rows[0].verdict == "refused" and "on fresh inputs" in log.rows[0].reason
+
+
+@pytest.mark.parametrize(
+    ("eager", "sentence"),
+    [(WorkerFailed("oom", "no memory"), "did not run again"), (fake_arm("eager", score=RED), "fails its own gate")],
+)
+def test_without_eager_there_is_no_race(eager: Any, sentence: str) -> None:
+    with pytest.raises(WorkloadError, match=sentence):
+        race({"eager": eager, "bf16": 0.01}, "bf16")
+
+
+def test_who_dies_on_the_way_leaves_and_the_others_run_again() -> None:
+    dying = fake_arm("compile", 0.001, pid=7)
+    ask = dying.worker.ask
+    dying.worker.ask = lambda request, *given, **about: _dies_in_samples(dying, ask, request, *given, **about)
+    won, _, _ = race({"eager": 0.02, "bf16": 0.01, "compile": dying}, "bf16", ("compile",))
+    assert won.plan == "bf16" and won.notes == ("compile left the final race: it was killed",)
+
+
+def _dies_in_samples(arm: Any, ask: Any, request: str, *given: Any, **about: Any) -> Any:
+    arm.worker.dies = request == "sample"
+    return ask(request, *given, **about)
+
+
+@pytest.mark.parametrize(("then_s", "noted"), [(0.0200, False), (0.0245, False), (0.0255, True), (0.0155, True)])
+def test_a_machine_that_changed_its_speed_is_told(then_s: float, noted: bool) -> None:
+    won, _, _ = race({"eager": 0.02, "bf16": 0.01}, "bf16", log=Log(then_s))
+    assert any("something else ran on this machine" in note for note in won.notes) is noted
+
+
+@pytest.mark.parametrize(("room", "prepared"), [(1, []), (2, [["eager", "bf16"]]), (3, [["eager", "bf16"]])])
+def test_racers_are_set_up_together_where_there_is_room(room: int, prepared: list[list[str]]) -> None:
+    assert race({"eager": 0.02, "bf16": 0.01}, "bf16", room=room)[2].prepared == prepared
+    assert race({"eager": 0.02}, "eager", room=room)[2].prepared == []

@@ -1,0 +1,71 @@
+"""The plan that a climb keeps: opened once, given up for the one before it when it does not run again."""
+
+from typing import Any
+
+import pytest
+
+from fake_arms import fake_arm
+from redline.errors import WorkloadError
+from redline.ladder.measuring.trial import Course
+from redline.ladder.measuring.worker_pool import WorkerFailed
+from redline.ladder.search.incumbent import Kept
+
+COURSE = Course("a workload", {"": {}}, "cpu", {})
+
+
+class Opener:
+    """Opens any plan but those that fail."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.opened = failing, []
+
+    def open(self, plan: Any) -> Any:
+        self.opened.append(str(plan))
+        if str(plan) in self.failing:
+            raise WorkerFailed("oom", "no memory")
+        return fake_arm(str(plan), pid=len(self.opened))
+
+
+def kept(*failing: str) -> tuple[Any, Opener, list[str]]:
+    opener, told = Opener(*failing), []
+    return Kept(opener, COURSE, told.append), opener, told  # pyright: ignore[reportArgumentType]
+
+
+def test_an_arm_is_opened_when_first_needed_and_stays() -> None:
+    plans, opener, _ = kept()
+    assert plans.arm() is plans.arm() and opener.opened == ["eager"]
+    first = plans.arm()
+    plans.keep("bf16")
+    assert str(plans.arm().plan) == "bf16" and first.worker.stopped and opener.opened == ["eager", "bf16"]
+
+
+def test_a_candidate_that_is_kept_takes_over_and_is_not_opened_again() -> None:
+    plans, opener, _ = kept()
+    before, candidate = plans.arm(), fake_arm("bf16", pid=9)
+    plans.take_over(candidate)
+    plans.keep("bf16")
+    assert plans.arm() is candidate and before.worker.stopped and opener.opened == ["eager"]
+
+
+def test_a_plan_that_does_not_run_again_is_left_for_the_one_before() -> None:
+    plans, _, told = kept("bf16")
+    plans.keep("bf16")
+    with pytest.raises(WorkerFailed, match="does not run again .* so eager takes its place") as failure:
+        plans.arm()
+    assert failure.value.kind == "lost" and len(told) == 1
+    assert str(plans.plan) == "eager" and str(plans.arm().plan) == "eager"
+
+
+def test_without_any_plan_before_it_there_is_nothing_to_climb() -> None:
+    plans, _, _ = kept("eager")
+    with pytest.raises(WorkloadError, match="a workload under eager: no memory"):
+        plans.arm()
+
+
+def test_whose_process_died() -> None:
+    plans, opener, _ = kept()
+    assert not plans.died(WorkerFailed("crash", "killed", 1))
+    arm = plans.arm()
+    assert not plans.died(WorkerFailed("crash", "killed", arm.worker.pid + 1))
+    assert plans.died(WorkerFailed("crash", "killed", arm.worker.pid)) and arm.worker.stopped
+    assert plans.arm() is not arm and opener.opened == ["eager", "eager"]

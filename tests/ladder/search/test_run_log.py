@@ -1,0 +1,93 @@
+"""Resuming: what is used again, and one sentence about why it is not."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redline.ladder.measurement import load_measurements
+from redline.ladder.measuring.trial import Course
+from redline.ladder.objective import Objective
+from redline.ladder.plan import Plan
+from redline.ladder.search.run_log import Logbook, command_line
+from redline.machine.machine import Machine
+
+MACHINE = Machine.detect("cpu")
+COURSE = Course("mine.py:f", {"": {}}, "cpu", {})
+FACTS: dict[str, Any] = {
+    "digest": "d1",
+    "sources": {"mine.py": "1", "net.py": "1"},
+    "flops": {},
+    "items": {"": 1.0},
+    "unit": "call",
+    "training": False,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A baseline and a failed trial, as an interrupted climb leaves them."""
+    log = Logbook(COURSE, MACHINE, FACTS, tmp_path / "measurements.jsonl")
+    assert log.open(resume=False) == ""
+    log.record(log.row("baseline", Plan(), "baseline", "as it is", samples={"": [0.1, 0.2]}))
+    log.record(log.row("trial", Plan.parse("bf16"), "failed", "it hung", rung="bf16", against="eager"))
+    return tmp_path / "measurements.jsonl"
+
+
+def resume(path: Path, course: Course = COURSE, machine: Machine = MACHINE, **facts: Any) -> tuple[str, bool]:
+    log = Logbook(course, machine, {**FACTS, **facts}, path)
+    return log.open(resume=True), log.recall("baseline") is not None
+
+
+def test_what_was_measured_is_used_again_and_what_failed_is_not(path: Path) -> None:
+    assert resume(path) == ("resuming: 1 earlier measurement is used again", True)
+    assert [row.role for row in load_measurements(path)] == ["baseline"]
+
+
+def test_a_change_in_an_imported_module_is_named(path: Path) -> None:
+    said, used = resume(path, digest="d2", sources={"mine.py": "1", "net.py": "2"})
+    assert said == "there is nothing to resume, because net.py has changed: starting afresh" and not used
+    assert len(load_measurements(path)) == 2, "what was measured is kept all the same"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"course": replace(COURSE, objective=Objective.MEMORY)}, "its objective was latency"),
+        ({"course": replace(COURSE, address="other.py:f")}, "it is of another workload (mine.py:f)"),
+        ({"course": replace(COURSE, shapes={"batch=2": {"batch": 2}})}, "its shapes were others"),
+        ({"machine": replace(MACHINE, cores=MACHINE.cores + 1)}, "it was measured on another machine"),
+        ({"digest": "d2"}, "the gates or the reference have changed"),
+    ],
+)
+def test_why_nothing_is_resumed(path: Path, change: dict[str, Any], why: str) -> None:
+    said, used = resume(path, **change)
+    assert f"nothing to resume, because {why}" in said and not used
+
+
+def test_another_version_of_redline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.ladder.search.run_log.VERSION", "99.0")
+    assert "because it was measured by Redline " in resume(path)[0]
+
+
+@pytest.mark.parametrize("text", [None, "", '{"schema": 1, "work'])
+def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "measurements.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert resume(path) == ("there is nothing to resume: starting afresh", False)
+    assert not path.exists() or path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["/venv/bin/redline", "climb", "vit", "--out", "/tmp/o/vit"], "redline climb vit --out vit"),
+        (["/src/redline/__main__.py", "bench"], "redline bench"),
+        (["benchmarks/climb_all.py", "vit"], "python benchmarks/climb_all.py vit"),
+        (["/home/me/run.py", "a b"], "python run.py 'a b'"),
+    ],
+)
+def test_thecommand_line_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
+    assert command_line(words) == command

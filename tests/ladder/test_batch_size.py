@@ -1,0 +1,237 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from redline.errors import RedlineError, WorkloadError
+from redline.ladder import batch_size
+from redline.ladder.batch_size import (
+    ModelCase,
+    Probe,
+    WorkloadCase,
+    find_optimal_batch_size,
+    search,
+)
+from redline.machine.memory import is_out_of_memory
+
+GIBIBYTE = 2**30
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child process finds the functions below by the name of this module."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
+def tiny() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+def rows(batch: int) -> Tensor:
+    return torch.randn(batch, 4)
+
+
+def far_too_many(batch: int) -> Tensor:
+    return torch.ones(4 * 2**20, 4) if batch == 1 else torch.empty(1000 * GIBIBYTE)
+
+
+def deadly(batch: int) -> Tensor:
+    if batch > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows(batch)
+
+
+def wrong(batch: int) -> Tensor:
+    return torch.randn(batch, 3)
+
+
+def sleepy(batch: int) -> Tensor:
+    time.sleep(600)
+    return rows(batch)
+
+
+def squared(output: Tensor, batch: Any) -> Tensor:
+    return output.square().mean()
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
+
+
+def measured_by(monkeypatch: pytest.MonkeyPatch, probe: Callable[[int], Probe]) -> None:
+    monkeypatch.setattr(batch_size, "_probe_in_child", lambda case, batch, *rest: (probe(batch), "sample"))
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 129])
+@pytest.mark.parametrize("start", [1, 5, 64])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_search_ends_at_the_largest_that_fits(
+    monkeypatch: pytest.MonkeyPatch, largest: int, start: int, known: bool
+) -> None:
+    def probe(batch: int) -> Probe:
+        if batch > largest and not known:
+            return Probe(batch, False, reason="out of memory")
+        return Probe(batch, True, batch * 10, 1.0, batch)
+
+    measured_by(monkeypatch, probe)
+    seen: list[Probe] = []
+    result = search(
+        ModelCase(tiny, rows),
+        start,
+        target_utilization=0.5,
+        device="cpu",
+        memory_bytes=largest * 20 + 8,
+        on_probe=seen.append,
+    )
+    assert result.batch == largest and result.peak_bytes == largest * 10
+    assert result.budget_bytes == largest * 10 + 4 and result.stopped_by == "memory"
+    assert tuple(seen) == result.tried and len(seen) <= 16
+    assert len({p.batch for p in seen}) == len(seen), "no batch is run twice"
+    refused = next(p for p in seen if p.batch == largest + 1)
+    assert not refused.fits and refused.reason
+
+
+def test_the_largest_allowed_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_by(monkeypatch, lambda batch: Probe(batch, True, batch, 1.0, 100 - abs(batch - 8)))
+    result = search(ModelCase(tiny, rows), max_batch=50, device="cpu")
+    assert [p.batch for p in result.tried] == [1, 2, 4, 8, 16, 32, 50]
+    assert result.batch == 50 and result.stopped_by == "max_batch"
+    assert result.fastest.batch == 8
+
+
+def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_by(monkeypatch, lambda batch: Probe(batch, False, reason="out of memory"))
+    with pytest.raises(RedlineError, match="not even a batch of 1 fits in 850 B: out of memory"):
+        search(ModelCase(tiny, rows), starting_batch_size=8, device="cpu", memory_bytes=1000)
+
+
+def test_bad_requests() -> None:
+    for options in ({"target_utilization": 0.0}, {"target_utilization": 1.5}, {"starting_batch_size": 0}):
+        with pytest.raises(RedlineError):
+            find_optimal_batch_size(tiny, rows, device="cpu", **options)
+    with pytest.raises(RedlineError, match="loss= and optimizer="):
+        find_optimal_batch_size(tiny, rows, device="cpu", training=True)
+    with pytest.raises(RedlineError, match="no lambdas"):
+        find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu")
+
+
+def test_a_training_step_on_the_users_own_model_leaves_it_alone() -> None:
+    model = tiny()
+    before, pointer = model.weight.detach().clone(), model.weight.data_ptr()
+    result = find_optimal_batch_size(model, rows, device="cpu", max_batch=1, loss=squared, optimizer=adam)
+    assert result.batch == 1 and result.stopped_by == "max_batch"
+    (probe,) = result.tried
+    assert probe.seconds and probe.items_per_s == pytest.approx(1 / probe.seconds)
+    assert torch.equal(model.weight, before) and model.weight.data_ptr() == pointer
+    assert model.weight.grad is None and not model.weight.is_shared()
+
+
+def test_a_killed_child_is_an_ordinary_answer() -> None:
+    result = find_optimal_batch_size(tiny, deadly, device="cpu")
+    assert result.batch == 1
+    assert result.tried[1] == Probe(2, False, reason="its process was ended by signal 9")
+
+
+def test_an_allocation_beyond_the_limit_is_an_ordinary_answer() -> None:
+    result = find_optimal_batch_size(tiny, far_too_many, device="cpu", memory_bytes=GIBIBYTE)
+    assert result.batch == 1
+    # 64 MiB of input and as much of output, and what the libraries take for their own on the way.
+    assert 128 * 2**20 <= result.peak_bytes < 200 * 2**20
+    assert result.tried[1] == Probe(2, False, reason="out of memory")
+
+
+def test_an_error_of_the_users_own_is_one_sentence() -> None:
+    with pytest.raises(RedlineError, match="a batch of 1 raised RuntimeError: mat1 and mat2"):
+        find_optimal_batch_size(tiny, wrong, device="cpu")
+
+
+def test_a_batch_that_takes_too_long_ends_the_search() -> None:
+    answer, _ = batch_size._probe_in_child(ModelCase(tiny, sleepy), 4, "cpu", GIBIBYTE, 0.5)
+    assert answer == Probe(4, False, reason="it took longer than 500 ms")
+
+
+def test_running_out_of_memory_is_recognised_through_its_causes() -> None:
+    outer = WorkloadError("build() raised")
+    outer.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert is_out_of_memory(outer) and is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied")) and not is_out_of_memory(None)
+
+
+WORKLOAD = """
+import torch
+from redline import Workload
+
+def mine(batch: int = 1, width: int = 4) -> Workload:
+    model = lambda: torch.nn.Linear(width, width)
+    return Workload(build=model, inputs=lambda seed: torch.randn(batch, width))
+
+def fixed() -> Workload:
+    return Workload(build=lambda: torch.nn.Linear(3, 3), inputs=lambda seed: torch.randn(2, 3))
+"""
+
+
+@pytest.fixture
+def workload_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(WORKLOAD)
+    return path
+
+
+def test_a_workload_that_says_no_items_counts_its_batch(workload_file: Path) -> None:
+    step, items, unit = WorkloadCase(f"{workload_file}:mine", {"width": 6}).open(5, "cpu")
+    output = step()
+    assert isinstance(output, Tensor) and output.shape == (5, 6) and (items, unit) == (5.0, "sample")
+
+
+def test_the_command(workload_file: Path) -> None:
+    from redline.cli import app
+
+    asked = ["batch-size", f"{workload_file}:mine", "--max-batch", "2", "--start", "2", "--device", "cpu"]
+    seen = CliRunner().invoke(app, [*asked, "--memory", "1GiB", "--json"])
+    assert seen.exit_code == 0, seen.output
+    data = json.loads(seen.stdout)
+    assert data["batch"] == 2 and data["budget_bytes"] == int(0.85 * GIBIBYTE)
+    assert data["fastest"]["batch"] == 2 and data["tried"][0]["fits"]
+
+
+def test_the_command_needs_the_option_batch(workload_file: Path) -> None:
+    from redline.cli import app
+
+    seen = CliRunner().invoke(app, ["batch-size", f"{workload_file}:fixed", "--device", "cpu"])
+    assert isinstance(seen.exception, WorkloadError) and "takes no option 'batch'" in str(seen.exception)
+    seen = CliRunner().invoke(app, ["batch-size", f"{workload_file}:mine", "--shape", "batch=3"])
+    assert isinstance(seen.exception, RedlineError) and "--max-batch" in str(seen.exception)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_budget_is_kept_and_the_allocator_recovers() -> None:
+    """In a process of its own, because what other tests left in the allocator would count against the budget."""
+    script = """
+import torch
+from torch import nn
+from redline.ladder.batch_size import find_optimal_batch_size
+
+torch.zeros(1, device="cuda")
+before = torch.cuda.memory_allocated()
+rows = lambda batch: torch.empty(batch, 4 * 2**20)  # 16 MiB each
+result = find_optimal_batch_size(nn.Identity, rows, device="cuda", memory_bytes=2**30, target_utilization=0.5)
+print(result)
+assert result.stopped_by == "memory" and 28 <= result.batch <= 32, result.batch
+assert any(p.reason == "out of memory" and p.peak_bytes is None for p in result.tried)
+assert torch.cuda.memory_allocated() == before
+assert abs(torch.cuda.get_per_process_memory_fraction("cuda:0") - 1.0) < 1e-6
+torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")  # the limit is lifted again
+"""
+    seen = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert seen.returncode == 0, seen.stdout + seen.stderr

@@ -1,0 +1,72 @@
+"""The measuring itself is tested: noise is called noise, and a real difference is found."""
+
+import numpy as np
+import pytest
+
+from redline.ladder.measuring.trial import WORTHWHILE
+from redline.ladder.statistics import median_interval, ratio_interval
+
+
+def noisy(rng: np.random.Generator, mean: float, count: int, mood: np.ndarray) -> list[float]:
+    """Timings as they look on a shared machine: a mood that both arms feel, jitter, and rare long outliers."""
+    jitter = rng.lognormal(0, 0.03, count)
+    outliers = np.where(rng.random(count) < 0.05, rng.uniform(1.2, 3, count), 1)
+    return list(mean * mood * jitter * outliers)
+
+
+def moods(rng: np.random.Generator, count: int) -> np.ndarray:
+    return np.exp(np.cumsum(rng.normal(0, 0.02, count)))
+
+
+def test_the_same_against_itself_is_no_difference_in_at_least_95_of_100() -> None:
+    rng = np.random.default_rng(1)
+    differences = 0
+    for _ in range(100):
+        mood = moods(rng, 24)
+        ratio = ratio_interval([(noisy(rng, 1e-3, 24, mood), noisy(rng, 1e-3, 24, mood))])
+        differences += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
+    assert differences <= 5
+
+
+@pytest.mark.parametrize("change", [0.9, 1.1])
+def test_a_planted_ten_percent_is_found(change: float) -> None:
+    rng = np.random.default_rng(2)
+    found = 0
+    for _ in range(100):
+        mood = moods(rng, 24)
+        ratio = ratio_interval([(noisy(rng, 1e-3, 24, mood), noisy(rng, 1e-3 * change, 24, mood))])
+        found += ratio.above(WORTHWHILE) if change < 1 else ratio.below(1.0)
+    assert found >= 95
+
+
+def test_pairing_survives_a_machine_that_halves_its_speed_midway() -> None:
+    rng = np.random.default_rng(3)
+    mood = np.where(np.arange(24) < 12, 1.0, 2.0)
+    ratio = ratio_interval([(noisy(rng, 1.2e-3, 24, mood), noisy(rng, 1e-3, 24, mood))])
+    assert ratio.above(1.1) and ratio.below(1.3)
+
+
+def test_several_shapes_are_a_geometric_mean() -> None:
+    ratio = ratio_interval([([4.0] * 8, [1.0] * 8), ([1.0] * 8, [1.0] * 8)])
+    assert ratio.middle == pytest.approx(2.0) and ratio.low == pytest.approx(2.0)
+
+
+def test_one_sample_decides_nothing() -> None:
+    ratio = ratio_interval([([2.0], [1.0])])
+    assert not ratio.above(WORTHWHILE) and not ratio.below(1.0)
+
+
+def test_the_interval_of_a_median_holds_the_median() -> None:
+    interval = median_interval(list(np.random.default_rng(4).normal(5, 1, 200)))
+    assert interval.low < 5 < interval.high and interval.high - interval.low < 1
+
+
+@pytest.mark.parametrize("count", [4, 5, 7])
+def test_a_handful_of_turns_is_not_too_sure_of_itself(count: int) -> None:
+    rng = np.random.default_rng(5)
+    told_apart = 0
+    for _ in range(400):
+        mood = moods(rng, count)
+        ratio = ratio_interval([(noisy(rng, 1e-3, count, mood), noisy(rng, 1e-3, count, mood))])
+        told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
+    assert told_apart <= 0.05 * 400

@@ -1,0 +1,97 @@
+"""How ceilings are computed from times; that they are sane on this machine is tested in test_machine.py."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from redline.machine import ceilings
+from redline.machine.machine import Ceilings, Machine
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`taking(seconds)`: everything takes so long from now on, and nothing is run."""
+
+    def take(seconds: float) -> None:
+        monkeypatch.setattr(ceilings, "_best_seconds", lambda run, device: seconds)
+
+    return take
+
+
+def test_a_copy_reads_and_writes(taking: Callable[[float], None]) -> None:
+    taking(0.5)
+    assert ceilings._copy_rate(1000, CPU) == 2 * 4 * 1000 / 0.5
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(0.001, 1024), (4 / 512, 1024), (0.0079, 128)])
+def test_a_product_takes_two_operations_for_each_pair(
+    seconds: float, side: int, taking: Callable[[float], None]
+) -> None:
+    """An emulated dtype takes so long for a small product that the large one is left out."""
+    taking(seconds)
+    assert ceilings._matmul_rate(CPU, torch.float32) == 2 * side**3 / seconds
+    assert ceilings._matmul_rate(CPU, torch.int8) == 2 * side**3 / seconds
+
+
+@pytest.mark.parametrize(("seconds", "batch", "channels", "side"), [(0.2, 4, 128, 28), (0.21, 1, 64, 32)])
+def test_a_convolution_is_nine_products_for_each_pixel(
+    seconds: float, batch: int, channels: int, side: int, taking: Callable[[float], None]
+) -> None:
+    taking(seconds)
+    expected = 2 * batch * side * side * channels * channels * 9 / seconds
+    assert ceilings._convolution_rate(CPU, torch.float32) == expected
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "calls", "best_s"),
+    [
+        # Three more runs at least, but none once four times the budget of 0.25 s is spent.
+        ([0.5, 0.3, 0.3, 0.3], 3, 0.3),
+        ([0.1, 0.05, 0.02, 0.04, 0.06], 5, 0.02),
+        ([2.0, 1.0, 1.0], 2, 1.0),
+    ],
+)
+def test_the_fastest_of_several_runs_within_a_budget(
+    takes_s: list[float], calls: int, best_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, left = [0.0], list(takes_s)
+
+    def run() -> None:
+        now_s[0] += left.pop(0)
+
+    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: now_s[0])
+    assert ceilings._best_seconds(run, CPU) == pytest.approx(best_s)
+    assert len(takes_s) - len(left) == calls
+
+
+@pytest.mark.parametrize(("rate", "outrun"), [(1.09, False), (1.11, True)])
+def test_a_ceiling_that_the_machine_beats_by_a_tenth_was_none(
+    rate: float, outrun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ceilings, "_matmul_rate", lambda device, dtype: rate)
+    cached = Ceilings(1.0, {"fp32": 1.0}, {"fp32": 1.0})
+    assert ceilings._outrun(Machine.detect("cpu"), cached) is outrun
+
+
+def test_every_dtype_of_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(ceilings, "_copy_rate", lambda size, device: sizes.append(size) or 1.0)
+    for name in ("_matmul_rate", "_convolution_rate"):
+        monkeypatch.setattr(ceilings, name, lambda device, dtype: 2.0)
+    monkeypatch.setattr(ceilings, "_onnxruntime_int8_rate", lambda: 3.0)
+
+    def measured(**changes: Any) -> set[str]:
+        machine = replace(Machine.detect("cpu"), **{"hardware_dtypes": (), "versions": {}, **changes})
+        return set(ceilings.measure_ceilings(machine).matmul_flops_per_s)
+
+    always = {"fp32", "bf16", "fp16", "int8"}
+    assert measured() == always and sizes == [2**25]
+    assert measured(hardware_dtypes=("tf32", "fp8")) == always | {"tf32", "fp8"}
+    both = {"onnxruntime": "1", "onnx": "1"}
+    assert measured(versions=both) == always | {"int8 (onnxruntime)"}
+    assert measured(versions={"onnxruntime": "1"}) == measured(versions={"onnx": "1"}) == always

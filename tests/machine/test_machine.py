@@ -1,0 +1,115 @@
+"""What a machine says of itself, and what its measured rates decide."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from redline.errors import MachineError
+from redline.ladder.job import Job
+from redline.ladder.rungs.fp16 import Fp16
+from redline.machine.ceilings import with_ceilings
+from redline.machine.machine import Ceilings, Machine, resolve_device
+
+pytestmark = pytest.mark.alone
+
+CPU = replace(Machine.detect("cpu"), ceilings=None)
+# fp16 convolutions are fast and fp16 products emulated, as on a Neoverse-N1; bf16 is emulated altogether.
+RATES = Ceilings(
+    1e10,
+    {"fp32": 100.0, "fp16": 1.0, "bf16": 1.0, "int8": 10.0, "int8 (onnxruntime)": 400.0},
+    {"fp32": 80.0, "fp16": 160.0, "bf16": 1.0},
+)
+ODD = replace(CPU, ceilings=RATES, hardware_dtypes=("fp32", "fp16"))
+
+
+def test_an_emulated_dtype_is_known_by_its_rate() -> None:
+    assert "emulates bf16" in ODD.why_slow("bf16")
+    assert not ODD.why_slow("fp16") and not ODD.why_slow("fp16", "convolution")
+    assert "in matrix products: measured at 1.0%" in ODD.why_slow("fp16", "matmul")
+    assert "emulates int8" in ODD.why_slow("int8")
+
+
+def test_without_rates_the_hardware_list_decides() -> None:
+    plain = replace(ODD, ceilings=None)
+    assert not plain.why_slow("fp16") and "no hardware support for bf16" in plain.why_slow("bf16")
+
+
+def test_a_quarter_of_the_rate_of_fp32_is_not_emulated() -> None:
+    rates = Ceilings(1e10, {"fp32": 100.0, "bf16": 25.0, "fp16": 24.0}, {"fp32": 100.0, "bf16": 25.0, "fp16": 24.0})
+    machine = replace(CPU, ceilings=rates)
+    assert not machine.why_slow("bf16") and "measured at 24.0%" in machine.why_slow("fp16", "convolution")
+    assert "in convolutions" in machine.why_slow("fp16", "convolution") and " in " not in machine.why_slow("fp16")[:60]
+
+
+def test_a_ceiling_is_the_best_engine_s() -> None:
+    assert RATES.flops_per_s("int8") == 400 and RATES.flops_per_s("fp16") == 160 and RATES.flops_per_s("tf32") == 100
+
+
+def test_the_rung_asks_for_what_the_model_consists_of() -> None:
+    samples = (torch.randn(1, 3, 8, 8),)
+    convolutions = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 16, 2))
+    products = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.Linear(64, 2))
+    assert Job.of(convolutions).mostly == "convolution" and not Fp16().why_not(ODD, Job.of(convolutions, samples))
+    assert Job.of(products).mostly == "matmul" and "products" in Fp16().why_not(ODD, Job.of(products, samples))
+    assert Job.of(nn.ReLU()).mostly == ""
+
+
+def test_the_precision_to_start_from() -> None:
+    assert ODD.recommended_precision()[0] == "fp32"
+    fast = Ceilings(1e12, {"fp32": 1.0, "bf16": 8.0, "fp16": 8.5}, {"fp32": 1.0, "bf16": 6.0, "fp16": 6.0})
+    assert replace(CPU, ceilings=fast).recommended_precision()[0] == "bf16"
+    half = Ceilings(1e12, {"fp32": 1.0, "bf16": 0.1, "fp16": 8.0}, {"fp32": 1.0, "bf16": 0.1, "fp16": 6.0})
+    assert replace(CPU, ceilings=half).recommended_precision()[0] == "fp16"
+    # bf16 is taken down to four fifths of the speed of fp16, and must help in convolutions too.
+    near = Ceilings(1e12, {"fp32": 1.0, "bf16": 8.0, "fp16": 10.0}, {"fp32": 1.0, "bf16": 2.0, "fp16": 2.0})
+    assert replace(CPU, ceilings=near).recommended_precision()[0] == "bf16"
+    far = replace(near, matmul_flops_per_s={"fp32": 1.0, "bf16": 7.0, "fp16": 10.0})
+    assert replace(CPU, ceilings=far).recommended_precision()[0] == "fp16"
+    slow = replace(near, convolution_flops_per_s={"fp32": 1.0, "bf16": 1.1, "fp16": 1.1})
+    assert replace(CPU, ceilings=slow).recommended_precision()[0] == "fp32"
+    assert replace(CPU, hardware_dtypes=("fp32", "bf16")).recommended_precision()[0] == "bf16"
+    assert replace(CPU, hardware_dtypes=("fp32",)).recommended_precision()[0] == "fp32"
+
+
+@pytest.fixture(scope="module")
+def measured() -> Machine:
+    """Which takes seconds, and is done once."""
+    return with_ceilings(CPU, again=True)
+
+
+def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
+    assert measured.ceilings is not None
+    assert 1e8 < measured.ceilings.bytes_per_s < 1e13
+    assert 1e8 < measured.ceilings.matmul_flops_per_s["fp32"] < 1e15
+    assert Machine.detect("cpu").ceilings == measured.ceilings
+    assert torch._C._get_mkldnn_enabled()  # what a bf16 product does to it on a CPU without bf16 is undone
+
+
+def test_a_ceiling_that_the_machine_outruns_is_measured_again(
+    measured: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measured.ceilings is not None
+    low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
+    calls = []
+    monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda m: calls.append(m) or measured.ceilings)
+    assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99"])
+def test_unknown_devices_are_one_sentence(device: str) -> None:
+    with pytest.raises(MachineError):
+        resolve_device(device)
+
+
+def test_measuring_again_lowers_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only fp32 was too low; what else is running now makes the others low."""
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    known = Ceilings(1e9, {"fp32": 1.0, "bf16": 9e9}, {"fp32": 2e9, "bf16": 3e9})
+    now = Ceilings(2e9, {"fp32": 5e9, "bf16": 1e6}, {"fp32": 1e9, "bf16": 4e9})
+    monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda _: now)
+    found = with_ceilings(replace(CPU, ceilings=known)).ceilings
+    assert found == Ceilings(2e9, {"fp32": 5e9, "bf16": 9e9}, {"fp32": 2e9, "bf16": 4e9})
+    assert with_ceilings(replace(CPU, ceilings=known), again=True).ceilings == now

@@ -1,0 +1,153 @@
+"""Samplers by their own laws: an exact model's picture is found, orders are what they claim, bad input is said."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spread
+from redline.models.samplers.step_table import read_clean
+
+PICTURE = (1, 3, 6, 7)
+
+
+def exact(process: str, prediction: str, picture: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """A model that knows the picture, and says it in the way of `prediction`."""
+    known = noise_process(process)
+
+    def predict(noisy: Tensor, times: Tensor) -> Tensor:
+        alpha, sigma = known.alpha[int(times[0])], known.sigma[int(times[0])]
+        noise = (noisy - alpha * picture) / sigma
+        said = {"sample": picture, "epsilon": noise, "v": alpha * noise - sigma * picture, "velocity": noise - picture}
+        return said[prediction]
+
+    return predict
+
+
+@pytest.mark.parametrize(
+    ("process", "prediction"),
+    [("flow", "sample"), ("flow", "velocity"), ("scaled_linear", "epsilon"), ("linear", "v"), ("cosine", "sample")],
+)
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+@pytest.mark.parametrize(("steps", "strength"), [(1, 1.0), (3, 0.7), (4, 0.31)])
+def test_a_model_that_knows_the_picture_finds_it(
+    name: str, process: str, prediction: str, steps: int, strength: float
+) -> None:
+    if name == "flow_euler" and process != "flow":
+        with pytest.raises(ModelError, match=f"follows a flow, and the model's noise process is {process}"):
+            sampler_table(name, process, prediction, steps, strength)
+        return
+    sampler = Sampler(sampler_table(name, process, prediction, steps, strength), "cpu")
+    picture, noise = torch.rand(PICTURE) * 2 - 1, torch.randn(sampler.noises, *PICTURE)
+    found = sampler.sample(exact(process, prediction, picture), noise, picture if strength < 1 else None)
+    torch.testing.assert_close(found, picture, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(("name", "order"), [("ddim", 1), ("flow_euler", 1), ("dpm_solver", 2)])
+def test_errors_shrink_by_the_order(name: str, order: int) -> None:
+    """Pictures of one normal distribution: the way from noise to them is known, and an error to half the step seen."""
+    process, spread_px = noise_process("flow"), 0.4
+
+    def predict(noisy: Tensor, times: Tensor) -> Tensor:
+        alpha, sigma = process.alpha[int(times[0])], process.sigma[int(times[0])]
+        return noisy * alpha * spread_px**2 / ((alpha * spread_px) ** 2 + sigma**2)
+
+    def error(steps: int) -> float:
+        # From the middle to a time with a little noise left: at the two ends solvers are of first order by design.
+        sampler = Sampler(SAMPLERS[name](process, "sample", tuple(range(799, 98, -700 // steps))), "cpu")
+        sampler._weights = sampler._weights.double()
+        state = State(torch.ones(1, 1, 1, 1, dtype=torch.float64))
+        for index in range(sampler.steps - 1):
+            state = sampler.step(index, state, predict(state.noisy, sampler.times[index]))
+        ends = [math.hypot(process.alpha[time] * spread_px, process.sigma[time]) for time in (799, 99)]
+        return abs(float(state.noisy) - ends[1] / ends[0])
+
+    fewer, more = error(35), error(70)
+    assert order - 0.25 < math.log2(fewer / more) < order + 0.5
+
+
+def test_flow_euler_is_ddim_of_a_flow() -> None:
+    for steps in (1, 3, 4):
+        one, other = (sampler_table(name, "flow", "velocity", steps, 0.9) for name in ("ddim", "flow_euler"))
+        assert torch.tensor(one.rows, dtype=torch.float64).allclose(torch.tensor(other.rows, dtype=torch.float64))
+
+
+def test_another_strength_is_other_numbers_in_the_same_place() -> None:
+    picture, noise = torch.rand(PICTURE), torch.randn(3, *PICTURE)
+
+    def predict(noisy: Tensor, times: Tensor) -> Tensor:
+        return torch.sin(noisy) + times / 1000
+
+    for name in sorted(SAMPLERS):
+        strong, weak = (sampler_table(name, "flow", "sample", 3, strength) for strength in (1.0, 0.5))
+        sampler = Sampler(strong, "cpu")
+        places = (sampler.times.data_ptr(), sampler._weights.data_ptr())
+        first = sampler.sample(predict, noise, picture)
+        sampler.retune(weak)
+        assert places == (sampler.times.data_ptr(), sampler._weights.data_ptr())
+        expected = Sampler(weak, "cpu").sample(predict, noise, picture)
+        assert torch.equal(sampler.sample(predict, noise, picture), expected)
+        assert (first - expected).abs().max() > 1e-3
+    with pytest.raises(ModelError, match="3 steps cannot become one of 2"):
+        sampler.retune(sampler_table("ddim", "flow", "sample", 2))
+    with pytest.raises(ModelError, match="ddim cannot become distilled, which takes more pictures"):
+        Sampler(sampler_table("ddim", "flow", "sample", 2), "cpu").retune(
+            sampler_table("distilled", "flow", "sample", 2)
+        )
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLERS))
+def test_a_frame_is_one_compiled_graph(name: str) -> None:
+    sampler = Sampler(sampler_table(name, "flow", "sample", 3, 0.8), "cpu")
+
+    def frame(picture: Tensor, noise: Tensor) -> Tensor:
+        return sampler.sample(lambda noisy, times: torch.tanh(noisy + picture) * (times + 1), noise, picture)
+
+    compiled = torch.compile(frame, fullgraph=True, backend="eager", dynamic=False)
+    given = torch.rand(PICTURE), torch.randn(sampler.noises, *PICTURE)
+    torch.testing.assert_close(compiled(*given), frame(*given))
+
+
+def test_times_go_evenly_down_from_the_noisiest() -> None:
+    assert spread(4) == (999, 749, 499, 249) and spread(1) == (999,) and spread(2, 0.5) == (499, 249)
+    assert len(spread(1000)) == 1000 and spread(1000)[-1] == 0
+    for steps, strength, sentence in (
+        (0, 1.0, "from 1 to 1000 steps"),
+        (1001, 1.0, "from 1 to 1000 steps"),
+        (2, 0.0, "above 0 and at most 1"),
+        (2, 1.5, "above 0 and at most 1"),
+        (4, 0.001, "leaves too few time steps"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            spread(steps, strength)
+
+
+def test_impossible_samplers_are_said() -> None:
+    flow = noise_process("flow")
+    with pytest.raises(ModelError, match="no sampler 'euler': there are ddim"):
+        sampler_table("euler", "flow", "sample", 2)
+    with pytest.raises(ModelError, match="no noise process 'edm'"):
+        noise_process("edm")
+    with pytest.raises(ModelError, match="bends a flow"):
+        noise_process("linear", 2.0)
+    with pytest.raises(ModelError, match="above zero"):
+        noise_process("flow", 0.0)
+    with pytest.raises(ModelError, match="1 to 4 steps, not 5"):
+        sampler_table("distilled", "flow", "sample", 5)
+    with pytest.raises(ModelError, match="only noise"):
+        sampler_table("ddim", "flow", "epsilon", 2)
+    with pytest.raises(ModelError, match="process flow does not predict v"):
+        read_clean(flow, "v", 5)
+    with pytest.raises(ModelError, match="no prediction 'score'"):
+        read_clean(flow, "score", 5)
+    for times in ((), (1000,), (-1,), (3, 5), (5, 5)):
+        with pytest.raises(ModelError, match="time steps"):
+            SAMPLERS["ddim"](flow, "sample", times)
+    sampler = Sampler(sampler_table("distilled", "flow", "sample", 2), "cpu")
+    with pytest.raises(ModelError, match="needs 2 pictures of noise, not 1"):
+        sampler.sample(lambda noisy, times: noisy, torch.randn(1, *PICTURE))
+    with pytest.raises(ModelError, match="needs fresh noise"):
+        sampler.step(0, sampler.begin(torch.randn(PICTURE)), torch.randn(PICTURE))
