@@ -10,6 +10,7 @@ from redline.notation import (
     format_seconds,
     parse_bytes,
     parse_seconds,
+    split_outside_brackets,
 )
 
 
@@ -97,3 +98,10 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_seconds(text)
     with pytest.raises(RedlineError, match="'0GiB' is not a size above zero"):
         parse_bytes("0GiB")
+
+
+def test_separators_inside_brackets_belong_to_the_options() -> None:
+    assert split_outside_brackets("a(b, c), d", ",") == ["a(b, c)", " d"]
+    assert split_outside_brackets("a[1, (2, 3)],,", ",") == ["a[1, (2, 3)]", "", ""]
+    assert split_outside_brackets("a+b-c", "+-") == ["a", "b", "c"]
+    assert split_outside_brackets("", ",") == [""]

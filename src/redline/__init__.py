@@ -4,6 +4,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+import redline.training.workload_prefix as _workload_prefix  # noqa: F401  registers train:
 from redline.version import VERSION as __version__
 
 if _TYPE_CHECKING:
@@ -13,7 +14,8 @@ if _TYPE_CHECKING:
     from redline.ladder.measurement import Measurement
     from redline.ladder.plan import Plan
     from redline.ladder.rung import Rung, Stage
-    from redline.ladder.workload import Workload, load_workload
+    from redline.ladder.workload import Workload
+    from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
 
@@ -48,7 +50,7 @@ _PLACES = {
     "Stage": "ladder.rung",
     "Workload": "ladder.workload",
     "find_optimal_batch_size": "ladder.batch_size",
-    "load_workload": "ladder.workload",
+    "load_workload": "ladder.workloads.addresses",
 }
 
 

@@ -31,3 +31,7 @@ class MachineError(RedlineError):
 
 class ModelError(RedlineError):
     """Weights that cannot be read or belong to another model, or an input of a size that a model cannot take."""
+
+
+class Refused(RedlineError):
+    """The plan ran, but what it did cannot be accepted (nothing happened, an output of another form)."""

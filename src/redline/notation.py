@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `16ms`, `10m`, `8GiB`."""
+"""Reads and writes durations and sizes as people write them (`16ms`, `8GiB`), and splits the one-line form of plans."""
 
 import re
 
@@ -83,3 +83,14 @@ def format_rate(per_second: float, unit: str) -> str:
 def _three_digits(value: float) -> str:
     """Three significant digits, or more before the decimal point; never an exponent for a large number."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+
+
+def split_outside_brackets(text: str, separators: str) -> list[str]:
+    """`a(b, c), d` at `,` -> [`a(b, c)`, ` d`]; every part is given, empty ones too."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char in separators and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    return [*parts, text[start:]]

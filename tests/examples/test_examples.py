@@ -10,7 +10,8 @@ import torch
 from redline.errors import WorkloadError
 from redline.ladder.gate import all_finite, tensors_of
 from redline.ladder.metrics import relative_error
-from redline.ladder.workload import call, load_workload
+from redline.ladder.workload import call
+from redline.ladder.workloads.addresses import load_workload
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WORKLOADS = {

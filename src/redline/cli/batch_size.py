@@ -45,7 +45,7 @@ def batch_size(
     """
     with uninterrupted_imports():
         from redline.ladder.batch_size import WorkloadCase, search
-        from redline.ladder.workload import load_workload
+        from redline.ladder.workloads.addresses import load_workload
     options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
     if "batch" in options:
         raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")

@@ -16,12 +16,11 @@ from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
 
-from redline.brackets import split_outside_brackets
 from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.notation import parse_seconds
+from redline.notation import parse_seconds, split_outside_brackets
 
 if TYPE_CHECKING:
     from redline.ladder.measurement import Measurement

@@ -54,7 +54,7 @@ def profile(
     with uninterrupted_imports():
         from redline.ladder.profile import profile_workload, write_page
         from redline.ladder.profile.deeper import why_no_nvtx
-        from redline.ladder.workload import load_workload
+        from redline.ladder.workloads.addresses import load_workload
         from redline.machine.machine import Machine
     chosen = layers or memory or attention or trace is not None or nvtx
     machine = Machine.detect(device)

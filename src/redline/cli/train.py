@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
-import signal
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +16,14 @@ from typer.core import TyperGroup
 
 from redline.cli.console import print_json, progress, results, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.signals import TERMINATED, uninterrupted_imports
-from redline.cli.train_length import parse_minutes
+from redline.cli.signals import uninterrupted_imports
 from redline.cli.train_lsd import train_lsd
+from redline.cli.train_progress import TrainingLine, exit_interrupted, parse_minutes, print_note, resume_command
 from redline.notation import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
 if TYPE_CHECKING:
-    from redline.training.loop import Outcome, Progress
+    from redline.training.loop import Outcome
     from redline.training.model_card import Result
 
 
@@ -87,12 +84,12 @@ def train_text(
     where = torch.device(resolve_device(device))
     folder = out or Path("redline-out") / "train" / path.stem
     with LiveLine("reading text …") as line:
-        task = prepare_training(path, folder, where, resume, line.update, _say, source, steps, minutes)
+        task = prepare_training(path, folder, where, resume, line.update, print_note, source, steps, minutes)
         line.update("the first steps …")
-        outcome, result = run_text(task, folder, where, resume, _Line(line), _say)
+        outcome, result = run_text(task, folder, where, resume, TrainingLine(line), print_note)
     if result is None:
         given = {"--source": source or [], "--steps": [steps], "--time": [time_limit]}
-        _stopped(outcome, _again([config], given, device, folder))
+        exit_interrupted(outcome, resume_command([config], given, device, folder))
     elif as_json:
         position = outcome.position
         about = {"steps": position.step, "elapsed_s": position.elapsed_s, "skipped": position.skipped}
@@ -106,24 +103,6 @@ def train_text(
             f"{took}{figures}; about it: {result.page}",
             highlight=False,
         )
-
-
-def _say(sentence: str) -> None:
-    progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
-
-
-def _again(what: list[str], given: Mapping[str, Iterable[object]], device: str, folder: Path) -> str:
-    """The command that goes on where this one stopped, with all that was said to it."""
-    given = {**given, "--device": [device if device != "auto" else None]}
-    words = [str(word) for option, values in given.items() for one in values if one for word in (option, one)]
-    return shlex.join(["redline", "train", *what, *words, "--out", str(folder), "--resume"])
-
-
-def _stopped(outcome: Outcome, again: str) -> None:
-    step = outcome.position.step
-    # Not folded, so that the command can be copied.
-    progress.print(f"stopped at step {step:,} and saved; go on with: {escape(again)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(TERMINATED if outcome.stop_signal == signal.SIGTERM else 130)
 
 
 @train.command("drct")
@@ -166,42 +145,21 @@ def train_drct(
         for sentence in task.crops.pairs.skipped:
             progress.print(f"[yellow]skipped:[/] {escape(sentence)}", highlight=False)
         said = f"{task.crops.pairs.photos} photos, {format_megapixels(task.crops.pairs.pixels)}, on {where}"
-        _say(f"{said}, {task.precision}")
+        print_note(f"{said}, {task.precision}")
         if task.start and not resume:
-            _say(f"beginning with {task.start}")
+            print_note(f"beginning with {task.start}")
         line.update("the first steps …")
-        outcome = run_training(task, settings.loop, folder, where, resume, _Line(line))
+        outcome = run_training(task, settings.loop, folder, where, resume, TrainingLine(line))
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--start": [start]}
             given |= {"--steps": [steps], "--time": [time_limit]}
-            _stopped(outcome, _again(["drct", config], given, device, folder))
+            exit_interrupted(outcome, resume_command(["drct", config], given, device, folder))
         line.update("scoring …")
         result = write_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)
 
 
 train.command("lsd")(train_lsd)
-
-
-class _Line:
-    """Shows each step in the live line, and prints a line that stays for every new score."""
-
-    def __init__(self, line: LiveLine) -> None:
-        self._line, self._figures = line, {}
-
-    def __call__(self, seen: Progress) -> None:
-        rate = f"{seen.items_per_s:,.0f}" if seen.items_per_s >= 1000 else f"{seen.items_per_s:.4g}"
-        held = f" with {' and '.join(seen.penalties)}" if seen.penalties else ""
-        parts = [f"step {seen.step:,}", f"loss {seen.loss:.5f}{held}", f"{rate} {seen.unit}s/s"]
-        parts += [f"{seen.utilization:.1%} MFU"] if seen.utilization is not None else []
-        parts += [f"{format_seconds(seen.left_s)} left", format_bytes(seen.peak_bytes)]
-        parts += [f"{seen.skipped} skipped"] if seen.skipped else []
-        parts += [f"{name} {value:.4g}" for name, value in seen.figures.items()]
-        text = " · ".join(parts)
-        self._line.update(text)
-        if seen.figures != self._figures:
-            _say(text)
-            self._figures = seen.figures
 
 
 def _print(outcome: Outcome, result: Result) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -14,7 +13,7 @@ from rich.table import Table
 from redline.cli.console import print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
-from redline.cli.train_length import parse_minutes
+from redline.cli.train_progress import TrainingLine, exit_interrupted, parse_minutes, resume_command
 from redline.notation import format_bytes, format_megapixels, format_seconds
 from redline.training.bundled import find_settings
 
@@ -50,8 +49,6 @@ def train_lsd(
         from redline.training.lsd.result import write_lsd_result
         from redline.training.lsd.settings import LsdTraining
         from redline.training.lsd.task import LsdTask
-    # That file registers this command, so it is read first.
-    shared: Any = import_module("redline.cli.train")
     path = find_settings(config, "lsd")
     minutes = parse_minutes(time_limit, steps)
     settings = LsdTraining.read(path, photos=photos, validation=validation, steps=steps, minutes=minutes)
@@ -65,10 +62,10 @@ def train_lsd(
         said = f"{pairs.photos} photos, {format_megapixels(pairs.pixels)}, on {where}, {task.precision}"
         progress.print(f"[dim]{escape(said)}[/]", highlight=False)
         line.update("the first steps …")
-        outcome = run_training(task, settings.loop, folder, where, resume, shared._Line(line))
+        outcome = run_training(task, settings.loop, folder, where, resume, TrainingLine(line))
         if outcome.interrupted:
             given = {"--photos": [photos], "--validation": validation or [], "--steps": [steps], "--time": [time_limit]}
-            shared._stopped(outcome, shared._again(["lsd", config], given, device, folder))
+            exit_interrupted(outcome, resume_command(["lsd", config], given, device, folder))
         line.update("judging …")
         result = write_lsd_result(task, outcome, folder)
     _print_json(outcome, result) if as_json else _print(outcome, result)

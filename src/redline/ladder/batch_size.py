@@ -25,7 +25,8 @@ from torch import nn
 
 from redline.errors import RedlineError
 from redline.ladder.job import Job
-from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call, load_workload
+from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
+from redline.ladder.workloads.addresses import load_workload
 from redline.machine.host_memory import available_host_bytes, resident_bytes
 from redline.machine.machine import resolve_device
 from redline.machine.memory import MemoryMonitor, is_out_of_memory

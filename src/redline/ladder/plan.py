@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from redline.brackets import split_outside_brackets
 from redline.errors import PlanError, RedlineError
 from redline.files.atomic import write_text
 from redline.files.untrusted import read_toml, reading
@@ -21,6 +20,7 @@ from redline.ladder.rung import Rung
 from redline.ladder.rungs import RUNGS, find_rung
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory
 from redline.machine.machine import Machine
+from redline.notation import split_outside_brackets
 
 SCHEMA = 1
 _LONG_LIST = re.compile(r"=\[[^\]]{80,}\]")

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.errors import WorkloadError
+from redline.errors import Refused, WorkloadError
 from redline.ladder.gate import Gate
 from redline.ladder.measuring.judge import check_reference, judge, worst_per_gate
-from redline.ladder.refusal import Refused
 from redline.ladder.workload import Inputs, Workload
 
 SEEDS = (10, 11)

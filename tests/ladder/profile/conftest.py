@@ -7,7 +7,8 @@ import pytest
 
 from redline.ladder.plan import Plan
 from redline.ladder.profile.subject import Subject, prepare
-from redline.ladder.workload import Workload, load_workload
+from redline.ladder.workload import Workload
+from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
 
 WORKLOADS = Path(__file__).with_name("profile_workloads.py")

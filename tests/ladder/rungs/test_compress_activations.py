@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.errors import PlanError, RungError
+from redline.errors import PlanError, Refused, RungError
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan
-from redline.ladder.refusal import Refused
 from redline.ladder.rungs.compress_activations import CompressActivations, Compression, Packed
 from redline.machine.machine import Machine
 

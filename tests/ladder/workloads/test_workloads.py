@@ -13,8 +13,9 @@ from redline.errors import WorkloadError
 from redline.ladder.gate import all_finite
 from redline.ladder.job import Job, TrainingStep
 from redline.ladder.rewrites.io_adapter import Boundary
-from redline.ladder.workload import Workload, call, load_workload
+from redline.ladder.workload import Workload, call
 from redline.ladder.workloads import BUNDLED
+from redline.ladder.workloads.addresses import load_workload
 from redline.ladder.workloads.drct import super_resolution
 from redline.ladder.workloads.unet import video_unet
 from redline.models.drct import DrctConfig

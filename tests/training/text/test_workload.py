@@ -10,7 +10,7 @@ import torch
 from redline.errors import RedlineError
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan
-from redline.ladder.workload import load_workload
+from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
 from redline.training.optimizers import build_optimizer, describe
 from redline.training.text.config import TextTraining

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from redline.errors import GateError, WorkloadError
+from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, tensors_of, worst
-from redline.ladder.refusal import Refused
 from redline.ladder.workload import Inputs, Workload
 
 TRAINING_STEPS = 3

@@ -35,7 +35,8 @@ from redline.ladder.measuring.judge import (
 )
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
-from redline.ladder.workload import Inputs, Workload, call, find_function, load_workload
+from redline.ladder.workload import Inputs, Workload, call
+from redline.ladder.workloads.addresses import find_function, load_workload
 from redline.machine import vector_isa
 from redline.machine.ceilings import with_ceilings
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory

@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redline.brackets import split_outside_brackets
 from redline.ladder.gate import Score
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.roofline import place
 from redline.ladder.statistics import Interval, median
+from redline.notation import split_outside_brackets
 
 
 @dataclass(frozen=True)

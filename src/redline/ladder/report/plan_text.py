@@ -2,7 +2,7 @@
 
 import re
 
-from redline.brackets import split_outside_brackets
+from redline.notation import split_outside_brackets
 
 _PART = re.compile(r"\s*([^\s(]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")

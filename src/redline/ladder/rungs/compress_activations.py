@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from redline.errors import RungError
+from redline.errors import Refused, RungError
 from redline.ladder.job import Job
-from redline.ladder.refusal import Refused
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.notation import format_bytes

@@ -7,7 +7,7 @@ from redline.ladder.plan import parse_rung
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
 from redline.ladder.search.settings import Settings
-from redline.ladder.workload import TRAINING
+from redline.ladder.workload_prefixes import runs_steps_in_parts
 from redline.machine.machine import Machine
 
 # What is worth most comes first, because what the others are worth depends on it: a gain in eager mode can be a loss
@@ -36,7 +36,7 @@ def may_try(name: str, settings: Settings, training: bool) -> bool:
     left_out = {rung.name for rung in without if rung == RUNGS[rung.name]()}
     fits = RUNGS[name].training if training else RUNGS[name].inference
     # Their plans are for `redline train`, whose loop makes a step in parts.
-    fits = fits and not (settings.workload.startswith(TRAINING) and RUNGS[name].stage is Stage.LAUNCH)
+    fits = fits and not (runs_steps_in_parts(settings.workload) and RUNGS[name].stage is Stage.LAUNCH)
     return fits and name not in left_out and (not chosen or name in chosen)
 
 
@@ -47,7 +47,7 @@ def check_asked(settings: Settings, training: bool) -> None:
         kind = "training steps" if RUNGS[name].training else "inference"
         if not (RUNGS[name].training if training else RUNGS[name].inference):
             raise RedlineError(f"{name} is for {kind}, which {settings.workload} is not: leave it out of --rungs.")
-        if settings.workload.startswith(TRAINING) and RUNGS[name].stage is Stage.LAUNCH:
+        if runs_steps_in_parts(settings.workload) and RUNGS[name].stage is Stage.LAUNCH:
             raise RedlineError(f"{name} launches whole steps, and `redline train` makes them in parts: leave it out.")
 
 

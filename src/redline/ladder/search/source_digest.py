@@ -11,13 +11,13 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from redline.ladder.workload import TRAINING
+from redline.ladder.workload_prefixes import find_prefix
 
 
 def digest_sources(address: str) -> dict[str, str]:
     """A digest by file, named from the folder that imports start in; empty for a bundled workload."""
-    if address.startswith(TRAINING):
-        settings = Path(address.removeprefix(TRAINING))
+    if prefix := find_prefix(address):
+        settings = Path(prefix.rest_of(address))
         return {settings.name: _digest(settings.read_bytes())} if settings.is_file() else {}
     base, waiting = _find(address.rpartition(":")[0])
     # Of what is installed, the workload's own package alone is its own.

@@ -7,12 +7,11 @@ bf16 takes two to three times as long. As in `packed.py`, the MLP's second layer
 The layers stay linear layers and norms, so that rungs that change these still find them.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.models.drct.blocks import Block, Group
 from redline.ops.window_attention.in_windows import (
     Picture,
     attention_in_windows,
@@ -22,9 +21,6 @@ from redline.ops.window_attention.in_windows import (
 )
 from redline.ops.window_attention.reference import relative_bias
 
-if TYPE_CHECKING:
-    from redline.models.drct.model import Block, Group
-
 _STEP = 16
 
 
@@ -33,7 +29,7 @@ class WindowedBlock(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, block: "Block", adjust: nn.Linear) -> None:
+    def __init__(self, block: Block, adjust: nn.Linear) -> None:
         super().__init__()
         attention = block.attn
         heads = attention.relative_position_bias_table.shape[1]
@@ -68,7 +64,7 @@ class WindowedBlock(nn.Module):
 
 
 class WindowedGroup(nn.Module):
-    def __init__(self, group: "Group", share: float) -> None:
+    def __init__(self, group: Group, share: float) -> None:
         super().__init__()
         self.share = share
         self.blocks = nn.ModuleList(

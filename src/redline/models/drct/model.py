@@ -7,17 +7,16 @@ channels_last pictures. H and W are multiples of the window.
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from redline.errors import ModelError
+from redline.models.drct.blocks import RESIDUAL_SHARE, Group
 from redline.models.drct.config import DrctConfig
 from redline.models.drct.in_windows import WindowedBody
 from redline.models.drct.packed import PackedBody, pack_upsampling
-from redline.nn import Choosing, WindowAttention
+from redline.nn import Choosing
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
 _MEAN = (0.4488, 0.4371, 0.4040)
-_RESIDUAL_SHARE = 0.2
 
 
 class Drct(Choosing):
@@ -63,9 +62,9 @@ class Drct(Choosing):
         if not isinstance(self.layers[0], Group):
             raise ModelError("this DRCT is packed already.")
         if device.type != "cuda":
-            self.layers = nn.ModuleList([WindowedBody(self.layers, config.window, _RESIDUAL_SHARE)])
+            self.layers = nn.ModuleList([WindowedBody(self.layers, config.window, RESIDUAL_SHARE)])
             return
-        self.layers = nn.ModuleList([PackedBody(self.layers, config.width, config.growth, _RESIDUAL_SHARE)])
+        self.layers = nn.ModuleList([PackedBody(self.layers, config.width, config.growth, RESIDUAL_SHARE)])
         self.upsample = pack_upsampling(self.upsample)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -81,52 +80,6 @@ class Drct(Choosing):
             raise ModelError(f"DRCT takes pictures of shape (batch, 3, height, width), not {tuple(picture.shape)}.")
         if picture.shape[2] % window or picture.shape[3] % window:
             raise ModelError(f"DRCT takes heights and widths that are multiples of {window}: pad the picture.")
-
-
-class Group(nn.Module):
-    """Five blocks; each sees the outputs of all before it, and hands on a narrow one of its own."""
-
-    def __init__(self, config: DrctConfig) -> None:
-        super().__init__()
-        widths = config.block_widths
-        for index, width in enumerate(widths):
-            shift = config.window // 2 if index % 2 else 0
-            block = Block(width, config.heads[index], config.mlp_widths[index], config.window, shift)
-            last = index == len(widths) - 1
-            self.add_module(f"swin{index + 1}", block)
-            self.add_module(f"adjust{index + 1}", nn.Linear(width, config.width if last else config.growth))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        seen = tokens
-        for index in range(1, 5):
-            new = self.get_submodule(f"adjust{index}")(self.get_submodule(f"swin{index}")(seen))
-            seen = torch.cat((seen, F.leaky_relu(new, 0.2)), dim=-1)
-        return tokens + _RESIDUAL_SHARE * self.get_submodule("adjust5")(self.get_submodule("swin5")(seen))
-
-
-class Block(nn.Module):
-    """A Swin block: attention inside windows, then an MLP, each on top of its input."""
-
-    def __init__(self, width: int, heads: int, mlp_width: int, window: int, shift: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attn = WindowAttention(width, heads, window, shift)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, mlp_width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.attn(self.norm1(tokens))
-        return tokens + self.mlp(self.norm2(tokens))
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(tokens)))
 
 
 def _initialize(module: nn.Module) -> None:

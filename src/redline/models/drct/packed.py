@@ -12,18 +12,15 @@ M rows are the tokens of all pictures. "Places" say where channels of the origin
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from redline.models.drct.blocks import Block, Group
 from redline.ops.fused_linear import fastest, fused_linear, moments_in_parts, parts_of
 from redline.ops.fused_mlp import fused_mlp
 from redline.ops.window_attention import spread, window_attention_spread
-
-if TYPE_CHECKING:
-    from redline.models.drct.model import Block, Group
 
 _STEP = 8
 
@@ -120,7 +117,7 @@ class PackedBlock(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, block: "Block", adjust: nn.Linear, pieces: Sequence[int], out_of: Tensor) -> None:
+    def __init__(self, block: Block, adjust: nn.Linear, pieces: Sequence[int], out_of: Tensor) -> None:
         super().__init__()
         attention, width = block.attn, block.norm1.normalized_shape[0]
         table = attention.relative_position_bias_table
@@ -163,7 +160,7 @@ class PackedBlock(nn.Module):
 
 
 class PackedGroup(nn.Module):
-    def __init__(self, group: "Group", width: int, growth: int, share: float) -> None:
+    def __init__(self, group: Group, width: int, growth: int, share: float) -> None:
         super().__init__()
         self.share, self.first, self.growth = share, filled(width), filled(growth)
         blocks: list[PackedBlock] = []

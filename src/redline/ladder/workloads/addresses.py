@@ -1,0 +1,83 @@
+"""Finds a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered prefix."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from redline.errors import WorkloadError
+from redline.ladder.workload import Workload, describe_error
+from redline.ladder.workload_prefixes import PREFIXES, find_prefix
+from redline.ladder.workloads import BUNDLED
+
+
+def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
+    """Finds `module:function`, `file.py:function`, `train:CONFIG` or a bundled name; calls it with a shape."""
+    options = dict(options or {})
+    function = find_function(address)
+    accepted = inspect.signature(function).parameters
+    unknown = [name for name in options if name not in accepted]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in accepted.values()):
+        known = ", ".join(accepted) or "none"
+        raise WorkloadError(f"workload {address!r} takes no option {unknown[0]!r} (it takes: {known}).")
+    try:
+        workload = function(**options)
+    except (Exception, SystemExit) as error:
+        raise WorkloadError(f"workload {address!r} raised {describe_error(error)}.") from error
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"workload {address!r} returned {type(workload).__name__}; return redline.Workload(build=…, inputs=…)."
+        )
+    name = workload.name or function.__name__
+    return replace(workload, name=name, address=address, options=options)
+
+
+def find_function(address: str) -> Callable[..., Any]:
+    if address in BUNDLED:
+        return BUNDLED[address]
+    if prefix := find_prefix(address):
+        return prefix.find_function(prefix.rest_of(address))
+    place, colon, name = address.rpartition(":")
+    if not colon or not place or not name:
+        forms = ", ".join(["module:function", "file.py:function", *(e for p in PREFIXES.values() for e in p.examples)])
+        bundled = ", ".join(BUNDLED)
+        raise WorkloadError(f"no workload {address!r}: write {forms}, or one of the bundled ones ({bundled}).")
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise WorkloadError(f"workload {address!r}: {place} has no function {name!r}.")
+    return function
+
+
+def _import_module(name: str) -> Any:
+    # A user's own module usually lies in the folder they stand in.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        raise WorkloadError(f"cannot import {name!r}: {describe_error(error)}.") from error
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise WorkloadError(f"there is no file {str(path)!r}.")
+    module_name = f"redline_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    # So that the file can import its neighbours, as it can when run as a script.
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise WorkloadError(f"cannot import {str(path)!r}: {describe_error(error)}.") from error
+    return module
