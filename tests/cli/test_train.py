@@ -237,7 +237,7 @@ def test_sigterm_saves_and_ends_with_its_own_exit_code(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = import_module("redline.cli.train")
-    monkeypatch.setattr(module._Line, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(module.TrainingLine, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
     stopped = train(command, "--out", "x")
     assert stopped.code == 143 and "redline: terminated." in stopped.err and "go on with: redline" in stopped.err
     assert list((here / "x" / "checkpoints").iterdir()) != []
@@ -247,7 +247,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = import_module("redline.cli.train")
-    line = module._Line
+    line = module.TrainingLine
 
     class Interrupting(line):
         def __call__(self, seen: Progress) -> None:
@@ -255,7 +255,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
             if seen.step == 3:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(module, "_Line", Interrupting)
+    monkeypatch.setattr(module, "TrainingLine", Interrupting)
     change(here, 'sources = ["text"]', "")
     usual = ("--source", "text", "--source", "a text/b.txt", "--steps", "7")
     (here / "a text").mkdir()
@@ -266,7 +266,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     assert stopped.code == 130 and "redline: interrupted." in stopped.err
     assert again == f"redline train tiny.toml {given} --out x --resume"
     assert not (here / "x" / "model").exists()
-    monkeypatch.setattr(module, "_Line", line)
+    monkeypatch.setattr(module, "TrainingLine", line)
     seen = command(*shlex.split(again)[1:], "--json")
     assert seen.code == 0 and seen.json()["steps"] == 7
     assert train(command, *usual, "--out", "whole").code == 0 and losses(here / "x") == losses(here / "whole")

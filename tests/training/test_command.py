@@ -71,7 +71,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
 
 
 def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = command._Line
+    line = command.TrainingLine
 
     class Interrupting(line):
         def __call__(self, seen: Progress) -> None:
@@ -79,13 +79,13 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
             if seen.step == 3:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(command, "_Line", Interrupting)
+    monkeypatch.setattr(command, "TrainingLine", Interrupting)
     stopped = run("--steps", "5", "--out", "x")
     assert stopped.exit_code == 130 and "stopped at step 3 and saved" in stopped.stderr
     again = "redline train drct tiny.toml --photos photos --validation test --steps 5 --device cpu --out x --resume"
     assert again in stopped.stderr
     assert not (here / "x" / "model.safetensors").exists()
-    monkeypatch.setattr(command, "_Line", line)
+    monkeypatch.setattr(command, "TrainingLine", line)
     finished = run("--steps", "5", "--out", "x", "--resume")
     assert finished.exit_code == 0, finished.output
     assert "PSNR-Y" in finished.stdout and "5 steps" in finished.stdout

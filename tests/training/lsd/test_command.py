@@ -15,7 +15,7 @@ from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
 # The package may hold the command under the module's own name.
-command = sys.modules["redline.cli.train"]
+command = sys.modules["redline.cli.train_lsd"]
 SETTINGS = """
 [model]
 patch = 2
@@ -68,7 +68,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
 
 
 def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    line = command._Line
+    line = command.TrainingLine
 
     class Interrupting(line):
         def __call__(self, seen: Progress) -> None:
@@ -76,14 +76,14 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
             if seen.step == 2:
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(command, "_Line", Interrupting)
+    monkeypatch.setattr(command, "TrainingLine", Interrupting)
     stopped = run("--steps", "3", "--out", "x")
     assert stopped.exit_code == 130 and "stopped at step 2 and saved" in stopped.stderr
     said = " ".join(stopped.stderr.split())
     again = "redline train lsd tiny.toml --photos photos --validation held-out --steps 3 --device cpu --out x --resume"
     assert again in said
     assert not (here / "x" / "model.safetensors").exists()
-    monkeypatch.setattr(command, "_Line", line)
+    monkeypatch.setattr(command, "TrainingLine", line)
     finished = run("--steps", "3", "--out", "x", "--resume")
     assert finished.exit_code == 0, finished.output
     assert "frame by frame" in finished.stdout and "3 steps" in finished.stdout and "up to rollouts" in finished.stdout
