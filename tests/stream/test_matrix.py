@@ -170,8 +170,11 @@ def test_every_arm_runs_on_a_gpu_compiled_too_and_stays_close(steps: int) -> Non
     gpu = torch.device("cuda")
     found = list(measure(Shape("tiny", side=64, steps=steps, frames=200), ARMS, gpu))
     assert [row.failure for row in found] == [""] * len(ARMS)
-    assert all((row.least_psnr_db or 0) > 35 for row in found[1:])
-    assert all(row.peak_bytes > 0 and row.setup_peak_bytes > 0 for row in found)
+    psnrs_db = {row.arm.name: row.least_psnr_db or 0 for row in found[1:]}
+    assert {name: psnr_db for name, psnr_db in psnrs_db.items() if psnr_db <= 35} == {}
+    peaks = {row.arm.name: (row.peak_bytes, row.setup_peak_bytes) for row in found}
+    # The weights alone take two bytes a parameter in half precision.
+    assert {name: peak for name, peak in peaks.items() if min(peak) < 2 * found[0].parameters} == {}, peaks
     assert [row.grown_bytes for row in found if row.arm.graph] == [0, 0, 0]
 
 

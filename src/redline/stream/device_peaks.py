@@ -1,8 +1,8 @@
 """How much of a device's memory each run of a process takes, and whether the device still answers."""
 
-import gc
-
 import torch
+
+from redline.machine.memory import free_cuda_caches
 
 
 class DevicePeaks:
@@ -13,8 +13,7 @@ class DevicePeaks:
         if self._is_cuda:
             # Compiled code holds on to its weights, and a recorded engine to itself.
             torch.compiler.reset()
-            gc.collect()
-            torch.cuda.empty_cache()
+            free_cuda_caches()
             self._held_bytes = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 

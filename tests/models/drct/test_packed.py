@@ -125,4 +125,4 @@ def test_on_a_gpu_it_is_the_kernels(launch: str, precision: str) -> None:
         found, fast = error("fused_ops", precision, launch)
         plain = error(precision)[0] if precision else 1e-4 / 1.5
     assert found < 1.5 * plain
-    assert FusedOps().proof(fast.job) == "1 Drct by triton"
+    assert FusedOps().proof(fast.job) == "1 Drct by triton" + ("" if precision else "; no TF32")
