@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
+from redline.ops.window_attention import constant
+
 # Where kernels can neither run nor be interpreted, their tests are not even read, unless they are asked for by name.
 _KERNELS_RUN = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if _KERNELS_RUN else ["*/test_triton.py", "*/test_gpu.py"]
@@ -201,7 +203,7 @@ def on_card(
             patch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
             patch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10))
             # A constant that is made here must not be kept for the device of that name.
-            patch.setattr("redline.ops.window_attention.constant._faking", lambda: True)
+            patch.setattr(constant, "_faking", lambda: True)
             patch.setattr(kernel, "processors", lambda _: card.processors)
             patch.setattr(kernel, "shared_bytes", lambda _: card.shared_bytes)
             patch.setattr(kernel, "has_descriptors", lambda _: capability >= 90)
