@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CudaRecorder
+from redline.cuda_graphs import CudaGraphCapturer
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 
@@ -178,17 +178,17 @@ class Graphs:
     """Captures runs into one pool of memory; their results are thrown away."""
 
     def __init__(self) -> None:
-        self._recorder: CudaRecorder | None = None
+        self._recorder: CudaGraphCapturer | None = None
         # A replay reads what only its run may hold, such as tables of its own.
         self._captured: list[Run] = []
 
     def captured(self, run: Run) -> Callable[[], object]:
         # A pool that a capture failed in takes no other, so that the next one gets its own.
-        recorder = self._recorder or CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
+        recorder = self._recorder or CudaGraphCapturer(torch.device("cuda", torch.cuda.current_device()))
         self._recorder = None
         for _ in range(3):
-            recorder.rehearse(run)
-        _, replay = recorder.record(run)
+            recorder.warm_up(run)
+        _, replay = recorder.capture(run)
         self._recorder = recorder
         self._captured.append(run)
         return replay

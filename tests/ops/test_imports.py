@@ -1,4 +1,4 @@
-"""`from redline.ops import <op>` gives the function in every import order, and imports nothing that only a GPU needs."""
+"""`from redline.ops import <op>` gives the function in every import order, and imports neither Triton nor CUDA."""
 
 import subprocess
 import sys

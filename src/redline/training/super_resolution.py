@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from redline.cuda_graphs import CudaRecorder
+from redline.cuda_graphs import CudaGraphCapturer
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
@@ -178,7 +178,7 @@ class DrctTask(Task):
             return super().backward(step, part, arithmetic)
         self._choose_loss(step)
         if self._recorded is None:
-            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(self.device))
+            self._recorded = RecordedGradients(self.model, self._loss_of, CudaGraphCapturer(self.device))
         return self._recorded(*self.crops.batch(step))
 
     def penalties(self, step: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.cuda_graphs import CudaRecorder, GraphedCallable, Tally, TrainingState, without_collection
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState, no_garbage_collection
 from redline.errors import PlanError, RungError
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
@@ -29,15 +29,15 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return all(t.device.type == "cpu" for t in tensors)
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
-        self.events.append("rehearse")
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        self.events.append("warm_up")
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        self.events.append("record")
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.events.append("capture")
         buffers: list[Tensor] = []
         real = torch.empty_like
 
@@ -72,8 +72,8 @@ class FakeRecorder:
         return 4096
 
 
-def graphed(function: Callable[..., Any], **options: Any) -> tuple[GraphedCallable, FakeRecorder, Tally]:
-    recorder, tally = FakeRecorder(), Tally()
+def graphed(function: Callable[..., Any], **options: Any) -> tuple[GraphedCallable, FakeRecorder, CaptureCounts]:
+    recorder, tally = FakeRecorder(), CaptureCounts()
     return GraphedCallable(function, recorder, tally, **options), recorder, tally
 
 
@@ -82,11 +82,11 @@ def inputs(seed: int, *shape: int) -> Tensor:
 
 
 def test_rehearsals_then_a_recording_then_replays() -> None:
-    run, recorder, tally = graphed(lambda x: x * 2, rehearsals=2)
+    run, recorder, tally = graphed(lambda x: x * 2, warmup_calls=2)
     for seed in range(3):
         assert torch.equal(run(inputs(seed)), inputs(seed) * 2)
-    assert recorder.events == ["rehearse", "rehearse", "record", "replay", "replay", "replay"]
-    assert (tally.graphs, tally.replays, tally.unrecorded) == (1, 3, 0)
+    assert recorder.events == ["warm_up", "warm_up", "capture", "replay", "replay", "replay"]
+    assert (tally.graphs, tally.replays, tally.uncaptured) == (1, 3, 0)
 
 
 def test_every_form_of_input_gets_a_graph_of_its_own() -> None:
@@ -147,11 +147,11 @@ def test_a_model_that_returns_its_input_does_not_give_its_buffer_away() -> None:
 def test_beyond_the_limit_calls_run_without_a_graph_and_say_so_once() -> None:
     run, recorder, tally = graphed(lambda x: x + 1, limit=2)
     run(inputs(0, 1)), run(inputs(0, 2))
-    with pytest.warns(UserWarning, match="2 forms of input"):
+    with pytest.warns(UserWarning, match="2 input signatures"):
         assert torch.equal(run(inputs(0, 3)), inputs(0, 3) + 1)
     assert torch.equal(run(inputs(0, 4)), inputs(0, 4) + 1)
     assert torch.equal(run(inputs(1, 2)), inputs(1, 2) + 1)
-    assert (tally.graphs, tally.unrecorded) == (2, 2)
+    assert (tally.graphs, tally.uncaptured) == (2, 2)
 
 
 class Pair(NamedTuple):
@@ -170,7 +170,7 @@ def test_inputs_that_a_graph_cannot_follow_are_refused() -> None:
     run, _, _ = graphed(lambda x, y=None: x)
     with pytest.raises(RungError, match="host memory"):
         run(torch.empty(2, device="meta"))
-    with pytest.raises(RungError, match="cannot be told apart"):
+    with pytest.raises(RungError, match="not hashable"):
         run(inputs(0), {1, 2})
 
 
@@ -181,16 +181,16 @@ def test_a_call_that_cannot_be_recorded_is_one_sentence() -> None:
         raise RuntimeError("operation not permitted when stream is capturing.\nmore lines")
 
     recorder.record = refuse  # type: ignore[method-assign]
-    with pytest.raises(RungError, match=r"cannot be recorded: operation not permitted when stream is capturing\.$"):
+    with pytest.raises(RungError, match=r"cannot be captured: operation not permitted when stream is capturing\.$"):
         run(inputs(0))
 
 
 def test_the_way_to_a_replay_is_short() -> None:
-    recorder, tally = FakeRecorder(), Tally()
+    recorder, tally = FakeRecorder(), CaptureCounts()
     run = GraphedCallable(lambda x, y: x, recorder, tally, clone=False)
     x, y = inputs(0), inputs(1)
     run(x, y)
-    (recording,) = run.recordings.values()
+    (recording,) = run.graphs.values()
     recording.replay = lambda: None
     run(x, y)
     best = float("inf")
@@ -234,11 +234,11 @@ def test_rehearsals_of_a_training_step_leave_nothing_behind(optimizer: str) -> N
     batches = [inputs(seed, 5, 6) for seed in range(2)]
     eager = training_job(model, optimizer).finish()
     step = training_job(model, optimizer).finish()
-    recorder, tally = FakeRecorder(), Tally()
+    recorder, tally = FakeRecorder(), CaptureCounts()
     # Each rehearsal and the recording itself run for real here, as if nothing were undone by itself.
     run = GraphedCallable(step._step, recorder, tally, state=TrainingState(step.model, step.optimizer))
     assert torch.equal(run(batches[0]), eager(batches[0]))
-    assert recorder.events == ["rehearse", "rehearse", "rehearse", "record"]
+    assert recorder.events == ["warm_up", "warm_up", "warm_up", "capture"]
     for (name, seen), expected in zip(step.model.state_dict().items(), eager.model.state_dict().values(), strict=True):
         assert torch.equal(seen, expected), name
     for name, gradient in eager.gradients().items():
@@ -263,7 +263,7 @@ def test_each_recording_shows_its_own_gradients() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     one, two = torch.ones(1), torch.full((1,), 2.0)
     run(inputs(0, 1)), run(inputs(0, 2))
-    first, second = run.recordings.values()
+    first, second = run.graphs.values()
     first.gradients, second.gradients = [(parameter, one)], [(parameter, two)]
     run(inputs(0, 1))
     assert parameter.grad is one
@@ -400,7 +400,7 @@ class Littering(nn.Linear):
 @pytest.mark.gpu
 def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> None:
     model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
-    graphed = GraphedCallable(model, CudaRecorder(torch.device(GPU)), Tally())
+    graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), CaptureCounts())
     with torch.no_grad():
         assert relative_error(model(x), graphed(x)) < 1e-6
     assert not model.ring
@@ -409,11 +409,11 @@ def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> Non
 @pytest.mark.gpu
 def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
     """As after inductor's graphs: what cuBLAS had for scratch is dropped, and its place goes to others' numbers."""
-    recorder = CudaRecorder(torch.device(GPU))
+    recorder = CudaGraphCapturer(torch.device(GPU))
     # So deep that parts of a sum are added up by way of scratch memory.
     left, right = (torch.randn(shape, device=GPU, dtype=torch.bfloat16) for shape in ((64, 65536), (65536, 64)))
-    expected = recorder.rehearse(lambda: left @ right)
-    output, replay = recorder.record(lambda: left @ right)
+    expected = recorder.warm_up(lambda: left @ right)
+    output, replay = recorder.capture(lambda: left @ right)
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.stream(recorder.stream):
         others = [torch.ones(2**20, device=GPU) for _ in range(64)]
@@ -429,7 +429,7 @@ def test_nothing_is_collected_during_a_recording() -> None:
     for wanted in (True, False):
         (gc.enable if wanted else gc.disable)()
         try:
-            with without_collection():
+            with no_garbage_collection():
                 assert not gc.isenabled()
             assert gc.isenabled() == wanted
         finally:
@@ -480,7 +480,7 @@ def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
             return x * self.weight if float(x.sum()) > 0 else x
 
     _, job = Plan.parse("cuda_graph").build(Job.of(Waits().cuda()), Machine.detect("cuda"))
-    with pytest.raises(RungError, match="cannot be recorded"):
+    with pytest.raises(RungError, match="cannot be captured"):
         job.finish()(inputs(0).to(GPU))
     # Random numbers can still be drawn, and no stream is left in a recording.
     assert torch.isfinite(torch.randn(8, device=GPU)).all()
