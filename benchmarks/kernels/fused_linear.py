@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.packed import PackedLinear, filled
-from redline.ops.fused_linear import moments, parts_of
+from redline.ops.fused_linear import moment_parts, moments
 
 ROWS = 256 * 256
 # Eager ones round after every step.
@@ -67,7 +67,7 @@ def case(layer: Layer) -> Case:
     pieces = [128, filled(180) - 128] + [32] * ((layer.channels - 180) // 32)
     sums = torch.stack([moments(block) for block in wide.split(pieces, 1)]) if layer.normalize else None
     out = torch.empty_like(wide_old)
-    new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
+    new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")
 
     def eager(x: Tensor, old: Tensor) -> Tensor:
         return plain(x, old, half, half_norm)

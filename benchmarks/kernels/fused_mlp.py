@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.packed import PackedLinear, filled, in_one
-from redline.ops.fused_linear import moments_in_parts, parts_of
+from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 ROWS = 256 * 256
@@ -52,7 +52,7 @@ def case(width: int, hidden: int, columns: int) -> Case:
     outer = PackedLinear(in_one(block.fc2, block.adjust), both, torch.arange(columns)).bfloat16()
     wide, wide_old = (F.pad(tensor, (0, filled(tensor.shape[1]) - tensor.shape[1])) for tensor in (x, old))
     sums, out = moments_in_parts(wide), torch.empty_like(wide_old)
-    new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
+    new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")
     few = columns == 32
     activation, residual, share = "leaky_relu" if few else "", None if few else wide_old, 1.0 if few else 0.2
 

@@ -68,7 +68,7 @@ def test_where_the_kernels_cannot_run_torchs_own_attention_does(monkeypatch: pyt
     q, k, v = example(torch.float64, "cpu", 64)
     monkeypatch.setattr(nn.causal_attention, "_kernels_are_faster", lambda *_: True)
     assert torch.equal(causal_attention(q, k, v, 4, None, "auto"), causal_attention(q, k, v, 4))
-    monkeypatch.setattr(nn.causal_attention, "fastest", lambda *_: "triton")
+    monkeypatch.setattr(nn.causal_attention, "auto_implementation", lambda *_: "triton")
     with pytest.raises(MachineError, match="causal attention by Triton cannot run"):
         causal_attention(q, k, v, 4, None, "auto")
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import redline.ops
-from redline.nn.checkpointing import DEAR, recomputed
+from redline.nn.checkpointing import EXPENSIVE_OPS, checkpointed
 
-OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
+OURS = [name.removeprefix("redline::") for name in EXPENSIVE_OPS if name.startswith("redline::")]
 # Cheap next to a product: computed again.
 CHEAP = {
     "rms_norm",
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "memory_step",
     "slot_write",
     "window_attention_table_gradient",
-    "window_attention_spread",
+    "window_attention_expanded",
 }
 
 
@@ -52,8 +52,11 @@ def test_every_operator_of_ours_is_either_dear_or_not(registered: set[str]) -> N
 
 def test_attention_of_torch_has_its_name() -> None:
     pytest.importorskip("torch.nn.attention.varlen")
-    assert "torch_attn::_varlen_attn" in DEAR and torch.ops.torch_attn._varlen_attn.default.name() in DEAR
-    assert torch.ops.higher_order.flex_attention.name() in DEAR
+    assert (
+        "torch_attn::_varlen_attn" in EXPENSIVE_OPS
+        and torch.ops.torch_attn._varlen_attn.default.name() in EXPENSIVE_OPS
+    )
+    assert torch.ops.higher_order.flex_attention.name() in EXPENSIVE_OPS
 
 
 def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return made
 
     dear, cheap = product("dear"), product("cheap")
-    monkeypatch.setattr("redline.nn.checkpointing.DEAR", (*DEAR, "redline_test::dear"))
+    monkeypatch.setattr("redline.nn.checkpointing.EXPENSIVE_OPS", (*EXPENSIVE_OPS, "redline_test::dear"))
     x = torch.randn(7, requires_grad=True)
-    recomputed(lambda x: (dear(x).sin() * cheap(x)).sin(), x, selective=True).sum().backward()
+    checkpointed(lambda x: (dear(x).sin() * cheap(x)).sin(), x, selective=True).sum().backward()
     assert runs.count("dear") == 1 and runs.count("cheap") == 2

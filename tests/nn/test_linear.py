@@ -102,7 +102,7 @@ def test_a_weight_that_was_moved_is_looked_at_again() -> None:
 def test_on_a_cpu_torch_multiplies() -> None:
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"
-    assert layer.chosen() == "torch"
+    assert layer.active_implementation() == "torch"
 
 
 @pytest.mark.gpu
@@ -116,7 +116,7 @@ def test_a_gpu_multiplies_by_our_kernel(
 ) -> None:
     layer = quantized(Linear(inputs, 520).cuda().to(dtype))
     layer.implementation = "auto"
-    assert layer.chosen() == f"int8_matmul up to {most} rows"
+    assert layer.active_implementation() == f"int8_matmul up to {most} rows"
     calls: list[int] = []
 
     def counted(*given: Tensor) -> Tensor:

@@ -207,7 +207,7 @@ SIZES: dict[str, list[Sizes]] = {
         *({"head_dim": dim, "heads": heads} for dim, heads in ((30, 6), (53, 4), (122, 2), (46, 6), (77, 4), (16, 1))),
         *({"head_dim": 46, "heads": 2, "window": window, "shift": 2} for window in (4, 8, 32)),
     ],
-    "window_attention_spread": [{"head_dim": dim, "heads": 4} for dim in (30, 48, 80, 96)],
+    "window_attention_expanded": [{"head_dim": dim, "heads": 4} for dim in (30, 48, 80, 96)],
 }
 
 

@@ -8,11 +8,11 @@ from typing import Protocol
 from torch import Tensor
 
 from redline.nn.causal_attention import causal_attention
-from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
 from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
 from redline.nn.rope import RotaryTables
+from redline.nn.switchable import DispatchedModule
 from redline.ops.rope import rope
 
 
@@ -22,7 +22,7 @@ class Past(Protocol):
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor: ...
 
 
-class GroupedQueryAttention(Dispatched):
+class GroupedQueryAttention(DispatchedModule):
     op = "rope"
     # Whether one token a row attends by the kernel made for it, where `implementation` lets kernels run.
     fused_step: bool = True

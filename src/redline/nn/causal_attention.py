@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
 from redline.nn.packing import Packing
-from redline.ops.causal_attention import Far, fastest
+from redline.ops.causal_attention import Far, auto_implementation
 from redline.ops.causal_attention import causal_attention as attention_to_stretches
 from redline.ops.dispatch import warn_once_traced
 
@@ -48,13 +48,13 @@ def causal_attention(
     # Of whole rows PyTorch's kernels are the faster ones, but for gradients that repeat.
     ours = not whole or (torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled())
     if implementation == "triton" or (
-        implementation == "auto" and ours and stretches_are_faster(q_BSHD, q_BSHD.shape[-1])
+        implementation == "auto" and ours and span_kernels_are_faster(q_BSHD, q_BSHD.shape[-1])
     ):
         row = torch.arange(length, device=q_BSHD.device).expand(len(q_BSHD), -1)
         before_BS = row if packing is None else packing.positions_BS
         if window is not None:
             before_BS = before_BS.clamp(max=window - 1)
-        return attention_to_the_last(q_BSHD, k_BSGD, v_BSGD, before_BS)
+        return span_attention(q_BSHD, k_BSGD, v_BSGD, before_BS)
     if whole:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
@@ -67,7 +67,7 @@ def causal_attention(
     return _fused(q_BSHD, k_BSGD, v_BSGD, sight_mask(length, window, packing, q_BSHD.device))
 
 
-def attention_to_all_before(q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor) -> Tensor:
+def attention_with_past(q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor) -> Tensor:
     """(B, S, H, D) of the last S of L tokens, each of which sees all that come before it."""
     (batch, length, heads, _), (whole, groups) = q_BSHD.shape, k_BLGD.shape[1:3]
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
@@ -98,16 +98,16 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
     return mixed.transpose(1, 2)
 
 
-def stretches_are_faster(like: Tensor, head_dim: int) -> bool:
+def span_kernels_are_faster(like: Tensor, head_dim: int) -> bool:
     """Whether our kernels are the faster ones, for such tensors, where not all of a row is seen."""
-    return _kernels_are_faster(like, head_dim) and fastest(like, head_dim) == "triton"
+    return _kernels_are_faster(like, head_dim) and auto_implementation(like, head_dim) == "triton"
 
 
 def _kernels_are_faster(like: Tensor, head_dim: int) -> bool:
     return like.is_cuda and like.dtype in _HALF and head_dim in _HEAD_DIMS
 
 
-def attention_to_the_last(
+def span_attention(
     q_BSHD: Tensor,
     k_BSGD: Tensor,
     v_BSGD: Tensor,

@@ -14,7 +14,7 @@ GRANULARITIES = ("block", "layer", "selective")
 
 # The operations whose results are worth their memory: everything else is pointwise or a small reduction. Our own are
 # named as their triton.py registers them, which is not imported here: only a GPU needs it.
-DEAR = (
+EXPENSIVE_OPS = (
     "mm",
     "addmm",
     "bmm",
@@ -42,7 +42,7 @@ DEAR = (
 )
 
 
-def recomputed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
+def checkpointed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
     """The function's result; what it computed on the way is not kept for the gradient."""
     if not torch.is_grad_enabled():
         return function(*args)
@@ -57,4 +57,4 @@ def _keeping_dear_results() -> Any:
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     name = operation.name().removeprefix("aten::").partition(".")[0]
-    return CheckpointPolicy.MUST_SAVE if name in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if name in EXPENSIVE_OPS else CheckpointPolicy.PREFER_RECOMPUTE

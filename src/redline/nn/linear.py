@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.nn.choosing import Choosing
+from redline.nn.switchable import SwitchableModule
 from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
 from redline.ops.small_matmul.tiles import ALIGNED_BYTES, LARGEST_ROWS, LARGEST_UNALIGNED_ROWS
@@ -16,7 +16,7 @@ _MOST_ROWS = 16
 _MOST_ROWS_OF_INT8 = 64
 
 
-class Linear(nn.Linear, Choosing):
+class Linear(nn.Linear, SwitchableModule):
     """`nn.Linear` in names and arithmetic, so that what quantizes linear layers finds it.
 
     `auto` takes the kernel for few rows where `small_matmul/tiles.py` says that it is faster, `triton` wherever it can.
@@ -61,7 +61,7 @@ class Linear(nn.Linear, Choosing):
     def pack(self, device: torch.device) -> None:
         self._int8()
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         if self.implementation == "reference" or not self.weight.is_cuda:
             return "torch"
         if self._int8() is not None:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from redline.nn.dispatched import Dispatched
+from redline.nn.switchable import DispatchedModule
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 
 
-class RMSNorm(Dispatched):
+class RMSNorm(DispatchedModule):
     op = "RMSNorm"
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:

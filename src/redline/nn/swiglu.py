@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
+from redline.nn.switchable import DispatchedModule
 from redline.ops.swiglu import packed_swiglu
 
 
-class SwiGLU(Dispatched):
+class SwiGLU(DispatchedModule):
     op = "SwiGLU"
 
     def __init__(self, width: int, hidden: int) -> None:

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from redline.nn.choosing import Choosing
-from redline.ops.window_attention import fastest, window_attention
+from redline.nn.switchable import SwitchableModule
+from redline.ops.window_attention import auto_implementation, window_attention
 
 
-class WindowAttention(Choosing):
+class WindowAttention(SwitchableModule):
     def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
         super().__init__()
         self.window, self.shift = window, shift
@@ -20,9 +20,9 @@ class WindowAttention(Choosing):
         qkv, table = self.qkv(tokens), self.relative_position_bias_table
         return self.proj(window_attention(qkv, table, self.window, self.shift, self.implementation))
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         if self.implementation != "auto":
             return self.implementation
         table = self.relative_position_bias_table
         some = table.new_zeros((1, self.window, self.window, 3 * self.proj.out_features))
-        return fastest(some, table, self.window)
+        return auto_implementation(some, table, self.window)

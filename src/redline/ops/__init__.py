@@ -22,7 +22,7 @@ from redline.ops.slot_write import Slots, slot_write
 from redline.ops.small_matmul import small_matmul
 from redline.ops.swiglu import packed_swiglu, swiglu
 from redline.ops.titans_memory import TitansState, titans_memory, titans_step
-from redline.ops.window_attention import window_attention, window_attention_spread
+from redline.ops.window_attention import window_attention, window_attention_expanded
 
 __all__ = [
     "Far",
@@ -56,5 +56,5 @@ __all__ = [
     "titans_step",
     "weight_only_matmul",
     "window_attention",
-    "window_attention_spread",
+    "window_attention_expanded",
 ]

@@ -25,7 +25,7 @@ from redline.ops.slot_write import slot_write
 from redline.ops.small_matmul import small_matmul
 from redline.ops.swiglu import packed_swiglu, swiglu
 from redline.ops.titans_memory import titans_memory
-from redline.ops.window_attention import window_attention, window_attention_spread
+from redline.ops.window_attention import window_attention, window_attention_expanded
 
 Sizes = dict[str, Any]
 
@@ -73,5 +73,5 @@ OPS = (
     Op(packed_swiglu, trained=("gate_up",)),
     Op(titans_memory, (_SMALL_HEADS,), (*_QKV, "alpha_BSH", "eta_BSH", "theta_BSH", "state")),
     Op(window_attention, ({"window": 4, "shift": 2},), ("qkv_BHW3C", "table_RH")),
-    Op(window_attention_spread, ({"window": 4, "shift": 2},)),
+    Op(window_attention_expanded, ({"window": 4, "shift": 2},)),
 )

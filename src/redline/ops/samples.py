@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops.causal_attention import Far
-from redline.ops.fused_linear import parts_of
+from redline.ops.fused_linear import moment_parts
 from redline.ops.memory_step import Learned, Projected
 from redline.ops.rope import rope_tables
 from redline.ops.slot_write import Slots
 from redline.ops.titans_memory import TitansState
-from redline.ops.window_attention import spread
+from redline.ops.window_attention import expand_bias_table
 
 Arguments = dict[str, Any]
 
@@ -82,7 +82,7 @@ def fused_linear(
         given["channels"] = channels
     if around:
         given |= {"residual_MN": _normal(dtype, rows, columns), "share": 0.2}
-        given["new_moments_P2M"] = torch.empty(parts_of(columns), 2, rows)
+        given["new_moments_P2M"] = torch.empty(moment_parts(columns), 2, rows)
     return given
 
 
@@ -93,7 +93,7 @@ def fused_mlp(
     weights = {"inner_HK": inner, "outer_NJ": outer, "inner_sums_H": inner.float().sum(1)}
     biases = {"inner_bias_H": _normal(dtype, hidden), "outer_bias_N": _normal(dtype, columns)}
     moments = {"moments_P2M": _normal(torch.float32, 1, 2, rows).abs(), "channels": channels}
-    moments["new_moments_P2M"] = torch.empty(parts_of(columns), 2, rows)
+    moments["new_moments_P2M"] = torch.empty(moment_parts(columns), 2, rows)
     rest = {"activation": "leaky_relu", "residual_MN": _normal(dtype, rows, columns) if columns > 32 else None}
     given = {"x_MK": _normal(dtype, rows, channels), "out_MN": torch.empty(rows, columns, dtype=dtype)}
     return given | weights | biases | moments | rest
@@ -222,11 +222,11 @@ def window_attention(
     return {"qkv_BHW3C": qkv, "table_RH": table, "window": window, "shift": shift}
 
 
-def window_attention_spread(
+def window_attention_expanded(
     dtype: torch.dtype, windows: int = 1, head_dim: int = 30, heads: int = 6, window: int = 16, shift: int = 8
 ) -> Arguments:
     given = window_attention(dtype, windows, head_dim, heads, window, shift)
-    return {"qkv_BHW3C": given["qkv_BHW3C"], "bias_HRWW": spread(given["table_RH"], window), "shift": shift}
+    return {"qkv_BHW3C": given["qkv_BHW3C"], "bias_HRWW": expand_bias_table(given["table_RH"], window), "shift": shift}
 
 
 def _normal(dtype: torch.dtype, *shape: int) -> Tensor:

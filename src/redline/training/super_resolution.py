@@ -17,7 +17,7 @@ from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.files.untrusted import read_toml, reader
 from redline.models.drct import Drct, DrctConfig
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
@@ -144,7 +144,7 @@ class DrctTask(Task):
         if settings.loop.fused_ops and device.type == "cuda":
             # Plain attention writes out every score, and once more on the way back.
             for module in model.modules():
-                if isinstance(module, Choosing):
+                if isinstance(module, SwitchableModule):
                     module.implementation = "auto"
         if settings.loop.compile:
             # Groups are alike, so that one compiled serves all of them.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.ops.fused_linear import fused_linear, moments, parts_of
+from redline.ops.fused_linear import fused_linear, moment_parts, moments
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
@@ -50,7 +50,7 @@ def agrees() -> Callable[..., None]:
             blocks = x.split(128, -1)
             options |= {"moments_P2M": torch.stack([moments(block) for block in blocks]), "channels": channels}
             options["weight_sums_N"] = weight.float().sum(1)
-        new = torch.full((parts_of(columns), 2, rows), torch.nan, device=device) if with_moments else None
+        new = torch.full((moment_parts(columns), 2, rows), torch.nan, device=device) if with_moments else None
         fused_linear(x, weight, bias, out, new_moments_P2M=new, implementation=implementation, **options)
 
         exact = x[:, :channels].double()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from redline.ops.fused_linear import parts_of
+from redline.ops.fused_linear import moment_parts
 from redline.ops.fused_linear.reference import MOMENT_COLUMNS
 
 kernel = pytest.importorskip("redline.ops.kernel")
@@ -14,7 +14,7 @@ def test_each_part_of_the_moments_is_written_by_one_block() -> None:
     for size in (2, 4):
         for columns in range(8, 400, 8):
             tiles = triton.TILES[size, triton.kind(columns, True)]
-            assert -(-columns // tiles.columns) == parts_of(columns), (size, columns)
+            assert -(-columns // tiles.columns) == moment_parts(columns), (size, columns)
 
 
 def test_channels_are_read_in_pieces() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.ops.fused_linear import moments_in_parts, parts_of
+from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -45,7 +45,7 @@ def agrees() -> Callable[..., None]:
         old = drawn(rows, columns + 8)[:, :columns] if residual else None
         target = torch.full((rows, columns + 16), 7.0, device=device, dtype=dtype)
         out = target[:, 8 : 8 + columns]
-        new = torch.full((parts_of(columns), 2, rows), torch.nan, device=device) if with_moments else None
+        new = torch.full((moment_parts(columns), 2, rows), torch.nan, device=device) if with_moments else None
         fused_mlp(
             x, inner, inner_bias, outer, outer_bias, out, moments_in_parts(x), inner.float().sum(1), channels, 1e-5,
             activation, old, share, new, implementation,

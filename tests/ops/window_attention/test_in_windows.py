@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from redline.ops.window_attention.in_windows import attention_in_windows, picture_order, reordering, window_order
+from redline.ops.window_attention.in_windows import attention_in_windows, image_order, reordering, window_order
 from redline.ops.window_attention.reference import relative_bias, window_attention
 
 WINDOW = 4
@@ -17,7 +17,7 @@ def test_gives_what_the_reference_gives(picture: tuple[int, int, int], shift: in
     table = torch.randn((2 * WINDOW - 1) ** 2, heads, dtype=torch.float64)
     rows = qkv.flatten(0, 2)[window_order(*picture, WINDOW, shift)]
     found = attention_in_windows(rows, relative_bias(table, WINDOW), picture, shift)
-    found = found[picture_order(*picture, WINDOW, shift)].view(*picture, -1)
+    found = found[image_order(*picture, WINDOW, shift)].view(*picture, -1)
     torch.testing.assert_close(found, window_attention(qkv, table, WINDOW, shift), atol=1e-12, rtol=1e-12)
 
 

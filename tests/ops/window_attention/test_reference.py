@@ -9,11 +9,10 @@ from redline.ops.window_attention import (
     IMPLEMENTATIONS,
     reference,
     sdpa,
-    spread,
     window_attention,
-    window_attention_spread,
+    window_attention_expanded,
 )
-from redline.ops.window_attention.spread import table_of
+from redline.ops.window_attention.bias_table import compact_bias_table, expand_bias_table
 
 
 def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, rows: int = 49) -> tuple[Tensor, Tensor]:
@@ -54,16 +53,16 @@ def test_the_ones_that_run_on_a_cpu_agree() -> None:
 @pytest.mark.parametrize("window", [1, 4])
 def test_a_table_comes_back_from_its_spread(window: int) -> None:
     table = torch.randn((2 * window - 1) ** 2, 3)
-    assert torch.equal(table_of(spread(table, window)), table)
+    assert torch.equal(compact_bias_table(expand_bias_table(table, window)), table)
 
 
 @pytest.mark.parametrize("name", ["auto", "reference", "sdpa"])
 def test_with_the_table_spread_beforehand_it_is_the_same(name: str) -> None:
     qkv, table = inputs()
-    found = window_attention_spread(qkv, spread(table, 4), 1, name)
+    found = window_attention_expanded(qkv, expand_bias_table(table, 4), 1, name)
     assert torch.equal(found, window_attention(qkv, table, 4, 1, name))
     with pytest.raises(ModelError, match="cannot be queries, keys and values of 2 heads"):
-        window_attention_spread(qkv[..., :15], spread(table, 4), 1, name)
+        window_attention_expanded(qkv[..., :15], expand_bias_table(table, 4), 1, name)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

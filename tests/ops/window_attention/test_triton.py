@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from redline.errors import MachineError
-from redline.ops.window_attention import reference, spread, window_attention
+from redline.ops.window_attention import expand_bias_table, reference, window_attention
 
 triton = pytest.importorskip("redline.ops.window_attention.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
@@ -68,8 +68,8 @@ def test_with_the_table_spread_beforehand_it_is_the_same(size: int, dtype: torch
     table = torch.randn(49, 2, device=DEVICE).to(dtype)
     for shift in (0, 2):
         expected = triton.window_attention(qkv, table, 4, shift)
-        assert torch.equal(triton.window_attention_spread(qkv, spread(table, 4), shift), expected)
-    torch.library.opcheck(triton.window_attention_spread, (qkv[:1], spread(table, 4), 2))
+        assert torch.equal(triton.window_attention_expanded(qkv, expand_bias_table(table, 4), shift), expected)
+    torch.library.opcheck(triton.window_attention_expanded, (qkv[:1], expand_bias_table(table, 4), 2))
 
 
 def test_takes_a_table_of_another_dtype_and_tokens_of_any_strides() -> None:

@@ -15,7 +15,7 @@ from redline.ops.causal_attention import reference
 from redline.ops.causal_attention.far import Far
 from redline.ops.dispatch import choose
 
-__all__ = ["Far", "causal_attention", "fastest"]
+__all__ = ["Far", "causal_attention", "auto_implementation"]
 
 
 def causal_attention(
@@ -41,7 +41,7 @@ def causal_attention(
     return reference.causal_attention(q_THD, k_TGD, v_TGD, lowest_T, far)
 
 
-def fastest(like: Tensor, head_dim: int) -> str:
+def auto_implementation(like: Tensor, head_dim: int) -> str:
     """What `auto` takes for queries of this device and dtype, in heads of so many channels."""
     return _choose("auto", like, head_dim)
 

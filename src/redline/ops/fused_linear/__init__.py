@@ -13,9 +13,9 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.ops.dispatch import choose
 from redline.ops.fused_linear import reference
-from redline.ops.fused_linear.reference import ACTIVATIONS, moments, moments_in_parts, parts_of
+from redline.ops.fused_linear.reference import ACTIVATIONS, moment_parts, moments, moments_in_parts
 
-__all__ = ["fastest", "fused_linear", "moments", "moments_in_parts", "parts_of"]
+__all__ = ["auto_implementation", "fused_linear", "moments", "moments_in_parts", "moment_parts"]
 
 
 def fused_linear(
@@ -36,7 +36,7 @@ def fused_linear(
     """Writes residual + share · activation(normalized(x) @ weight.T + bias) into `out`.
 
     With `moments` rows are normalized; `weight_sums` then holds the sum of each row of the weight in fp32, and
-    `channels` how many of K count. `new_moments` takes those of what is written, `parts_of(N)` parts.
+    `channels` how many of K count. `new_moments` takes those of what is written, `moment_parts(N)` parts.
     """
     _check(x_MK, weight_NK, bias_N, out_MN, activation, residual_MN)
     if moments_P2M is not None:
@@ -58,7 +58,7 @@ def fused_linear(
         new_moments_P2M.copy_(moments_in_parts(out_MN))
 
 
-def fastest(x_MK: Tensor, weight_NK: Tensor) -> str:
+def auto_implementation(x_MK: Tensor, weight_NK: Tensor) -> str:
     """What `auto` takes for these."""
     return _choose("auto", x_MK, weight_NK)
 
@@ -115,6 +115,6 @@ def check_moments(x_MK: Tensor, moments_P2M: Tensor, weight_NK: Tensor, sums_N: 
 
 def check_new_moments(out_MN: Tensor, new_moments_P2M: Tensor | None) -> None:
     rows, columns = out_MN.shape
-    wanted = (parts_of(columns), 2, rows)
+    wanted = (moment_parts(columns), 2, rows)
     if new_moments_P2M is not None and tuple(new_moments_P2M.shape) != wanted:
         raise ModelError(f"moments of {columns} columns are {wanted} here, not {tuple(new_moments_P2M.shape)}.")

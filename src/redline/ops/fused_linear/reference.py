@@ -48,7 +48,7 @@ def moments(x_MN: Tensor) -> Tensor:
     return torch.stack((wide.sum(-1), wide.square().sum(-1)))
 
 
-def parts_of(columns: int) -> int:
+def moment_parts(columns: int) -> int:
     """How many parts the moments of so many columns have."""
     return -(-columns // MOMENT_COLUMNS)
 

@@ -8,9 +8,15 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.ops.dispatch import choose
 from redline.ops.window_attention import reference, sdpa
-from redline.ops.window_attention.spread import spread, table_of
+from redline.ops.window_attention.bias_table import compact_bias_table, expand_bias_table
 
-__all__ = ["IMPLEMENTATIONS", "fastest", "spread", "window_attention", "window_attention_spread"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "auto_implementation",
+    "expand_bias_table",
+    "window_attention",
+    "window_attention_expanded",
+]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "triton")
 
@@ -31,20 +37,20 @@ def window_attention(
     return reference.window_attention(qkv_BHW3C, table_RH, window, shift)
 
 
-def window_attention_spread(
+def window_attention_expanded(
     qkv_BHW3C: Tensor, bias_HRWW: Tensor, shift: int = 0, implementation: str = "auto"
 ) -> Tensor:
     """The same for inference, with the table `spread` beforehand: once, instead of at each call."""
     heads, rows, window, _ = bias_HRWW.shape
     _check(qkv_BHW3C, bias_HRWW, (rows**2, heads), window, shift)
     if _choose(implementation, qkv_BHW3C, bias_HRWW, heads, window) != "triton":
-        return window_attention(qkv_BHW3C, table_of(bias_HRWW), window, shift, implementation)
+        return window_attention(qkv_BHW3C, compact_bias_table(bias_HRWW), window, shift, implementation)
     from redline.ops.window_attention import triton
 
-    return triton.window_attention_spread(qkv_BHW3C, bias_HRWW, shift)
+    return triton.window_attention_expanded(qkv_BHW3C, bias_HRWW, shift)
 
 
-def fastest(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
+def auto_implementation(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
     """What `auto` takes for these."""
     return _choose("auto", qkv_BHW3C, table_RH, table_RH.shape[-1], window)
 

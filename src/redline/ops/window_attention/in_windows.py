@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from redline.ops.window_attention.constant import constant
 from redline.ops.window_attention.sdpa import edge_mask
 
-Picture = tuple[int, int, int]  # pictures, and the tokens of their height and width
+ImageGrid = tuple[int, int, int]  # pictures, and the tokens of their height and width
 
 
 def attention_in_windows(
-    qkv_M3C: Tensor, bias_HNN: Tensor, picture: Picture, shift: int = 0, scale: float | None = None
+    qkv_M3C: Tensor, bias_HNN: Tensor, picture: ImageGrid, shift: int = 0, scale: float | None = None
 ) -> Tensor:
     """Attention of rows in `window_order` for this shift; gives (M, C) in the same order."""
     heads, tokens, _ = bias_HNN.shape
@@ -45,7 +45,7 @@ def window_order(
 
 
 @constant
-def picture_order(
+def image_order(
     batch: int, height: int, width: int, window: int, shift: int = 0, device: torch.device | None = None
 ) -> Tensor:
     """Which row each token of the pictures stands in, (M,): the way back."""
@@ -57,7 +57,7 @@ def reordering(
     batch: int, height: int, width: int, window: int, before: int, after: int, device: torch.device | None = None
 ) -> Tensor:
     """Which row in the order of one shift stands in each row in the order of another, (M,)."""
-    return picture_order(batch, height, width, window, before, device)[
+    return image_order(batch, height, width, window, before, device)[
         window_order(batch, height, width, window, after, device)
     ]
 
@@ -67,7 +67,7 @@ def _by_window(tokens_BHW: Tensor, window: int) -> Tensor:
     return tokens_BHW.reshape(batch, height // window, window, width // window, window).transpose(2, 3).flatten()
 
 
-def _kinds(picture: Picture, window: int, shift: int) -> list[tuple[int, bool, bool]]:
+def _kinds(picture: ImageGrid, window: int, shift: int) -> list[tuple[int, bool, bool]]:
     """How many windows of each kind there are, and whether they are in the last row and column, as they stand."""
     batch, rows, columns = picture[0], picture[1] // window, picture[2] // window
     if not shift:

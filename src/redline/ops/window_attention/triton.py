@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops import kernel
-from redline.ops.window_attention.spread import spread
+from redline.ops.window_attention.bias_table import expand_bias_table
 from redline.ops.window_attention.triton_kernels import (
     bias_gradient_kernel,
     forward_kernel,
@@ -86,15 +86,15 @@ def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
     return ""
 
 
-@torch.library.custom_op("redline::window_attention_spread", mutates_args=())
-def window_attention_spread(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
+@torch.library.custom_op("redline::window_attention_expanded", mutates_args=())
+def window_attention_expanded(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
     """For inference: nothing but the output is written."""
     qkv, out = qkv.contiguous(), _out_of(qkv)
     _run_forward(qkv, bias.contiguous(), shift, out, None)
     return out
 
 
-@window_attention_spread.register_fake
+@window_attention_expanded.register_fake
 def _(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
     return _out_of(qkv)
 
@@ -103,7 +103,7 @@ def _(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
 def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     qkv = qkv.contiguous()
     out, lse = _forward_fake(qkv, table, window, shift)
-    _run_forward(qkv, spread(table, window), shift, out, lse)
+    _run_forward(qkv, expand_bias_table(table, window), shift, out, lse)
     return out, lse
 
 
@@ -136,7 +136,7 @@ def _backward(
     """The gradient of qkv; and each query's sum of out · gradient, which the table's gradient needs too."""
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
     constants, tiles = _constants(qkv, table, table.shape[1], window, shift, BACKWARD_TILES)
-    bias, size = spread(table, window), qkv.shape[1:3]
+    bias, size = expand_bias_table(table, window), qkv.shape[1:3]
     qkv_gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
     read, written = (lse, gradient), (delta, qkv_gradient)
     queries, keys = lse.numel() // tiles.queries, lse.numel() // tiles.keys
@@ -162,7 +162,7 @@ def _table_gradient(
     blocks = heads * (tokens // tiles.queries) * (tokens // tiles.keys)
     shares = max(1, min(windows, _BIAS_PROGRAMS // blocks))
     partial = torch.empty((shares, heads, tokens, tokens), dtype=torch.float32, device=qkv.device)
-    arguments = (qkv, spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
+    arguments = (qkv, expand_bias_table(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
     kernel.launch(bias_gradient_kernel, (shares * blocks,), *arguments, **constants)
     return _gather(partial.sum(0), window).to(table.dtype)
 
