@@ -180,7 +180,7 @@ def test_a_call_that_cannot_be_recorded_is_one_sentence() -> None:
     def refuse(run: Callable[[], Any]) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing.\nmore lines")
 
-    recorder.record = refuse  # type: ignore[method-assign]
+    recorder.capture = refuse  # type: ignore[method-assign]
     with pytest.raises(RungError, match=r"cannot be captured: operation not permitted when stream is capturing\.$"):
         run(inputs(0))
 
