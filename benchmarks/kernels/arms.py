@@ -205,14 +205,14 @@ def forward(function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[
 
 
 def both(
-    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pulls: tuple[Tensor, ...]
+    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]
 ) -> Run:
     """The function, and the gradients of the inputs that have one for these gradients of its outputs."""
     trained = [tensor for tensor in inputs if tensor.requires_grad]
 
     def run() -> tuple[Tensor, ...]:
         outputs = _tuple(function(*inputs))
-        gradients = torch.autograd.grad(outputs, trained, pulls)
+        gradients = torch.autograd.grad(outputs, trained, grads)
         return (*(tensor.detach() for tensor in outputs), *gradients)
 
     return run

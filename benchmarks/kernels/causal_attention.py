@@ -30,7 +30,7 @@ from redline.training.determinism import deterministic
 
 TOKENS = 65_536
 DOCUMENT_TOKENS = 700
-# Of bf16 results: shares are rounded before they are mixed, and again before they pull.
+# Of bf16 results: shares are rounded before they are mixed, and again before they grad.
 LARGEST_ERROR = 0.02
 # Of fp32: products are of three parts, and sums are rounded down.
 LARGEST_ERROR_FP32 = 1e-4
@@ -106,10 +106,10 @@ def case(size: Size, backward: bool) -> Case:
         return torch.randn((size.tokens, heads, size.head_size), device="cuda").bfloat16()
 
     inputs = tuple(drawn(heads).requires_grad_() for heads in (size.heads, size.key_heads, size.key_heads))
-    pull = drawn(size.heads)
+    grad = drawn(size.heads)
 
     def run(attend: Callable[..., Tensor]) -> Run:
-        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+        return both(attend, inputs, (grad,)) if backward else forward(attend, inputs)
 
     if size.documents or size.window is not None:
         peer, others = "varlen", partial(by_borders, packing, size)
@@ -148,7 +148,7 @@ def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOK
         return torch.randn(shape, device="cuda").to(torch.float32 if exact else torch.bfloat16).requires_grad_()
 
     bias = F.logsigmoid(torch.randn(tokens // length, length, device="cuda")).requires_grad_()
-    inputs, pull = (*(drawn() for _ in range(5)), bias), drawn().detach()
+    inputs, grad = (*(drawn() for _ in range(5)), bias), drawn().detach()
 
     def attend(implementation: str, q: Tensor, k: Tensor, v: Tensor, *far: Tensor) -> Tensor:
         window = config.segment, config.window_segments
@@ -156,7 +156,7 @@ def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOK
 
     def run(implementation: str) -> Run:
         called = partial(attend, implementation)
-        return both(called, inputs, (pull,)) if backward else forward(called, inputs)
+        return both(called, inputs, (grad,)) if backward else forward(called, inputs)
 
     by_flex = "reference"  # what a layer takes of PyTorch's own on a GPU
     arms: dict[str, Callable[[], Run]] = {

@@ -34,7 +34,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
         t.requires_grad_()
         for t in (drawn(rows, length, channels), drawn(TAPS, channels), drawn(rows, TAPS - 1, channels))
     )
-    pulls = tuple(drawn(rows, length, heads, dim) for dim in (key_dim, key_dim, value_dim))
+    grads = tuple(drawn(rows, length, heads, dim) for dim in (key_dim, key_dim, value_dim))
     numbers = (torch.arange(length, device="cuda") // DOCUMENT_TOKENS).expand(rows, -1) if packed else None
 
     def run(function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...] = inputs) -> Run:
@@ -42,7 +42,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
             return function(*tensors, heads, key_dim, numbers)
 
         return (
-            both(of_inputs, given, tuple(p.to(given[0].dtype) for p in pulls))
+            both(of_inputs, given, tuple(p.to(given[0].dtype) for p in grads))
             if backward
             else forward(of_inputs, given)
         )
@@ -68,7 +68,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
         },
         expected=expected,
         largest_error=LARGEST_ERROR,
-        # Read once and written once; backward reads the inputs and the pulls, and writes as much again.
+        # Read once and written once; backward reads the inputs and the grads, and writes as much again.
         needed_bytes=(2 + 3 * backward) * inputs[0].nbytes,
     )
 

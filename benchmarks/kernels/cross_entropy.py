@@ -43,10 +43,10 @@ FUNCTIONS: dict[str, Callable[[], Callable[..., Tensor]]] = {
 def case(rows: int, classes: int, backward: bool) -> Case:
     logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16).requires_grad_()
     target = torch.randint(classes, (rows,), device="cuda")
-    pull = torch.ones((), device="cuda")
+    grad = torch.ones((), device="cuda")
 
     def run(function: Callable[..., Tensor], given: Tensor = logits) -> Run:
-        return both(function, (given, target), (pull,)) if backward else forward(function, (given, target))
+        return both(function, (given, target), (grad,)) if backward else forward(function, (given, target))
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.cross_entropy, logits.detach().float().requires_grad_())()

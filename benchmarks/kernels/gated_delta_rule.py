@@ -43,11 +43,11 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
         torch.rand((batch, tokens, heads), device="cuda"),
     )
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), g, beta))
-    pull = drawn().bfloat16()
+    grad = drawn().bfloat16()
 
     def run(function: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, ...] = inputs) -> Run:
         of_output = partial(output, function)
-        return both(of_output, given, (pull.to(given[0].dtype),)) if backward else forward(of_output, given)
+        return both(of_output, given, (grad.to(given[0].dtype),)) if backward else forward(of_output, given)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.chunked, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
@@ -75,7 +75,7 @@ def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
     """What a layer of softmax attention takes in its place."""
     shape = (BATCH, tokens, heads, size)
     inputs = tuple(torch.randn(shape, device="cuda").bfloat16().requires_grad_() for _ in range(3))
-    pull = torch.randn(shape, device="cuda").bfloat16()
+    grad = torch.randn(shape, device="cuda").bfloat16()
 
     def run(backend: SDPBackend) -> Run:
         def attend(*given: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
                 q, k, v = (tensor.transpose(1, 2) for tensor in given)
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+        return both(attend, inputs, (grad,)) if backward else forward(attend, inputs)
 
     return Case(
         name=f"attention {'forward+backward' if backward else 'forward'}",

@@ -52,10 +52,10 @@ def case(rows: int, width: int, p: float, backward: bool) -> Case:
 
     inputs = (drawn(rows, width).requires_grad_(), drawn(width).requires_grad_(), drawn(width).requires_grad_())
     # All of one sign: else the gradients of weight and bias would be chance alone.
-    pull = (0.5 + torch.rand(rows, width, device="cuda")).bfloat16()
+    grad = (0.5 + torch.rand(rows, width, device="cuda")).bfloat16()
 
     def run(layer: Layer, given: tuple[Tensor, ...] = inputs) -> Run:
-        return both(layer, given, (pull.to(given[0].dtype),)) if backward else forward(layer, given)
+        return both(layer, given, (grad.to(given[0].dtype),)) if backward else forward(layer, given)
 
     def expected() -> tuple[Tensor, ...]:
         exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
@@ -73,7 +73,7 @@ def case(rows: int, width: int, p: float, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR_OF_MEANS if p else LARGEST_ERROR,
         needed_bytes=(2 + 3 * backward) * rows * width * 2,
-        restore=kept(*inputs, pull) if backward else None,
+        restore=kept(*inputs, grad) if backward else None,
         judged=of_means if p else None,
     )
 

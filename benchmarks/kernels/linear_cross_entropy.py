@@ -46,11 +46,11 @@ def case(rows: int, features: int, classes: int, backward: bool) -> Case:
     hidden = torch.randn(rows, features, device="cuda", dtype=torch.bfloat16).requires_grad_()
     weight = (torch.randn(classes, features, device="cuda") * features**-0.5).bfloat16().requires_grad_()
     target = torch.randint(classes, (rows,), device="cuda")
-    pull = torch.ones((), device="cuda")
+    grad = torch.ones((), device="cuda")
 
     def run(function: Callable[..., Tensor], *given: Tensor) -> Run:
         inputs = (*(given or (hidden, weight)), target)
-        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+        return both(function, inputs, (grad,)) if backward else forward(function, inputs)
 
     def expected() -> tuple[Tensor, ...]:
         exact = (tensor.detach().float().requires_grad_() for tensor in (hidden, weight))

@@ -61,13 +61,13 @@ def case(rows: int, width: int, add: bool, backward: bool) -> Case:
 
     inputs = tuple(drawn(rows, width).requires_grad_() for _ in range(2 if add else 1))
     inputs += (drawn(width).requires_grad_(),)
-    pulls = tuple(drawn(rows, width) for _ in range(2 if add else 1))
+    grads = tuple(drawn(rows, width) for _ in range(2 if add else 1))
     exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
 
     def run(function: Callable[..., Tensor | tuple[Tensor, ...]], given: tuple[Tensor, ...] = inputs) -> Run:
         if not backward:
             return forward(function, given)
-        return both(function, given, tuple(pull.to(given[0].dtype) for pull in pulls))
+        return both(function, given, tuple(grad.to(given[0].dtype) for grad in grads))
 
     def expected() -> tuple[Tensor, ...]:
         return run(partial(reference.add_rms_norm if add else reference.rms_norm, eps=EPS), exact)()
@@ -80,7 +80,7 @@ def case(rows: int, width: int, add: bool, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=tensors * rows * width * 2,
-        restore=kept(*inputs, *pulls) if backward else None,
+        restore=kept(*inputs, *grads) if backward else None,
     )
 
 

@@ -64,13 +64,13 @@ def case(size: Size, backward: bool) -> Case:
         return torch.randn(size.batch, size.tokens, heads, size.channels, device="cuda").bfloat16()
 
     inputs = (drawn(size.q_heads).requires_grad_(), drawn(size.k_heads).requires_grad_())
-    pulls = (drawn(size.q_heads), drawn(size.k_heads))
+    grads = (drawn(size.q_heads), drawn(size.k_heads))
     cos, sin = rope_tables(size.tokens, size.channels, 500_000.0, device="cuda")
 
     def run(turn: Turn, given: tuple[Tensor, ...] = inputs) -> Run:
         if not backward:
             return forward(turn, given)
-        return both(turn, given, tuple(pull.to(given[0].dtype) for pull in pulls))
+        return both(turn, given, tuple(grad.to(given[0].dtype) for grad in grads))
 
     def expected() -> tuple[Tensor, ...]:
         exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
@@ -91,7 +91,7 @@ def case(size: Size, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=(2 + 2 * backward) * numbers * 2,
-        restore=kept(*inputs, *pulls),
+        restore=kept(*inputs, *grads),
     )
 
 

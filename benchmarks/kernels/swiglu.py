@@ -50,15 +50,15 @@ def case(rows: int, width: int, halves: bool, backward: bool) -> Case:
         inputs = (drawn(rows, 2 * width).requires_grad_(),)
     else:
         inputs = (drawn(rows, width).requires_grad_(), drawn(rows, width).requires_grad_())
-    pull = drawn(rows, width)
+    grad = drawn(rows, width)
 
     def run(gate: Gate, given: tuple[Tensor, ...] = inputs) -> Run:
         function = (lambda x: gate(*x.chunk(2, -1))) if halves else gate
-        return both(function, given, (pull.to(given[0].dtype),)) if backward else forward(function, given)
+        return both(function, given, (grad.to(given[0].dtype),)) if backward else forward(function, given)
 
     def packed() -> Run:
         function = partial(packed_swiglu, implementation="triton")
-        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+        return both(function, inputs, (grad,)) if backward else forward(function, inputs)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.swiglu, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()

@@ -37,14 +37,14 @@ def case(tokens: int, packed: bool, backward: bool, batch: int = BATCH) -> Case:
     q, k = (F.normalize(drawn(), dim=-1).bfloat16() for _ in range(2))
     gates = (gate(0.05), gate(0.9), gate(0.1))
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), *gates))
-    pull = drawn().bfloat16()
+    grad = drawn().bfloat16()
     documents = (torch.arange(tokens, device="cuda") // DOCUMENT_TOKENS).int().expand(batch, -1) if packed else None
 
     def run(function: Callable[..., tuple[Tensor, TitansState]], given: tuple[Tensor, ...] = inputs) -> Run:
         def output(*tensors: Tensor) -> Tensor:
             return function(*tensors, documents_BS=documents)[0]
 
-        return both(output, given, (pull.to(given[0].dtype),)) if backward else forward(output, given)
+        return both(output, given, (grad.to(given[0].dtype),)) if backward else forward(output, given)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.chunked, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()

@@ -45,10 +45,10 @@ def case(layer: Layer, backward: bool) -> Case:
 
     qkv, table = drawn(1, SIDE, SIDE, 3 * layer.channels), drawn((2 * WINDOW - 1) ** 2, layer.heads)
     inputs = (qkv.requires_grad_(), table.requires_grad_())
-    pull = drawn(1, SIDE, SIDE, layer.channels)
+    grad = drawn(1, SIDE, SIDE, layer.channels)
 
     def run(attend: Attend, given: tuple[Tensor, ...] = inputs) -> Run:
-        return both(attend, given, (pull.to(given[0].dtype),)) if backward else forward(attend, given)
+        return both(attend, given, (grad.to(given[0].dtype),)) if backward else forward(attend, given)
 
     def by(implementation: str) -> Attend:
         return partial(window_attention, window=WINDOW, shift=layer.shift, implementation=implementation)

@@ -69,7 +69,7 @@ def test_where_the_kernels_cannot_run_torchs_own_attention_does(monkeypatch: pyt
     monkeypatch.setattr(nn.causal_attention, "_kernels_are_faster", lambda *_: True)
     assert torch.equal(causal_attention(q, k, v, 4, None, "auto"), causal_attention(q, k, v, 4))
     monkeypatch.setattr(nn.causal_attention, "auto_implementation", lambda *_: "triton")
-    with pytest.raises(MachineError, match="causal attention by Triton cannot run"):
+    with pytest.raises(MachineError, match="causal_attention: the Triton kernels cannot run"):
         causal_attention(q, k, v, 4, None, "auto")
 
 
@@ -89,7 +89,7 @@ def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
     for one, other in zip(gradients, wanted, strict=True):
-        # A token that sees itself alone pulls at no query and no key: what is left is rounding, of the values' size.
+        # A token that sees itself alone grads at no query and no key: what is left is rounding, of the values' size.
         assert (one.cpu() - other).norm() < 8 * rounding * max(other.norm(), 0.01 * wanted[2].norm())
 
 

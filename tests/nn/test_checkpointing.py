@@ -69,7 +69,7 @@ def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         made = torch.library.custom_op(f"redline_test::{name}", run, mutates_args=())
         made.register_fake(torch.empty_like)
-        made.register_autograd(lambda context, pull: pull * 2)
+        made.register_autograd(lambda context, grad: grad * 2)
         return made
 
     dear, cheap = product("dear"), product("cheap")

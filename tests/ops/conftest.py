@@ -241,29 +241,29 @@ def repeats() -> Callable[..., None]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            _pulled(function, inputs)
+            _outputs_and_grads(function, inputs)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            replayed = _pulled(function, inputs)
+            replayed = _outputs_and_grads(function, inputs)
         with torch.no_grad():
             for one in inputs:
                 if one.is_floating_point():
                     one.normal_()
         graph.replay()
-        expected = _pulled(function, inputs)
+        expected = _outputs_and_grads(function, inputs)
         _assert_same_bits(dict(enumerate(replayed)), dict(enumerate(expected)))
 
     return check
 
 
-def _pulled(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+def _outputs_and_grads(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
     """Outputs and gradients, by weights that need neither the host nor chance."""
     outputs = function(*inputs)
     outputs = [one for one in ([outputs] if isinstance(outputs, Tensor) else outputs) if one is not None]
     trained = [one for one in inputs if one.requires_grad]
-    pulls = [torch.linspace(-1, 1, one.numel(), device=one.device).view(one.shape).to(one.dtype) for one in outputs]
-    gradients = torch.autograd.grad(outputs, trained, pulls)
+    grads = [torch.linspace(-1, 1, one.numel(), device=one.device).view(one.shape).to(one.dtype) for one in outputs]
+    gradients = torch.autograd.grad(outputs, trained, grads)
     # With their history they would keep what adds up gradients alive, which belongs to the stream of this call.
     return [*(one.detach() for one in outputs), *gradients]
 

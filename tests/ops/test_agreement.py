@@ -35,8 +35,8 @@ def test_an_error_is_seen_in_outputs_and_gradients(agrees: Callable[..., None], 
             return one.sum(-1)
 
         @staticmethod
-        def backward(ctx, pull):
-            return (factor * pull)[..., None].expand(3, 50)
+        def backward(ctx, grad):
+            return (factor * grad)[..., None].expand(3, 50)
 
     with pytest.raises(AssertionError, match="gradient 1 is off"):
         agrees(lambda a, b: a.sum(-1) - WrongGradient.apply(b), difference, (a, close))

@@ -75,11 +75,11 @@ def test_a_card_takes_triton(op: Op, on_card: OnCard) -> None:
 @every_op
 def test_a_card_below_8_0_takes_plain_pytorch_and_says_so(op: Op, on_card: OnCard) -> None:
     given = op.sample(torch.bfloat16, **op.sizes[0])
-    reason = "it needs compute capability 8.0, and this device has 7.5"
+    reason = "compute capability 8.0 is required, and this device has 7.5"
     with on_card(75) as launched:
-        with pytest.warns(UserWarning, match=f"runs as plain PyTorch, .* Triton cannot: {reason}"):
+        with pytest.warns(UserWarning, match=f"falling back to plain PyTorch, .*: {reason}"):
             run(op, given)
-        with pytest.raises(MachineError, match=f"by Triton cannot run: {reason}"):
+        with pytest.raises(MachineError, match=f"the Triton kernels cannot run: {reason}"):
             run(op, given, "triton")
     assert not launched
 
@@ -97,13 +97,15 @@ def test_a_cpu_takes_plain_pytorch_in_silence(op: Op) -> None:
 @every_op
 def test_what_cannot_run_is_refused_by_name(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     given = op.sample(torch.float32, **op.sizes[0])
-    with pytest.raises(ModelError, match="no implementation 'cuda': it has auto, reference, .*triton"):
+    with pytest.raises(ModelError, match="unknown implementation 'cuda' .supported: auto, reference, .*triton"):
         run(op, given, "cuda")
     if not pytest.importorskip("redline.ops.kernel").INTERPRETED:
-        with pytest.raises(MachineError, match="by Triton cannot run: it needs a CUDA device, and the input is on cpu"):
+        with pytest.raises(
+            MachineError, match="Triton kernels cannot run: a CUDA device is required, and the input is on cpu"
+        ):
             run(op, given, "triton")
     monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="by Triton cannot run: it is not installed: pip install triton"):
+    with pytest.raises(MachineError, match="Triton kernels cannot run: Triton is not installed .pip install triton"):
         run(op, given, "triton")
 
 

@@ -32,7 +32,7 @@ def test_agrees(
         [torch.randn(tokens, count, dim, device="cuda") for count in (heads, groups, groups)],
         dtype,
         "cuda",
-        # Shares are rounded before they are mixed, and again before they pull.
+        # Shares are rounded before they are mixed, and again before they grad.
         roundings=None if dtype == torch.float32 else 4,
     )
 
@@ -94,7 +94,7 @@ def test_no_scores_are_stored() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(causal_attention(q, k, v, low), (q, k, v), torch.ones_like(q))
-    # What is mixed, its pull, three gradients, and two numbers for each head of a token.
+    # What is mixed, its grad, three gradients, and two numbers for each head of a token.
     assert torch.cuda.max_memory_allocated() - before < 5.5 * q.nbytes
     far = Far(q, k, torch.randn(65_536, device="cuda", requires_grad=True), low)
     near, before = torch.arange(65_536, device="cuda", dtype=torch.int32), torch.cuda.memory_allocated()

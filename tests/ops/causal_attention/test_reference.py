@@ -37,8 +37,8 @@ def test_rows_are_what_torch_computes() -> None:
     ).transpose(1, 2)
     found = causal_attention(*(t.flatten(0, 1) for t in (q, k, v)), torch.arange(33) // 11 * 11).view_as(wanted)
     torch.testing.assert_close(found, wanted)
-    pull = torch.randn_like(wanted)
-    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), pull) for x in (found, wanted)), strict=True):
+    grad = torch.randn_like(wanted)
+    for one, other in zip(*(torch.autograd.grad(x, (q, k, v), grad) for x in (found, wanted)), strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -119,8 +119,8 @@ def test_what_is_far_is_read_where_it_lies() -> None:
         for attend in (triton.causal_attention, reference.causal_attention)
     ]
     torch.testing.assert_close(*both)
-    pull = torch.randn_like(both[0])
-    for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+    grad = torch.randn_like(both[0])
+    for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in both), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -133,10 +133,10 @@ def test_nothing_that_is_far_may_be_worth_anything() -> None:
     found = triton.causal_attention(q, k, v, low, Far(far_q, far_k, bias, first))
     expected = triton.causal_attention(q, k, v, low)
     torch.testing.assert_close(found, expected)
-    pull = torch.randn_like(found)
-    near = torch.autograd.grad(expected, tensors[:3], pull)
-    pulls = torch.autograd.grad(found, tensors, pull)
-    for one, other in zip(pulls, (*near, torch.zeros_like(q), torch.zeros_like(k)), strict=True):
+    grad = torch.randn_like(found)
+    near = torch.autograd.grad(expected, tensors[:3], grad)
+    grads = torch.autograd.grad(found, tensors, grad)
+    for one, other in zip(grads, (*near, torch.zeros_like(q), torch.zeros_like(k)), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -164,8 +164,8 @@ def test_large_scores_stay_finite() -> None:
     expected = reference.causal_attention(*(t.double() for t in inputs), low)
     # Exponents are in the thousands, where the last digit of fp32 is 1e-4.
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
-    pull = torch.randn_like(found)
-    gradients = torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull.double())
+    grad = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad.double())
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=5e-4, rtol=1e-3)
 
@@ -189,8 +189,8 @@ def test_slices_and_any_strides_are_read_where_they_lie() -> None:
         inputs = [t.detach().requires_grad_() for t in given]
         both = [function(*inputs, low) for function in (triton.causal_attention, reference.causal_attention)]
         torch.testing.assert_close(*both)
-        pull = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
-        for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+        grad = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
+        for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in both), strict=True):
             torch.testing.assert_close(one, other)
 
 

@@ -51,15 +51,15 @@ def test_one_tap_sees_the_token_alone(agrees: Agrees) -> None:
     )
 
 
-def test_what_is_all_zero_stays_so_and_pulls_at_nothing_far() -> None:
+def test_zero_queries_have_the_gradients_of_the_reference() -> None:
     x, taps, recent = (t.to(DEVICE) for t in inputs(1, 6, 4, 1, 4, 4))
     x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are no vectors
     given = [t.requires_grad_() for t in (x, taps, recent)]
     found, expected = (f(*given, 1, 4) for f in (triton.convolved_heads, reference.convolved_heads))
-    pulls = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]
+    grads = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]
     for one, other in zip(
-        (*found, *torch.autograd.grad(found, given, pulls)),
-        (*expected, *torch.autograd.grad(expected, given, pulls)),
+        (*found, *torch.autograd.grad(found, given, grads)),
+        (*expected, *torch.autograd.grad(expected, given, grads)),
         strict=True,
     ):
         torch.testing.assert_close(one, other)

@@ -24,9 +24,9 @@ def test_agrees_with_torch(rows: int, classes: int, smoothing: float, reduction:
     found = cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
     expected = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
     torch.testing.assert_close(found, expected)
-    pull = torch.randn_like(expected)
+    grad = torch.randn_like(expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found, logits, pull), torch.autograd.grad(expected, logits, pull), atol=1e-12, rtol=1e-9
+        torch.autograd.grad(found, logits, grad), torch.autograd.grad(expected, logits, grad), atol=1e-12, rtol=1e-9
     )
 
 

@@ -30,14 +30,14 @@ def test_it_is_softmax_over_the_last_tokens() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     q, k, v, keys, values, lengths = example(8, [3, 9], 4, 2, 6, torch.float32)
     for wrong, words in (
-        ((q[0], k, v, keys, values, lengths, 8), "takes new heads, their ring and lengths"),
-        ((q[:, :3], k, v, keys, values, lengths, 8), "cannot join"),
-        ((q, k, v[:1], keys, values, lengths, 8), "cannot join"),
-        ((q, k, v, keys, values, lengths, 14), "in a ring of 14"),
-        ((q, k, v, keys, values, lengths, 0), "in a ring of 0"),
-        ((q.half(), k, v, keys, values, lengths, 8), "one floating dtype"),
-        ((q, k, v, keys, values, lengths.float(), 8), "whole numbers"),
-        ((q, k, v, keys, values.clone().transpose(1, 3).contiguous().transpose(1, 3), lengths, 8), "lie alike"),
+        ((q[0], k, v, keys, values, lengths, 8), "q_BHD and k_BGD must have 3 dimensions"),
+        ((q[:, :3], k, v, keys, values, lengths, 8), "the 3 query heads must be a multiple of the 2"),
+        ((q, k, v[:1], keys, values, lengths, 8), "k_BGD must have shape"),
+        ((q, k, v, keys, values, lengths, 14), "ring must be from 1 to .*, not 14"),
+        ((q, k, v, keys, values, lengths, 0), "ring must be from 1 to .*, not 0"),
+        ((q.half(), k, v, keys, values, lengths, 8), "k_BGD is torch.float32, but q_BHD is torch.float16"),
+        ((q, k, v, keys, values, lengths.float(), 8), "lengths_B must be an integer tensor"),
+        ((q, k, v, keys, values.clone().transpose(1, 3).contiguous().transpose(1, 3), lengths, 8), "equal strides"),
     ):
         with pytest.raises(ModelError, match=words):
             decode_attention(*wrong)

@@ -28,20 +28,20 @@ WRITTEN = {
     "solve_kernel": ("w", "u"),
     "state_kernel": ("states", "corrections", "final"),
     "output_kernel": ("out",),
-    "local_pull_kernel": ("local_pull",),
-    "state_pull_kernel": ("correction_pull", "state_pulls", "initial_pull"),
-    "query_pull_kernel": ("q_pull", "q_decay_pull"),
-    "key_pull_kernel": ("k_part_pull", "w_pull", "k_decay_pull"),
-    "right_pull_kernel": ("v_right_pull", "k_right_pull"),
-    "system_pull_kernel": ("k_pull", "v_pull", "g_pull", "beta_pull"),
+    "local_grad_kernel": ("grad_local",),
+    "state_grad_kernel": ("grad_correction", "grad_states", "grad_initial"),
+    "query_grad_kernel": ("grad_q", "grad_q_decay"),
+    "key_grad_kernel": ("grad_k_part", "grad_w", "grad_k_decay"),
+    "right_grad_kernel": ("grad_v_right", "grad_k_right"),
+    "system_grad_kernel": ("grad_k", "grad_v", "grad_g", "grad_beta"),
 }
 # All but the one with shapes that vary, which takes long and which nothing here depends on.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-FP32 = {"g", "beta", "decay", "initial", "final", "final_pull", "initial_pull", "g_pull", "beta_pull"}
-FP32 |= {"q_decay_pull", "k_decay_pull"}
+FP32 = {"g", "beta", "decay", "initial", "final", "grad_final", "grad_initial", "grad_g", "grad_beta"}
+FP32 |= {"grad_q_decay", "grad_k_decay"}
 # Without documents, so that the first tokens of a long chunk matter to its last ones.
 SMALL, LARGER = (torch.float32, 37, 16, 24, 16, True), (torch.float16, 70, 24, 16, 64, False)
-CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_pull_kernel")]
+CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_grad_kernel")]
 if DEVICE == "cuda":
     BF16 = torch.bfloat16
     SIZES = [(dtype, 150, 64, 64, 64, packed) for dtype in (torch.float32, torch.float16, BF16) for packed in (0, 1)]
@@ -65,8 +65,8 @@ def test_each_kernel_writes_what_it_should(
     *tensors, documents = inputs(1 if DEVICE == "cpu" else 3, tokens, 2, keys, values, True, packed)
     tensors = [*(one.to(DEVICE, dtype) for one in tensors), documents.to(DEVICE) if packed else None]
     start = triton.Launch(tensors[0], tensors[2], tensors[6], chunk)
-    out_pull, final_pull = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
-    exact = stages(tensors, out_pull, final_pull, start.tiles.chunk)
+    grad_out, grad_final = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
+    exact = stages(tensors, grad_out, grad_final, start.tiles.chunk)
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
     arguments: list[Tensor | None] = []
     for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:
@@ -124,11 +124,11 @@ def test_takes_dtypes_that_differ_and_any_strides() -> None:
 
 def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
-    pulls = [
+    grads = [
         torch.autograd.grad(run(*tensors)[1].square().sum(), tensors[1:])
         for run in (triton.gated_delta_rule, reference.chunked)
     ]
-    torch.testing.assert_close(*pulls, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
 def test_can_be_recomputed(inputs: Make) -> None:
@@ -138,8 +138,8 @@ def test_can_be_recomputed(inputs: Make) -> None:
     def run(*given: Tensor) -> Tensor:
         return triton.gated_delta_rule(*given)[0].square().sum()
 
-    pulls = torch.autograd.grad(checkpoint(run, *tensors, use_reentrant=False), tensors)
-    for one, other in zip(pulls, torch.autograd.grad(run(*tensors), tensors), strict=True):
+    grads = torch.autograd.grad(checkpoint(run, *tensors, use_reentrant=False), tensors)
+    for one, other in zip(grads, torch.autograd.grad(run(*tensors), tensors), strict=True):
         assert torch.equal(one, other)
 
 

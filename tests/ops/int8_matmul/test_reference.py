@@ -44,22 +44,26 @@ X, W, SCALE = whole(3, 8), whole(4, 8), torch.ones(4)
     [
         ((X[0], W, SCALE[0], SCALE), {}, r"not \(8,\) and \(4, 8\)"),
         ((X[:, :7], W, SCALE[0], SCALE), {}, r"not \(3, 7\) and \(4, 8\)"),
-        ((X.float(), W, SCALE[0], SCALE), {}, "int8 rows and int8 weights, not torch.float32"),
-        ((X, W.int(), SCALE[0], SCALE), {}, "not torch.int8 and torch.int32"),
-        ((X, W, SCALE[:2], SCALE), {}, r"the scale of 3 int8 rows .* not \(2,\)"),
+        ((X.float(), W, SCALE[0], SCALE), {}, "x_MK must be int8, not torch.float32"),
+        ((X, W.int(), SCALE[0], SCALE), {}, "w_NK must be int8, not torch.int32"),
+        ((X, W, SCALE[:2], SCALE), {}, r"x_scale must be one float32 number or \(3,\) float32, not \(2,\)"),
         ((X, W, SCALE[0].double(), SCALE), {}, "torch.float64"),
-        ((X, W, SCALE[0], SCALE[:3]), {}, "4 outputs need as many fp32 scales"),
+        ((X, W, SCALE[0], SCALE[:3]), {}, r"w_scale_N must have shape \(4,\), not \(3,\)"),
         ((X, W, SCALE[0], SCALE.half()), {}, "torch.float16"),
-        ((X, W, SCALE[0], SCALE, SCALE[:3]), {}, "4 outputs need as many biases"),
-        ((X, W.to("meta"), SCALE[0], SCALE), {}, "the weight is on meta"),
-        ((X, W, SCALE[0], SCALE), {"out_dtype": torch.int32}, "gives fp16, bf16 or fp32, not torch.int32"),
+        ((X, W, SCALE[0], SCALE, SCALE[:3]), {}, r"bias_N must have shape \(4,\)"),
+        ((X, W.to("meta"), SCALE[0], SCALE), {}, "w_NK is on meta"),
+        (
+            (X, W, SCALE[0], SCALE),
+            {"out_dtype": torch.int32},
+            "out_dtype must be float16, bfloat16 or float32, not torch.int32",
+        ),
         (
             (X, W, SCALE[0], SCALE),
             {"implementation": "cuda"},
-            "no implementation 'cuda': it has auto, reference, int_mm, triton",
+            "unknown implementation 'cuda' .supported: auto, reference, int_mm, triton",
         ),
-        ((whole(1, 2**17), whole(1, 2**17), SCALE[0], SCALE[:1]), {}, "do not fit int32"),
-        ((X, W, SCALE[0], SCALE.clone().requires_grad_()), {}, "have no gradient"),
+        ((whole(1, 2**17), whole(1, 2**17), SCALE[0], SCALE[:1]), {}, "int32 sums could overflow"),
+        ((X, W, SCALE[0], SCALE.clone().requires_grad_()), {}, "has no gradient"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], options: dict[str, object], sentence: str) -> None:
@@ -68,9 +72,9 @@ def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], options: dict[s
 
 
 def test_what_does_not_fit_the_weight_alone_is_refused() -> None:
-    with pytest.raises(ModelError, match="floating-point rows and int8 weights, not torch.int8"):
+    with pytest.raises(ModelError, match="x_MK must be floating-point, not torch.int8"):
         weight_only_matmul(X, W, SCALE)
-    with pytest.raises(ModelError, match="have no gradient"):
+    with pytest.raises(ModelError, match="has no gradient"):
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)
     with torch.no_grad():
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)

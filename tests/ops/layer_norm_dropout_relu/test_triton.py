@@ -59,10 +59,10 @@ def test_takes_any_strides_and_parameters_of_another_dtype(inputs: Inputs) -> No
     x = x.t().contiguous().t().reshape(3, 4, 30).requires_grad_()
     weight, bias = weight.float().requires_grad_(), bias.float().requires_grad_()
     out = layer_norm_dropout_relu(x, weight, bias, 0.2, seed=9, implementation="triton")
-    pulls = torch.autograd.grad(out.float().sum(), (x, weight, bias))
+    grads = torch.autograd.grad(out.float().sum(), (x, weight, bias))
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
     expected = layer_norm_dropout_relu(*exact, 0.2, seed=9, implementation="reference")
-    for one, other in zip((out, *pulls), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
+    for one, other in zip((out, *grads), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 

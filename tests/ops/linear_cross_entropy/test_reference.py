@@ -54,14 +54,14 @@ def test_autocast_is_that_of_a_linear_layer() -> None:
     ("changed", "sentence"),
     [
         ({"hidden_ND": torch.zeros(3, 4)}, r"not \(3, 4\) and \(7, 5\)"),
-        ({"hidden_ND": torch.zeros(3)}, r"takes \(rows, features\)"),
+        ({"hidden_ND": torch.zeros(3)}, r"hidden_ND must be \(rows, features\)"),
         ({"weight_VD": torch.zeros(0, 5)}, r"and \(0, 5\)"),
-        ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight is torch.float64, but the hidden rows"),
-        ({"weight_VD": torch.zeros(7, 5, device="meta")}, "the weight is on meta"),
-        ({"bias_V": torch.zeros(6)}, "7 classes need as many biases"),
-        ({"target_N": torch.zeros(2, dtype=torch.int64)}, "of 3 rows needs as many"),
-        ({"target_N": torch.full((3,), 7)}, "target 7 is neither one of 7 classes"),
-        ({"reduction": "max"}, "no reduction 'max'"),
+        ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight_VD is torch.float64, but hidden_ND"),
+        ({"weight_VD": torch.zeros(7, 5, device="meta")}, "weight_VD is on meta"),
+        ({"bias_V": torch.zeros(6)}, r"bias_V must have shape \(7,\)"),
+        ({"target_N": torch.zeros(2, dtype=torch.int64)}, r"target_N must have shape \(3,\)"),
+        ({"target_N": torch.full((3,), 7)}, "target 7 is not one of 7 classes"),
+        ({"reduction": "max"}, "unknown reduction 'max'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str) -> None:

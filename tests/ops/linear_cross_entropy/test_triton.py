@@ -90,7 +90,7 @@ def test_one_pass_makes_a_target_that_is_no_class_nan(monkeypatch: pytest.Monkey
     assert torch.equal(found.isnan().any(1), wrong)
 
 
-def test_a_pull_other_than_1_scales_the_gradients(agrees: Agrees) -> None:
+def test_a_loss_scale_scales_the_gradients(agrees: Agrees) -> None:
     def tenfold(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *given: 10 * function(*given) ** 2
 
@@ -146,14 +146,14 @@ def test_backward_can_be_asked_twice() -> None:
     assert torch.equal(first, kept)
 
 
-@pytest.mark.parametrize("pull", [1.0, 3.0])
-def test_gradients_add_up_over_losses(pull: float) -> None:
+@pytest.mark.parametrize("grad", [1.0, 3.0])
+def test_gradients_add_up_over_losses(grad: float) -> None:
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     of_each = []
     for function in both():
         trained = weight.clone().requires_grad_()
         for rows in (slice(0, 4), slice(4, 9)):
-            (pull * function(hidden[rows], trained, target[rows])).backward()
+            (grad * function(hidden[rows], trained, target[rows])).backward()
         of_each.append(trained.grad)
     torch.testing.assert_close(*of_each, atol=1e-5, rtol=1e-4)
 

@@ -72,10 +72,10 @@ def test_many_partial_sums_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_either_output_alone_gives_gradients() -> None:
     x, residual = (torch.randn(4, 20, device=DEVICE, requires_grad=True) for _ in range(2))
-    weight, pull = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)
+    weight, grad = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)
     for index, inputs in ((0, (x, residual, weight)), (1, (x, residual))):
-        found = torch.autograd.grad(add(x, residual, weight)[index], inputs, pull)
-        expected = torch.autograd.grad(reference.add_rms_norm(x, residual, weight, EPS)[index], inputs, pull)
+        found = torch.autograd.grad(add(x, residual, weight)[index], inputs, grad)
+        expected = torch.autograd.grad(reference.add_rms_norm(x, residual, weight, EPS)[index], inputs, grad)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -83,11 +83,11 @@ def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
     x = torch.randn(30, 6, 4, device=DEVICE).half().permute(2, 1, 0).requires_grad_()
     weight = torch.randn(60, device=DEVICE)[::2].requires_grad_()
     out = norm(x, weight)
-    pulls = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has no strides at all
+    grads = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has no strides at all
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = reference.rms_norm(*exact, EPS)
-    assert out.dtype == torch.float16 and [pull.dtype for pull in pulls] == [torch.float16, torch.float32]
-    for one, other in zip((out, *pulls), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
+    assert out.dtype == torch.float16 and [grad.dtype for grad in grads] == [torch.float16, torch.float32]
+    for one, other in zip((out, *grads), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 

@@ -85,9 +85,9 @@ def test_gradients() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((4, 7), "an even number of channels a head, not 7"),
-        ((4, 8, 0.0), "base of a rotary embedding is more than 0"),
-        ((4, 8, 1e4, LinearScaling(0.0)), "factor .* is more than 0"),
+        ((4, 7), "head_dim must be even and at least 2, not 7"),
+        ((4, 8, 0.0), "base must be more than 0"),
+        ((4, 8, 1e4, LinearScaling(0.0)), "factor must be more than 0"),
         ((4, 8, 1e4, Llama3Scaling(8.0, 4.0, 1.0, 8192)), "0 < low_freq_factor < high_freq_factor, not 4.0 and 1.0"),
     ],
 )

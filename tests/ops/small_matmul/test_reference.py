@@ -31,10 +31,10 @@ X, W = torch.zeros(3, 8), torch.zeros(4, 8)
     [
         ((X[0], W), r"not \(8,\) and \(4, 8\)"),
         ((X, W[:, 1:]), r"not \(3, 8\) and \(4, 7\)"),
-        ((X, W, torch.zeros(3)), "4 outputs need as many biases"),
-        ((X, W.double()), "the weight is torch.float64, but the rows are torch.float32"),
-        ((X, W, torch.zeros(4).half()), "the bias is torch.float16"),
-        ((X, W.to("meta")), "the weight is on meta, but the rows are on cpu"),
+        ((X, W, torch.zeros(3)), r"bias_N must have shape \(4,\), not \(3,\)"),
+        ((X, W.double()), "w_NK is torch.float64, but x_MK is torch.float32"),
+        ((X, W, torch.zeros(4).half()), "bias_N is torch.float16"),
+        ((X, W.to("meta")), "w_NK is on meta, but x_MK is on cpu"),
     ],
 )
 def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], sentence: str) -> None:
@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], sentence: str) 
 
 
 def test_triton_takes_few_rows() -> None:
-    with pytest.raises(MachineError, match="up to 16 rows, not 17"):
+    with pytest.raises(MachineError, match="at most 16 rows are supported, not 17"):
         small_matmul(torch.zeros(17, 8), W, implementation="triton")
 
 

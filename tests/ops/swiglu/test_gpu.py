@@ -43,12 +43,12 @@ def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: tor
 
 def test_the_gradient_of_one_tensor_is_written_once() -> None:
     gate_up = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    pull = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    torch.autograd.grad(packed_swiglu(gate_up), gate_up, pull)
+    grad = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    torch.autograd.grad(packed_swiglu(gate_up), gate_up, grad)
     out = packed_swiglu(gate_up)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    (found,) = torch.autograd.grad(out, gate_up, pull)
+    (found,) = torch.autograd.grad(out, gate_up, grad)
     assert torch.cuda.max_memory_allocated() - before == found.nbytes
 
 

@@ -47,9 +47,9 @@ def test_one_tensor_of_any_strides_has_one_gradient_row_after_row() -> None:
         gate_up = gate_up.detach().requires_grad_()
         out, expected = packed_swiglu(gate_up, "triton"), reference.packed_swiglu(gate_up)
         torch.testing.assert_close(out, expected)
-        pull = torch.randn_like(out).transpose(0, 1).contiguous().transpose(0, 1)
-        (found,) = torch.autograd.grad(out, gate_up, pull)
-        torch.testing.assert_close(found, *torch.autograd.grad(expected, gate_up, pull))
+        grad = torch.randn_like(out).transpose(0, 1).contiguous().transpose(0, 1)
+        (found,) = torch.autograd.grad(out, gate_up, grad)
+        torch.testing.assert_close(found, *torch.autograd.grad(expected, gate_up, grad))
         assert found.is_contiguous()
 
 

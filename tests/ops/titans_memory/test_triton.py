@@ -26,22 +26,22 @@ WRITTEN = {
         "memories", "momenta", "anchors", "errors", "final_memory", "final_momentum", "final_anchor",
     ),
     "output_kernel": ("out",),
-    "local_pull_kernel": ("local_pull",),
-    "state_pull_kernel": (
-        "v_pull", "memory_pulls", "momentum_pulls", "memory_pull", "momentum_pull", "anchor_pull",
+    "local_grad_kernel": ("grad_local",),
+    "state_grad_kernel": (
+        "grad_v", "grad_memories", "grad_momenta", "grad_memory", "grad_momentum", "grad_anchor",
     ),
-    "query_pull_kernel": ("q_pull", "gain_pull", "of_memory_pull", "of_momentum_pull"),
-    "key_pull_kernel": ("k_pull", "last_pull", "whole_pull"),
-    "gate_pull_kernel": ("keep_pull", "eta_pull", "theta_pull"),
+    "query_grad_kernel": ("grad_q", "grad_gain", "grad_of_memory", "grad_of_momentum"),
+    "key_grad_kernel": ("grad_k", "grad_last", "grad_whole"),
+    "gate_grad_kernel": ("grad_keep", "grad_eta", "grad_theta"),
 }  # fmt: skip
 # What has the inputs' dtype; all else is fp32.
-ROUNDED = {"q", "k", "v", "errors", "out", "out_pull", "local_pull", "v_pull", "q_pull", "k_pull"}
-ROUNDED |= {"memories", "momenta", "anchors", "memory_pulls", "momentum_pulls"}
+ROUNDED = {"q", "k", "v", "errors", "out", "grad_out", "grad_local", "grad_v", "grad_q", "grad_k"}
+ROUNDED |= {"memories", "momenta", "anchors", "grad_memories", "grad_momenta"}
 # All but the one with shapes that vary, which takes long and which nothing here depends on.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 CASES = [(name, torch.float32, 23, 16, 24, 16, True) for name in WRITTEN]
 CASES += [
-    (name, torch.float32, 18, 16, 16, 16, False) for name in ("state_kernel", "state_pull_kernel", "key_pull_kernel")
+    (name, torch.float32, 18, 16, 16, 16, False) for name in ("state_kernel", "state_grad_kernel", "key_grad_kernel")
 ]
 if DEVICE == "cuda":
     SIZES = [
@@ -88,9 +88,9 @@ def test_each_kernel_writes_what_it_should(
     given = operands(inputs, dtype, tokens, keys, values, chunk, cut)
     start = triton.Launch(given["q"], given["v"], given["wrap"], chunk)
     batch, heads = start.states[:2]
-    finals = {f"final_{one}_pull": torch.randn(batch, heads, keys, values) for one in ("memory", "momentum", "anchor")}
-    pulls = {one: pull.to(DEVICE) for one, pull in finals.items()}
-    exact = stages(given, pulls | {"out_pull": torch.randn_like(given["v"])}, chunk, start.split)
+    finals = {f"grad_final_{one}": torch.randn(batch, heads, keys, values) for one in ("memory", "momentum", "anchor")}
+    grads = {one: grad.to(DEVICE) for one, grad in finals.items()}
+    exact = stages(given, grads | {"grad_out": torch.randn_like(given["v"])}, chunk, start.split)
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
     arguments: list[Tensor | None] = []
     for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:

@@ -61,7 +61,7 @@ def test_with_the_table_spread_beforehand_it_is_the_same(name: str) -> None:
     qkv, table = inputs()
     found = window_attention_expanded(qkv, expand_bias_table(table, 4), 1, name)
     assert torch.equal(found, window_attention(qkv, table, 4, 1, name))
-    with pytest.raises(ModelError, match="cannot be queries, keys and values of 2 heads"):
+    with pytest.raises(ModelError, match="cannot be split into queries, keys and values of 2 heads"):
         window_attention_expanded(qkv[..., :15], expand_bias_table(table, 4), 1, name)
 
 
@@ -72,13 +72,13 @@ def test_shapes_that_do_not_fit_are_refused(implementation: str) -> None:
             window_attention(qkv, table, window, shift, implementation)
 
     qkv, table = inputs()
-    refused(*inputs(height=10), "10 × 8 tokens does not divide into windows of 4 × 4")
-    refused(*inputs(width=9), "8 × 9 tokens does not divide into windows")
-    refused(qkv, table, "does not divide into windows of 0", window=0)
-    refused(*inputs(rows=48), "needs a bias table of 49 rows, not 48")
-    refused(*inputs(channels=5), "15 channels cannot be queries, keys and values of 2 heads")
+    refused(*inputs(height=10), "10 × 8 tokens cannot be divided into windows of 4 × 4")
+    refused(*inputs(width=9), "8 × 9 tokens cannot be divided into windows")
+    refused(qkv, table, "cannot be divided into windows of 0", window=0)
+    refused(*inputs(rows=48), "table_RH must have 49 rows for windows of 4, not 48")
+    refused(*inputs(channels=5), "15 channels cannot be split into queries, keys and values of 2 heads")
     refused(*inputs(heads=0), "of 0 heads")
-    refused(qkv, table, "shifted by 0 to 3, not by 4", shift=4)
-    refused(qkv, table, "not by -1", shift=-1)
-    refused(qkv[0], table, "takes .* not .8, 8, 18.")
+    refused(qkv, table, "shift must be from 0 to 3 .*, not 4", shift=4)
+    refused(qkv, table, ", not -1", shift=-1)
+    refused(qkv[0], table, "must be .* not .8, 8, 18.")
     refused(qkv, table.to("meta"), "the bias table is on meta, but the tokens are on cpu")

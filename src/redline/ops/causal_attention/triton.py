@@ -1,6 +1,6 @@
 """Causal attention by Triton kernels, as an operator that torch.compile sees as one node, with a gradient that repeats.
 
-The fused attentions of torch add the pulls at a query in whatever order their programs finish, or wait for each other
+The fused attentions of torch add the grads at a query in whatever order their programs finish, or wait for each other
 where the order is to be kept. Here queries have programs of their own, which compute the scores once more: two products
 of seven more than is needed, and nobody waits.
 """
@@ -112,54 +112,54 @@ def _backward(
     first: Tensor | None,
     out: Tensor,
     logs: Tensor,
-    pull: Tensor,
+    grad: Tensor,
 ) -> list[Tensor]:
-    """The pulls at queries, keys and values, and where there is something far, at its queries, keys and bias."""
-    q_pull, k_pull, v_pull, *far_pulls = pulls = _pull_rooms(q, k, v, far_q, far_k, bias)
-    q, k, v, pull = (_channels_together(t) for t in (q, k, v, pull))
+    """The grads at queries, keys and values, and where there is something far, at its queries, keys and bias."""
+    grad_q, grad_k, grad_v, *far_grads = grads = _empty_grads(q, k, v, far_q, far_k, bias)
+    q, k, v, grad = (_channels_together(t) for t in (q, k, v, grad))
     (tokens, heads, dim), groups = q.shape, k.shape[1]
     lowest = lowest.contiguous()
     far, far_strides = _far(far_q, far_k, bias, first)
-    far_q_pull, far_k_pull, bias_pull = far_pulls or (None, None, None)
-    # A key's bias is pulled at by all heads: those that share a key together, and then one group after the other.
-    each = None if bias_pull is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
+    grad_far_q, grad_far_k, grad_bias = far_grads or (None, None, None)
+    # A key's bias is grad_value at by all heads: those that share a key together, and then one group after the other.
+    each = None if grad_bias is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
     dots = torch.empty_like(logs)
-    of_dots = (out, pull, dots, tokens, *_strides(pull))
+    of_dots = (out, grad, dots, tokens, *_strides(grad))
     grid = (-(-tokens // _DOTS_ROWS), heads)
     kernel.launch(kernels.causal_attention_dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
-    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, pull), *far_strides)
+    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, grad), *far_strides)
     tiles = tiles_for("keys", q)
-    ends = (None if far[3] is None else _last_to_see(far[3]), far_k_pull, each)
+    ends = (None if far[3] is None else _last_to_see(far[3]), grad_far_k, each)
     kernel.launch(
         kernels.causal_attention_keys_kernel,
         (-(-tokens // tiles.keys), groups),
-        *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, _last_to_see(lowest), *far, *ends, *sizes),
+        *(q, k, v, grad, logs, dots, grad_k, grad_v, lowest, _last_to_see(lowest), *far, *ends, *sizes),
         **_constants(q, k, tiles),
     )
     tiles = tiles_for("queries", q)
     kernel.launch(
         kernels.causal_attention_queries_kernel,
         (-(-tokens // tiles.queries), heads),
-        *(q, k, v, pull, logs, dots, q_pull, lowest, *far, far_q_pull, *sizes),
+        *(q, k, v, grad, logs, dots, grad_q, lowest, *far, grad_far_q, *sizes),
         **_constants(q, k, tiles),
     )
     if each is not None:
-        torch.sum(each, 0, out=bias_pull)
-    return pulls
+        torch.sum(each, 0, out=grad_bias)
+    return grads
 
 
 @_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, *others: Tensor | None) -> list[Tensor]:
-    return _pull_rooms(q, k, v, *others[:3])
+    return _empty_grads(q, k, v, *others[:3])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    q_pull, k_pull, v_pull, *far = _backward(*ctx.saved_tensors, pull)
-    return q_pull, k_pull, v_pull, None, *(far or (None, None, None)), None
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad_q, grad_k, grad_v, *far = _backward(*ctx.saved_tensors, grad)
+    return grad_q, grad_k, grad_v, None, *(far or (None, None, None)), None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -196,7 +196,7 @@ def _rooms(q: Tensor) -> tuple[Tensor, Tensor]:
     return _like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
 
 
-def _pull_rooms(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
+def _empty_grads(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
     return [_like(x) for x in (q, k, v, *far) if x is not None]
 
 

@@ -144,19 +144,19 @@ def causal_attention_forward_kernel(
 
 @triton.jit
 def causal_attention_dots_kernel(
-    out, pull, dots, tokens, pull_token, pull_head, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr
+    out, grad, dots, tokens, grad_token, grad_head, HEADS: tl.constexpr, D: tl.constexpr, M: tl.constexpr
 ):
-    """What each token got times what pulls at it: the share of the softmax's sum in all of its gradients."""
+    """What each token got times what grads at it: the share of the softmax's sum in all of its gradients."""
     start, head = tl.program_id(0) * M, tl.program_id(1)
     mixed = _tile(out + head * D, start, tokens, HEADS * D, D, M).to(tl.float32)
-    pulled = _tile(pull + head.to(tl.int64) * pull_head, start, tokens, pull_token, D, M).to(tl.float32)
+    grad_value = _tile(grad + head.to(tl.int64) * grad_head, start, tokens, grad_token, D, M).to(tl.float32)
     row = start + tl.arange(0, M)
-    tl.store(dots + head.to(tl.int64) * tokens + row, tl.sum(mixed * pulled, 1), mask=row < tokens)
+    tl.store(dots + head.to(tl.int64) * tokens + row, tl.sum(mixed * grad_value, 1), mask=row < tokens)
 
 
 @triton.jit
-def _pull_queries(
-    total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
+def _grad_queries(
+    total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
     D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     for first in range(begin, end, N):
@@ -171,35 +171,35 @@ def _pull_queries(
             sees = (key[None, :] <= high_M[:, None]) & (key[None, :] >= low_M[:, None])
             exponents = tl.where(sees, exponents, float("-inf"))
         shares = tl.exp2(exponents)
-        pulls = shares * (tl.dot(pull_MD, tl.trans(v_ND), input_precision=PRECISION) - dot_M[:, None])
-        total = tl.dot(pulls.to(k_ND.dtype), k_ND, total, input_precision=PRECISION)
+        grads = shares * (tl.dot(grad_MD, tl.trans(v_ND), input_precision=PRECISION) - dot_M[:, None])
+        total = tl.dot(grads.to(k_ND.dtype), k_ND, total, input_precision=PRECISION)
     return total
 
 
 @triton.jit
-def _pull_stretch(
-    q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
+def _grad_query_span(
+    q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
     scale, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros((M, D), tl.float32)
-    total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride,
+    total = _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride,
         scale, D, N, True, PRECISION,
     )  # fmt: skip
-    total = _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride,
+    total = _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride,
         scale, D, N, False, PRECISION,
     )  # fmt: skip
-    return _pull_queries(
-        total, q_MD, pull_MD, log_M, dot_M, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride,
+    return _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride,
         scale, D, N, True, PRECISION,
     )  # fmt: skip
 
 
 @triton.jit
 def causal_attention_queries_kernel(
-    q, k, v, pull, logs, dots, q_pull, lowest, far_q, far_k, bias, first, far_q_pull, tokens, scale, size,
-    q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
+    q, k, v, grad, logs, dots, grad_q, lowest, far_q, far_k, bias, first, grad_far_q, tokens, scale, size,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head,
     far_q_token, far_q_head, far_k_token, far_k_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -209,43 +209,43 @@ def causal_attention_queries_kernel(
     q += head.to(tl.int64) * q_head
     k += (head // SHARED).to(tl.int64) * k_head
     v += (head // SHARED).to(tl.int64) * v_head
-    pull += head.to(tl.int64) * pull_head
+    grad += head.to(tl.int64) * grad_head
     row = start + tl.arange(0, M)
     inside = row < tokens
     low_M = tl.load(lowest + row, mask=inside, other=tokens)
     log_M = tl.load(logs + head.to(tl.int64) * tokens + row, mask=inside, other=0.0)
     dot_M = tl.load(dots + head.to(tl.int64) * tokens + row, mask=inside, other=0.0)
     q_MD = _tile(q, start, tokens, q_token, D, M)
-    pull_MD = _tile(pull, start, tokens, pull_token, D, M)
+    grad_MD = _tile(grad, start, tokens, grad_token, D, M)
     begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
-    total = _pull_stretch(
-        q_MD, pull_MD, log_M, dot_M, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
+    total = _grad_query_span(
+        q_MD, grad_MD, log_M, dot_M, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
         scale, D, M, N, PRECISION,
     )  # fmt: skip
-    _put(q_pull + head * D, total * size, start, tokens, HEADS * D, D, M)
+    _put(grad_q + head * D, total * size, start, tokens, HEADS * D, D, M)
     if far_q is not None:
         far_q += head.to(tl.int64) * far_q_head
         far_k += (head // SHARED).to(tl.int64) * far_k_head
         first_M = tl.load(first + row, mask=inside, other=tokens)
         q_MD = _tile(far_q, start, tokens, far_q_token, D, M)
         begin, common, inner, end = _far_keys_seen(first, lowest, start, tokens, M, N)
-        total = _pull_stretch(
-            q_MD, pull_MD, log_M, dot_M, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
+        total = _grad_query_span(
+            q_MD, grad_MD, log_M, dot_M, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
             far_k_token, v_token, scale, D, M, N, PRECISION,
         )  # fmt: skip
-        _put(far_q_pull + head * D, total * size, start, tokens, HEADS * D, D, M)
+        _put(grad_far_q + head * D, total * size, start, tokens, HEADS * D, D, M)
 
 
 @triton.jit
-def _pull_keys(
-    k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, q, pull, logs, dots, low, beyond, begin, end, tokens,
-    q_stride, pull_stride, scale,
+def _grad_keys(
+    k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, q, grad, logs, dots, low, beyond, begin, end, tokens,
+    q_stride, grad_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Queries see from `low` on, and nothing from `beyond` on; or up to themselves, where that is None."""
     for first in range(begin, end, M):
         q_MD = _tile(q, first, tokens, q_stride, D, M)
-        pull_MD = _tile(pull, first, tokens, pull_stride, D, M)
+        grad_MD = _tile(grad, first, tokens, grad_stride, D, M)
         row = first + tl.arange(0, M)
         log_M = tl.load(logs + row, mask=row < tokens, other=0.0)
         dot_M = tl.load(dots + row, mask=row < tokens, other=0.0)
@@ -262,18 +262,18 @@ def _pull_keys(
                 sees = (key[:, None] < beyond_M[None, :]) & (key[:, None] >= low_M[None, :])
             exponents = tl.where(sees, exponents, float("-inf"))
         shares = tl.exp2(exponents)
-        v_total = tl.dot(shares.to(pull_MD.dtype), pull_MD, v_total, input_precision=PRECISION)
-        pulls = shares * (tl.dot(v_ND, tl.trans(pull_MD), input_precision=PRECISION) - dot_M[None, :])
+        v_total = tl.dot(shares.to(grad_MD.dtype), grad_MD, v_total, input_precision=PRECISION)
+        grads = shares * (tl.dot(v_ND, tl.trans(grad_MD), input_precision=PRECISION) - dot_M[None, :])
         if bias_N is not None:
-            bias_total += tl.sum(pulls, 1)
-        k_total = tl.dot(pulls.to(q_MD.dtype), q_MD, k_total, input_precision=PRECISION)
+            bias_total += tl.sum(grads, 1)
+        k_total = tl.dot(grads.to(q_MD.dtype), q_MD, k_total, input_precision=PRECISION)
     return k_total, v_total, bias_total
 
 
 @triton.jit
-def _pull_stretch_of_keys(
-    v_total, k_ND, v_ND, bias_N, key, q, pull, logs, dots, low, beyond, begin, inner, common, end, group, tokens,
-    q_token, q_head, pull_token, pull_head, scale,
+def _grad_key_span(
+    v_total, k_ND, v_ND, bias_N, key, q, grad, logs, dots, low, beyond, begin, inner, common, end, group, tokens,
+    q_token, q_head, grad_token, grad_head, scale,
     SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """By the queries that see some of the keys, those that see all, and again some, of all heads that share them."""
@@ -281,35 +281,35 @@ def _pull_stretch_of_keys(
     bias_total = tl.zeros((N,), tl.float32)
     for share in range(SHARED):
         head = (group * SHARED + share).to(tl.int64)
-        of_q, of_pull = q + head * q_head, pull + head * pull_head
+        of_q, grad_of = q + head * q_head, grad + head * grad_head
         of_logs, of_dots = logs + head * tokens, dots + head * tokens
-        k_total, v_total, bias_total = _pull_keys(
-            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
-            begin, inner, tokens, q_token, pull_token, scale, D, M, True, PRECISION,
+        k_total, v_total, bias_total = _grad_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            begin, inner, tokens, q_token, grad_token, scale, D, M, True, PRECISION,
         )  # fmt: skip
-        k_total, v_total, bias_total = _pull_keys(
-            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
-            inner, common, tokens, q_token, pull_token, scale, D, M, False, PRECISION,
+        k_total, v_total, bias_total = _grad_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            inner, common, tokens, q_token, grad_token, scale, D, M, False, PRECISION,
         )  # fmt: skip
-        k_total, v_total, bias_total = _pull_keys(
-            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, of_pull, of_logs, of_dots, low, beyond,
-            common, end, tokens, q_token, pull_token, scale, D, M, True, PRECISION,
+        k_total, v_total, bias_total = _grad_keys(
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            common, end, tokens, q_token, grad_token, scale, D, M, True, PRECISION,
         )  # fmt: skip
     return k_total, v_total, bias_total
 
 
 @triton.jit
 def causal_attention_keys_kernel(
-    q, k, v, pull, logs, dots, k_pull, v_pull, lowest, highest,
-    far_q, far_k, bias, first, final, far_k_pull, bias_pull, tokens, scale, size,
-    q_token, q_head, k_token, k_head, v_token, v_head, pull_token, pull_head,
+    q, k, v, grad, logs, dots, grad_k, grad_v, lowest, highest,
+    far_q, far_k, bias, first, final, grad_far_k, grad_bias, tokens, scale, size,
+    q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head,
     far_q_token, far_q_head, far_k_token, far_k_head,
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of a tile, pulled at by all queries that see them; `final` is the last that sees one far away.
+    """Keys and values of a tile, grad_value at by all queries that see them; `final` is the last that sees one far away.
 
-    The bias of a key is pulled at by every head: each group of heads has a sum of its own.
+    The bias of a key is grad_value at by every head: each group of heads has a sum of its own.
     """
     start, group = tl.program_id(0) * N, tl.program_id(1)
     k += group.to(tl.int64) * k_head
@@ -324,11 +324,11 @@ def causal_attention_keys_kernel(
     begin = start // M * M
     inner = tl.minimum(tl.cdiv(start + N, M) * M, end)
     common = tl.maximum((tl.load(highest + start) + 1) // M * M, inner)
-    k_total, v_total, _ = _pull_stretch_of_keys(
-        v_total, k_ND, v_ND, None, key, q, pull, logs, dots, lowest, None, begin, inner, common, end, group, tokens,
-        q_token, q_head, pull_token, pull_head, scale, SHARED, D, M, N, PRECISION,
+    k_total, v_total, _ = _grad_key_span(
+        v_total, k_ND, v_ND, None, key, q, grad, logs, dots, lowest, None, begin, inner, common, end, group, tokens,
+        q_token, q_head, grad_token, grad_head, scale, SHARED, D, M, N, PRECISION,
     )  # fmt: skip
-    _put(k_pull + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
+    _put(grad_k + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
     if far_q is not None:
         k_ND = _tile(far_k + group.to(tl.int64) * far_k_head, start, tokens, far_k_token, D, N)
         bias_N = tl.load(bias + key, mask=key < tokens, other=0.0)
@@ -337,10 +337,10 @@ def causal_attention_keys_kernel(
         begin = (tl.load(highest + start) + 1) // M * M
         inner = tl.minimum(tl.cdiv(tl.load(highest + last) + 1, M) * M, end)
         common = tl.maximum((tl.load(final + start) + 1) // M * M, inner)
-        k_total, v_total, bias_total = _pull_stretch_of_keys(
-            v_total, k_ND, v_ND, bias_N, key, far_q, pull, logs, dots, first, lowest, begin, inner, common, end, group,
-            tokens, far_q_token, far_q_head, pull_token, pull_head, scale, SHARED, D, M, N, PRECISION,
+        k_total, v_total, bias_total = _grad_key_span(
+            v_total, k_ND, v_ND, bias_N, key, far_q, grad, logs, dots, first, lowest, begin, inner, common, end, group,
+            tokens, far_q_token, far_q_head, grad_token, grad_head, scale, SHARED, D, M, N, PRECISION,
         )  # fmt: skip
-        _put(far_k_pull + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
-        tl.store(bias_pull + group.to(tl.int64) * tokens + key, bias_total * size, mask=key < tokens)
-    _put(v_pull + group * D, v_total, start, tokens, HEADS // SHARED * D, D, N)
+        _put(grad_far_k + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
+        tl.store(grad_bias + group.to(tl.int64) * tokens + key, bias_total * size, mask=key < tokens)
+    _put(grad_v + group * D, v_total, start, tokens, HEADS // SHARED * D, D, N)

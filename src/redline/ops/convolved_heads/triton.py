@@ -1,7 +1,7 @@
 """Convolved heads by Triton kernels, as an operator that torch.compile sees as one node.
 
 A program takes one head of some tokens: it reads their channels and the few before them, and writes what the memory
-takes. Backward computes all of it once more, and writes the pull at each sum. A second kernel spreads the pulls over
+takes. Backward computes all of it once more, and writes the grad at each sum. A second kernel spreads the grads over
 the tokens that the sums were made of, and writes the share of these in the gradient of the taps: the shares are added
 up in a fixed order.
 """
@@ -128,7 +128,7 @@ def convolved_heads_forward_kernel(
 
 @triton.jit
 def _head_backward(
-    x, taps, recent, documents, output_pull, sums_pull, first, head, tokens, heads, channels, token_stride,
+    x, taps, recent, documents, grad_output, grad_sums, first, head, tokens, heads, channels, token_stride,
     TAPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
     HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
@@ -142,44 +142,44 @@ def _head_backward(
     )  # fmt: skip
     gate = tl.sigmoid(total)
     there = (row < tokens)[:, None] & inside[None, :]
-    at = output_pull + (row.to(tl.int64) * heads + head)[:, None] * WIDTH + place[None, :]
-    pull = tl.load(at, mask=there, other=0.0).to(tl.float32)
+    at = grad_output + (row.to(tl.int64) * heads + head)[:, None] * WIDTH + place[None, :]
+    grad = tl.load(at, mask=there, other=0.0).to(tl.float32)
     if UNIT:
         active = total * gate
         norm = tl.sqrt(tl.sum(active * active, 1))
         per_size = 1 / tl.maximum(norm, _LEAST_NORM)
         unit = active * per_size[:, None]
-        along = tl.where(norm > _LEAST_NORM, tl.sum(unit * pull, 1), 0.0)
-        pull = (pull - along[:, None] * unit) * per_size[:, None]
-    pull *= gate * (1 + total * (1 - gate))
-    target = sums_pull + row.to(tl.int64)[:, None] * channels + (first + place)[None, :]
-    tl.store(target, pull.to(sums_pull.dtype.element_ty), mask=there)
+        along = tl.where(norm > _LEAST_NORM, tl.sum(unit * grad, 1), 0.0)
+        grad = (grad - along[:, None] * unit) * per_size[:, None]
+    grad *= gate * (1 + total * (1 - gate))
+    target = grad_sums + row.to(tl.int64)[:, None] * channels + (first + place)[None, :]
+    tl.store(target, grad.to(grad_sums.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def convolved_heads_sums_kernel(
-    x, taps, recent, documents, query_pull, key_pull, value_pull, sums_pull, tokens, heads, batch_stride, token_stride,
+    x, taps, recent, documents, grad_query, grad_key, grad_value, grad_sums, tokens, heads, batch_stride, token_stride,
     TAPS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """The pull at each weighted sum."""
+    """The grad at each weighted sum."""
     batch = tl.program_id(2).to(tl.int64)
     part, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     channels = heads * (2 * KEYS + VALUES)
     x += batch * batch_stride
     recent += batch * (TAPS - 1) * channels
     documents += batch * tokens
-    sums_pull += batch * tokens * channels
+    grad_sums += batch * tokens * channels
     if part == 2:
         _head_backward(
-            x, taps, recent, documents, value_pull + batch * tokens * heads * VALUES, sums_pull,
+            x, taps, recent, documents, grad_value + batch * tokens * heads * VALUES, grad_sums,
             2 * heads * KEYS + head * VALUES, head, tokens, heads, channels, token_stride,
             TAPS, VALUES, False, BLOCK_S, BLOCK_V, HAS_DOCUMENTS,
         )  # fmt: skip
     else:
-        output_pull = query_pull if part == 0 else key_pull
+        grad_output = grad_query if part == 0 else grad_key
         _head_backward(
-            x, taps, recent, documents, output_pull + batch * tokens * heads * KEYS, sums_pull,
+            x, taps, recent, documents, grad_output + batch * tokens * heads * KEYS, grad_sums,
             (part * heads + head) * KEYS, head, tokens, heads, channels, token_stride,
             TAPS, KEYS, True, BLOCK_S, BLOCK_K, HAS_DOCUMENTS,
         )  # fmt: skip
@@ -187,19 +187,19 @@ def convolved_heads_sums_kernel(
 
 @triton.jit
 def convolved_heads_inputs_kernel(
-    x, taps, recent, documents, sums_pull, x_pull, recent_pull, taps_pull, tokens, channels, batch_stride, token_stride,
+    x, taps, recent, documents, grad_sums, grad_x, grad_recent, grad_taps, tokens, channels, batch_stride, token_stride,
     TAPS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """The pull at each input, and at those before the first, of the sums that it is in; and what these inputs have of
+    """The grad at each input, and at those before the first, of the sums that it is in; and what these inputs have of
     the gradient of the taps."""
     batch = tl.program_id(2).to(tl.int64)
     x += batch * batch_stride
     recent += batch * (TAPS - 1) * channels
     documents += batch * tokens
-    sums_pull += batch * tokens * channels
-    x_pull += batch * tokens * channels
-    recent_pull += batch * (TAPS - 1) * channels
-    taps_pull += (batch * tl.num_programs(0) + tl.program_id(0)) * TAPS * channels
+    grad_sums += batch * tokens * channels
+    grad_x += batch * tokens * channels
+    grad_recent += batch * (TAPS - 1) * channels
+    grad_taps += (batch * tl.num_programs(0) + tl.program_id(0)) * TAPS * channels
     row = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S) - (TAPS - 1)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < channels
@@ -217,17 +217,17 @@ def convolved_heads_inputs_kernel(
     total = tl.zeros((BLOCK_S, BLOCK_C), tl.float32)
     for back in tl.static_range(0, TAPS):  # pyright: ignore[reportGeneralTypeIssues]
         later = row + back
-        pulls = (later >= 0) & (later < tokens)
+        grads = (later >= 0) & (later < tokens)
         if HAS_DOCUMENTS:
-            pulls = pulls & (own == tl.load(documents + later, mask=pulls, other=0))
+            grads = grads & (own == tl.load(documents + later, mask=grads, other=0))
         tap = (TAPS - 1 - back) * channels + channel
-        pull = tl.load(sums_pull + place + back * channels, mask=pulls[:, None] & inside[None, :], other=0.0)
-        pull = pull.to(tl.float32)
-        total += tl.load(taps + tap, mask=inside, other=0.0).to(tl.float32)[None, :] * pull
-        tl.store(taps_pull + tap, tl.sum(values * pull, 0), mask=inside)
-    tl.store(x_pull + place, total.to(x_pull.dtype.element_ty), mask=there)
+        grad = tl.load(grad_sums + place + back * channels, mask=grads[:, None] & inside[None, :], other=0.0)
+        grad = grad.to(tl.float32)
+        total += tl.load(taps + tap, mask=inside, other=0.0).to(tl.float32)[None, :] * grad
+        tl.store(grad_taps + tap, tl.sum(values * grad, 0), mask=inside)
+    tl.store(grad_x + place, total.to(grad_x.dtype.element_ty), mask=there)
     if (TAPS > 1) and (tl.program_id(0) == 0):
-        tl.store(recent_pull + held, total.to(recent_pull.dtype.element_ty), mask=before)
+        tl.store(grad_recent + held, total.to(grad_recent.dtype.element_ty), mask=before)
 
 
 @torch.library.custom_op("redline::convolved_heads", mutates_args=())
@@ -264,39 +264,39 @@ def _backward(
     heads: int,
     key_dim: int,
     documents: Tensor | None,
-    query_pull: Tensor,
-    key_pull: Tensor,
-    value_pull: Tensor,
+    grad_query: Tensor,
+    grad_key: Tensor,
+    grad_value: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_pull, recent_pull = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, recent))
+    grad_x, grad_recent = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, recent))
     batch, tokens, channels = x.shape
     if not batch * tokens:
-        return x_pull, torch.zeros_like(taps), recent_pull.zero_()
+        return grad_x, torch.zeros_like(taps), grad_recent.zero_()
     given = _documents(documents, x)
     x, taps, recent = _channels_together(x), taps.contiguous(), recent.contiguous()
     block, warps = INPUTS
     blocks = -(-(tokens + len(taps) - 1) // block)
-    sums_pull = torch.empty((batch, tokens, channels), dtype=query_pull.dtype, device=x.device)
+    grad_sums = torch.empty((batch, tokens, channels), dtype=grad_query.dtype, device=x.device)
     shares = torch.empty((batch * blocks, len(taps), channels), dtype=torch.float32, device=x.device)
-    pulls = (pull.contiguous() for pull in (query_pull, key_pull, value_pull))
+    grads = (grad.contiguous() for grad in (grad_query, grad_key, grad_value))
     kernel.launch(
         convolved_heads_sums_kernel,
         (-(-tokens // SUMS[0]), 3 * heads, batch),
-        *(x, taps, recent, given, *pulls, sums_pull, tokens, heads, *x.stride()[:2]),
+        *(x, taps, recent, given, *grads, grad_sums, tokens, heads, *x.stride()[:2]),
         **_constants(len(taps), channels, heads, key_dim, SUMS),
         HAS_DOCUMENTS=documents is not None,
     )
     kernel.launch(
         convolved_heads_inputs_kernel,
         (blocks, -(-channels // COLUMNS), batch),
-        *(x, taps, recent, given, sums_pull, x_pull, recent_pull, shares, tokens, channels, *x.stride()[:2]),
+        *(x, taps, recent, given, grad_sums, grad_x, grad_recent, shares, tokens, channels, *x.stride()[:2]),
         TAPS=len(taps),
         BLOCK_S=block,
         BLOCK_C=COLUMNS,
         HAS_DOCUMENTS=documents is not None,
         num_warps=warps,
     )
-    return x_pull, shares.sum(0).to(taps.dtype), recent_pull
+    return grad_x, shares.sum(0).to(taps.dtype), grad_recent
 
 
 @_backward.register_fake
@@ -307,9 +307,9 @@ def _(
     heads: int,
     key_dim: int,
     documents: Tensor | None,
-    query_pull: Tensor,
-    key_pull: Tensor,
-    value_pull: Tensor,
+    grad_query: Tensor,
+    grad_key: Tensor,
+    grad_value: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (x, taps, recent))  # pyright: ignore[reportReturnType]
 
@@ -319,9 +319,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Outputs) -> None:
     ctx.save_for_backward(x, taps, recent, documents)
 
 
-def _differentiate(ctx: Any, *pulls: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     x, taps, recent, documents = ctx.saved_tensors
-    return *_backward(x, taps, recent, ctx.heads, ctx.key_dim, documents, *pulls), None, None, None
+    return *_backward(x, taps, recent, ctx.heads, ctx.key_dim, documents, *grads), None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

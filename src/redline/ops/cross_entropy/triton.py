@@ -1,7 +1,7 @@
 """Cross-entropy by Triton kernels, as operators that torch.compile sees as one node each.
 
 Forward reads the logits once and keeps one number a row, the lse; backward reads them once more and writes their
-gradient. The rows' losses are reduced by PyTorch, whose gradient is then the `pull` on each row: nothing waits for the
+gradient. The rows' losses are reduced by PyTorch, whose gradient is then the `grad` on each row: nothing waits for the
 GPU, because the number of rows that count is never brought to the host.
 """
 
@@ -60,27 +60,27 @@ def write_gradient(
     logits: Tensor,
     target: Tensor,
     lse: Tensor,
-    pull: Tensor,
+    grad: Tensor,
     gradient: Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
 ) -> None:
-    """Fills `gradient`, which may be the logits themselves; `pull` is the gradient of each row's loss."""
+    """Fills `gradient`, which may be the logits themselves; `grad` is the gradient of each row's loss."""
     rows, classes = logits.shape
     block, warps = _block(GRADIENT_TILES, logits)
     strides = (logits.stride(0), gradient.stride(0))
-    arguments = (logits, target, lse, pull, gradient, *strides, classes, ignore_index, smoothing, z_loss)
+    arguments = (logits, target, lse, grad, gradient, *strides, classes, ignore_index, smoothing, z_loss)
     launch(gradient_kernel, (rows * -(-classes // block),), *arguments, BLOCK=block, num_warps=warps)
 
 
 def write_both(
-    logits: Tensor, target: Tensor, pull: Tensor, loss: Tensor, ignore_index: int, smoothing: float, z_loss: float
+    logits: Tensor, target: Tensor, grad: Tensor, loss: Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> None:
     """Fills `loss`, and puts the logits' gradient in their place, in one pass."""
     rows, classes = logits.shape
     block, warps = _block(BOTH_TILES, logits)
-    arguments = (logits, target, pull, loss, logits.stride(0), classes, ignore_index, smoothing, z_loss)
+    arguments = (logits, target, grad, loss, logits.stride(0), classes, ignore_index, smoothing, z_loss)
     launch(both_kernel, (rows,), *arguments, SMOOTH=smoothing != 0.0, BLOCK=block, num_warps=warps)
 
 
@@ -112,17 +112,17 @@ def _forward_fake(
 
 @torch.library.custom_op("redline::cross_entropy_backward", mutates_args=())
 def _backward(
-    logits: Tensor, target: Tensor, lse: Tensor, pull: Tensor, ignore_index: int, smoothing: float, z_loss: float
+    logits: Tensor, target: Tensor, lse: Tensor, grad: Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> Tensor:
     gradient = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
     rows = _with_contiguous_rows(logits)
-    write_gradient(rows, target.contiguous(), lse, pull.contiguous(), gradient, ignore_index, smoothing, z_loss)
+    write_gradient(rows, target.contiguous(), lse, grad.contiguous(), gradient, ignore_index, smoothing, z_loss)
     return gradient
 
 
 @_backward.register_fake
 def _(
-    logits: Tensor, target: Tensor, lse: Tensor, pull: Tensor, ignore_index: int, smoothing: float, z_loss: float
+    logits: Tensor, target: Tensor, lse: Tensor, grad: Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
@@ -133,9 +133,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, pull: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     logits, target, lse = ctx.saved_tensors
-    gradient = None if pull is None else _backward(logits, target, lse, pull, *ctx.options)
+    gradient = None if grad is None else _backward(logits, target, lse, grad, *ctx.options)
     return gradient, None, None, None, None
 
 

@@ -3,7 +3,7 @@
 Forward takes one row and reads it once, a block of classes at a time, keeping the largest logit so far and the sum of
 exponentials below it; an ignored row is not read at all. Backward takes one block of one row, and needs of the row
 nothing but its lse. Blocks that lie inside the row are read without a mask, so that an odd number of classes costs
-wide loads only in its last block. A target that is no class gives NaN. Where the pull is known beforehand, one program
+wide loads only in its last block. A target that is no class gives NaN. Where the grad is known beforehand, one program
 does both for a row: few rows at a time, so that the second reading finds them in the second-level cache.
 """
 
@@ -76,7 +76,7 @@ def forward_kernel(
 
 @triton.jit
 def both_kernel(
-    logits, target, pull, loss, row_stride, classes, ignore_index, smoothing, z_loss,
+    logits, target, grad, loss, row_stride, classes, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The loss of a row, whose logits become their own gradient."""
@@ -87,7 +87,7 @@ def both_kernel(
     known = (wanted >= 0) & (wanted < classes)
     # Before the statistics, whose reductions all threads wait for: later another thread may have overwritten it.
     picked = tl.load(start + wanted, mask=known & counts, other=float("nan")).to(tl.float32)
-    scale = tl.where(known & counts, tl.load(pull + row).to(tl.float32), float("nan"))
+    scale = tl.where(known & counts, tl.load(grad + row).to(tl.float32), float("nan"))
     log_sum, plain = _statistics(start, tl.where(counts, classes, 0), SMOOTH, BLOCK)
     value = log_sum - (1.0 - smoothing) * picked + z_loss * log_sum * log_sum
     if SMOOTH:
@@ -114,10 +114,10 @@ def both_kernel(
 
 @triton.jit
 def gradient_kernel(
-    logits, target, lse, pull, gradient, row_stride, gradient_stride, classes, ignore_index, smoothing, z_loss,
+    logits, target, lse, grad, gradient, row_stride, gradient_stride, classes, ignore_index, smoothing, z_loss,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`gradient` may be the logits' own memory; `pull` is the gradient of each row's loss."""
+    """`gradient` may be the logits' own memory; `grad` is the gradient of each row's loss."""
     blocks = tl.cdiv(classes, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     first = tl.program_id(0) % blocks * BLOCK
@@ -127,13 +127,13 @@ def gradient_kernel(
     # All three are asked for before the first is needed.
     wanted = tl.load(target + row).to(tl.int64)
     log_sum = tl.load(lse + row)
-    row_pull = tl.load(pull + row).to(tl.float32)
+    grad_row = tl.load(grad + row).to(tl.float32)
     if wanted == ignore_index:
         zero = tl.zeros((BLOCK,), gradient.dtype.element_ty)
         tl.store(sink, zero, mask=column < classes)
     else:
         known = (wanted >= 0) & (wanted < classes)
-        scale = tl.where(known, row_pull, float("nan"))
+        scale = tl.where(known, grad_row, float("nan"))
         right = tl.where(known, wanted, 0).to(tl.int32)
         # The last block alone may end past the row.
         if first + BLOCK <= classes:

@@ -20,7 +20,7 @@ from redline.ops.kernel import INTERPRETED as INTERPRETED
 CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 256
 _MOST_CHUNKS = 65_535  # what CUDA takes along a grid's second side
-_SEQUENTIAL = (forward.state_kernel, backward.state_pull_kernel)
+_SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
 
 
 @dataclass(frozen=True)
@@ -215,35 +215,35 @@ def _backward(
     documents: Tensor | None,
     decay: Tensor,
     inverse: Tensor,
-    out_pull: Tensor,
-    final_pull: Tensor | None,
+    grad_out: Tensor,
+    grad_final: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of q, k, v, g, beta and the first state."""
     q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
-    documents, out_pull = _contiguous(documents), out_pull.contiguous()
+    documents, grad_out = _contiguous(documents), grad_out.contiguous()
     start = Launch(q, v, documents, chunk)
-    initial_pull = torch.empty((*start.states[:2], *start.states[3:]), dtype=torch.float32, device=v.device)
-    unused = torch.empty_like(initial_pull)
+    grad_initial = torch.empty((*start.states[:2], *start.states[3:]), dtype=torch.float32, device=v.device)
+    unused = torch.empty_like(grad_initial)
     w, u, states, corrections = _states(start, k, v, beta, decay, documents, inverse, _contiguous(state), unused)
-    local_pull, correction_pull, state_pulls = (torch.empty_like(tensor) for tensor in (v, v, states))
-    start(backward.local_pull_kernel, q, k, decay, documents, out_pull, local_pull)
+    grad_local, grad_correction, grad_states = (torch.empty_like(tensor) for tensor in (v, v, states))
+    start(backward.local_grad_kernel, q, k, decay, documents, grad_out, grad_local)
     start(
-        backward.state_pull_kernel, q, k, w, decay, documents, out_pull, local_pull, _contiguous(final_pull),
-        correction_pull, state_pulls, initial_pull,
+        backward.state_grad_kernel, q, k, w, decay, documents, grad_out, grad_local, _contiguous(grad_final),
+        grad_correction, grad_states, grad_initial,
     )  # fmt: skip
-    q_pull, k_part, w_pull, q_decay, k_decay = (torch.empty_like(tensor) for tensor in (q, k, w, decay, decay))
-    read = q, k, decay, documents, states, corrections, out_pull
-    start(backward.query_pull_kernel, *read, q_pull, q_decay)
-    start(backward.key_pull_kernel, *read, state_pulls, correction_pull, k_part, w_pull, k_decay)
-    v_right, k_right = local_pull, torch.empty_like(k)
-    start(backward.right_pull_kernel, inverse, correction_pull, w_pull, v_right, k_right)
-    k_pull, v_pull, g_pull, beta_pull = (torch.empty_like(tensor) for tensor in (k, v, decay, beta))
+    grad_q, k_part, grad_w, q_decay, k_decay = (torch.empty_like(tensor) for tensor in (q, k, w, decay, decay))
+    read = q, k, decay, documents, states, corrections, grad_out
+    start(backward.query_grad_kernel, *read, grad_q, q_decay)
+    start(backward.key_grad_kernel, *read, grad_states, grad_correction, k_part, grad_w, k_decay)
+    v_right, k_right = grad_local, torch.empty_like(k)
+    start(backward.right_grad_kernel, inverse, grad_correction, grad_w, v_right, k_right)
+    grad_k, grad_v, grad_g, grad_beta = (torch.empty_like(tensor) for tensor in (k, v, decay, beta))
     start(
-        backward.system_pull_kernel, k, v, beta, decay, documents, w, u, v_right, k_right, k_part, q_decay, k_decay,
-        k_pull, v_pull, g_pull, beta_pull,
+        backward.system_grad_kernel, k, v, beta, decay, documents, w, u, v_right, k_right, k_part, q_decay, k_decay,
+        grad_k, grad_v, grad_g, grad_beta,
     )  # fmt: skip
-    return q_pull, k_pull, v_pull, g_pull, beta_pull, initial_pull
+    return grad_q, grad_k, grad_v, grad_g, grad_beta, grad_initial
 
 
 @_backward.register_fake
@@ -256,15 +256,15 @@ def _(
     documents: Tensor | None,
     decay: Tensor,
     inverse: Tensor,
-    out_pull: Tensor,
-    final_pull: Tensor | None,
+    grad_out: Tensor,
+    grad_final: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, _, heads, keys = q.shape
-    initial_pull = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
+    grad_initial = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
     like_q, like_k, like_v = (torch.empty(tensor.shape, dtype=v.dtype, device=v.device) for tensor in (q, k, v))
     like_g, like_beta = (torch.empty(decay.shape, dtype=torch.float32, device=v.device) for _ in range(2))
-    return like_q, like_k, like_v, like_g, like_beta, initial_pull
+    return like_q, like_k, like_v, like_g, like_beta, grad_initial
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -273,11 +273,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, out_pull: Tensor | None, final_pull: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # once: a checkpoint gives them a single time
-    out_pull = torch.zeros_like(saved[2]) if out_pull is None else out_pull
-    pulls = _backward(*saved, out_pull, final_pull, ctx.chunk)
-    return *pulls[:5], pulls[5] if ctx.needs_input_grad[5] else None, None, None
+    grad_out = torch.zeros_like(saved[2]) if grad_out is None else grad_out
+    grads = _backward(*saved, grad_out, grad_final, ctx.chunk)
+    return *grads[:5], grads[5] if ctx.needs_input_grad[5] else None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

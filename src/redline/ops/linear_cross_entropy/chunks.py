@@ -76,11 +76,11 @@ def compute(
     weight_VD: Tensor,
     bias_V: Tensor | None,
     target_N: Tensor,
-    pull_N: Tensor | None,
+    grad_N: Tensor | None,
     options: Options,
     wanted: Wanted,
 ) -> Result:
-    """Losses, and gradients for a pull of `pull_N` on each row's loss; without a pull, losses alone."""
+    """Losses, and gradients for a grad of `grad_N` on each row's loss; without a grad, losses alone."""
     (rows, features), classes = hidden_ND.shape, len(weight_VD)
     device, dtype = hidden_ND.device, hidden_ND.dtype
     step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
@@ -105,14 +105,14 @@ def compute(
             torch.mm(hidden_ND[chunk], weight_VD.t(), out=product)
         else:
             torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=product)
-        if ONE_PASS and pull_N is not None:
-            write_both(part, target_N[chunk], pull_N[chunk], result.loss_N[chunk], *settings)
+        if ONE_PASS and grad_N is not None:
+            write_both(part, target_N[chunk], grad_N[chunk], result.loss_N[chunk], *settings)
         else:
             write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
-        if pull_N is None:
+        if grad_N is None:
             continue
         if not ONE_PASS:
-            write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
+            write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *settings)
         if wanted.hidden:
             torch.mm(product, weight_VD, out=result.hidden_ND[chunk])
         if wanted.weight:

@@ -1,10 +1,10 @@
 """Linear cross-entropy as operators that torch.compile sees as one node each.
 
-For a mean or a sum, the pull on every row is the same number, known only in backward. Forward therefore makes the
-gradients for a pull of 1 on the loss, while the logits are there, and backward multiplies them by the true one, read on
+For a mean or a sum, the grad on every row is the same number, known only in backward. Forward therefore makes the
+gradients for a grad of 1 on the loss, while the logits are there, and backward multiplies them by the true one, read on
 the device; it is nearly always 1, by which nothing is rounded. The number of rows that count never comes to the host.
-In fp16, where a mean's share would be too small a number, forward takes a pull of 1 on each row, and backward the rest.
-Losses of rows by themselves have a pull each, which the weight's gradient needs before it sums over rows: there
+In fp16, where a mean's share would be too small a number, forward takes a grad of 1 on each row, and backward the rest.
+Losses of rows by themselves have a grad each, which the weight's gradient needs before it sums over rows: there
 backward makes the logits anew.
 """
 
@@ -59,14 +59,14 @@ def _reduced(
     train_weight: bool,
     train_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss, gradients, and what they are still to be multiplied by for a pull of 1 on the loss."""
+    """The loss, gradients, and what they are still to be multiplied by for a grad of 1 on the loss."""
     options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(train_hidden, train_weight, train_bias)
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     share = one / counted(target, ignore_index) if is_mean else one.clone()
     now, later = (one, share.clone()) if hidden.dtype == torch.float16 else (share, one)
-    pull = now.expand(len(hidden)).contiguous()
+    grad = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, pull if train_hidden or train_weight or train_bias else None, options, wanted)
+    result = compute(*inputs, grad if train_hidden or train_weight or train_bias else None, options, wanted)
     return result.loss_N.sum() * share, later, result.hidden_ND, result.weight_VD, result.bias_V
 
 
@@ -104,11 +104,11 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.set_materialize_grads(False)
 
 
-def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     share, *gradients = ctx.saved_tensors
     found: list[Tensor | None] = [None] * 3
-    if pull is not None:
-        factor = pull * share
+    if grad is not None:
+        factor = grad * share
         for index, trained in enumerate(ctx.trained):
             if trained and ctx.needs_input_grad[index]:
                 gradient = gradients[index]
@@ -186,7 +186,7 @@ def _rows_backward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    pull: Tensor,
+    grad: Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
@@ -194,7 +194,7 @@ def _rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(*train)
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, pull.contiguous(), options, wanted)
+    result = compute(*inputs, grad.contiguous(), options, wanted)
     return result.hidden_ND, result.weight_VD, result.bias_V
 
 
@@ -204,7 +204,7 @@ def _(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    pull: Tensor,
+    grad: Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
@@ -221,10 +221,10 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = inputs[4:]
 
 
-def _make_anew(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+def _make_anew(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     train = list(ctx.needs_input_grad[:3])
-    gradients = _rows_backward(hidden, weight, bias, target, pull, *ctx.options, train)
+    gradients = _rows_backward(hidden, weight, bias, target, grad, *ctx.options, train)
     found = [one.to(hidden.dtype) if wanted else None for one, wanted in zip(gradients, train, strict=True)]
     return *found, *[None] * 4
 

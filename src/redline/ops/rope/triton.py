@@ -109,9 +109,9 @@ def _setup_context(
     ctx.save_for_backward(cos, sin, positions)
 
 
-def _differentiate(ctx: Any, q_pull: Tensor, k_pull: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+def _differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
     cos, sin, positions = ctx.saved_tensors
-    return *_rope(q_pull, k_pull, cos, sin, positions, not ctx.back), None, None, None, None
+    return *_rope(grad_q, grad_k, cos, sin, positions, not ctx.back), None, None, None, None
 
 
 _rope.register_autograd(_differentiate, setup_context=_setup_context)

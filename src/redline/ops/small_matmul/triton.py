@@ -105,11 +105,11 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], outpu
     ctx.save_for_backward(*inputs[:2])
 
 
-def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """By PyTorch: decoding needs no gradients, and who wants them gets the right ones."""
     x, w = ctx.saved_tensors
     of_x, of_w, of_bias = ctx.needs_input_grad
-    return pull @ w if of_x else None, pull.t() @ x if of_w else None, pull.sum(0) if of_bias else None
+    return grad @ w if of_x else None, grad.t() @ x if of_w else None, grad.sum(0) if of_bias else None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

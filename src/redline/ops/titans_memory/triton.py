@@ -20,8 +20,8 @@ from redline.ops.titans_memory.reference import TitansState, positions
 CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 128
 _MOST_CHUNKS = 65_535  # what CUDA takes along a grid's second side
-_SEQUENTIAL = (forward.state_kernel, backward.state_pull_kernel)
-_SMALL = (forward.gate_kernel, backward.gate_pull_kernel)
+_SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
+_SMALL = (forward.gate_kernel, backward.gate_grad_kernel)
 
 
 @dataclass(frozen=True)
@@ -259,47 +259,47 @@ def _backward(
     anchor: Tensor | None,
     wrap: Tensor | None,
     fresh: Tensor | None,
-    out_pull: Tensor,
-    memory_pull: Tensor,
-    momentum_pull: Tensor,
-    anchor_pull: Tensor,
+    grad_out: Tensor,
+    grad_memory: Tensor,
+    grad_momentum: Tensor,
+    grad_anchor: Tensor,
     chunk: int,
 ) -> list[Tensor]:
     """The gradients of q, k, v, keep, eta and theta, and of the first memory, momentum and M₀."""
-    q, k, v, out_pull = q.contiguous(), k.contiguous(), v.contiguous(), out_pull.contiguous()
+    q, k, v, grad_out = q.contiguous(), k.contiguous(), v.contiguous(), grad_out.contiguous()
     start = Launch(q, v, wrap, chunk)
     first = tuple(_contiguous(matrix) for matrix in (memory, momentum, anchor))
     made = _make(start, k, v, (keep, eta, theta), first, wrap, fresh)
     if wrap is None and q.shape[1] % chunk == 0:
-        memory_pull, anchor_pull = memory_pull + anchor_pull, torch.zeros_like(anchor_pull)
-    finals = tuple(pull.contiguous() for pull in (memory_pull, momentum_pull, anchor_pull))
-    local_pull, v_pull, q_pull, k_pull = (torch.empty_like(tensor) for tensor in (v, v, q, k))
-    memory_pulls, momentum_pulls = torch.empty_like(made.memories), torch.empty_like(made.momenta)
-    firsts = tuple(torch.empty_like(pull) for pull in finals)
-    start(backward.local_pull_kernel, q, k, wrap, made.gain, out_pull, local_pull)
+        grad_memory, grad_anchor = grad_memory + grad_anchor, torch.zeros_like(grad_anchor)
+    finals = tuple(grad.contiguous() for grad in (grad_memory, grad_momentum, grad_anchor))
+    grad_local, grad_v, grad_q, grad_k = (torch.empty_like(tensor) for tensor in (v, v, q, k))
+    grad_memories, grad_momenta = torch.empty_like(made.memories), torch.empty_like(made.momenta)
+    firsts = tuple(torch.empty_like(grad) for grad in finals)
+    start(backward.local_grad_kernel, q, k, wrap, made.gain, grad_out, grad_local)
     start(
-        backward.state_pull_kernel, q, k, wrap, fresh, made.last, made.whole, made.of_memory, made.of_momentum,
-        out_pull, local_pull, *finals, v_pull, memory_pulls, momentum_pulls, *firsts,
+        backward.state_grad_kernel, q, k, wrap, fresh, made.last, made.whole, made.of_memory, made.of_momentum,
+        grad_out, grad_local, *finals, grad_v, grad_memories, grad_momenta, *firsts,
     )  # fmt: skip
-    gain_pull, of_memory_pull, of_momentum_pull = (
+    grad_gain, grad_of_memory, grad_of_momentum = (
         torch.empty_like(tensor) for tensor in (made.gain, made.of_memory, made.of_momentum)
     )
     start(
-        backward.query_pull_kernel, q, k, wrap, made.gain, made.of_memory, made.of_momentum, made.memories,
-        made.momenta, made.errors, out_pull, q_pull, gain_pull, of_memory_pull, of_momentum_pull,
+        backward.query_grad_kernel, q, k, wrap, made.gain, made.of_memory, made.of_momentum, made.memories,
+        made.momenta, made.errors, grad_out, grad_q, grad_gain, grad_of_memory, grad_of_momentum,
     )  # fmt: skip
-    last_pull, whole_pull = torch.empty_like(made.last), torch.empty_like(made.whole)
+    grad_last, grad_whole = torch.empty_like(made.last), torch.empty_like(made.whole)
     start(
-        backward.key_pull_kernel, q, k, wrap, fresh, made.gain, made.last, made.memories, made.momenta, made.anchors,
-        made.errors, out_pull, v_pull, memory_pulls, momentum_pulls, k_pull, last_pull, whole_pull,
+        backward.key_grad_kernel, q, k, wrap, fresh, made.gain, made.last, made.memories, made.momenta, made.anchors,
+        made.errors, grad_out, grad_v, grad_memories, grad_momenta, grad_k, grad_last, grad_whole,
     )  # fmt: skip
-    keep_pull, eta_pull, theta_pull = (torch.empty_like(keep) for _ in range(3))
+    grad_keep, grad_eta, grad_theta = (torch.empty_like(keep) for _ in range(3))
     start(
-        backward.gate_pull_kernel, keep, eta, wrap, made.gain, made.momentum_gain, made.of_memory, made.of_momentum,
-        made.products, gain_pull, of_memory_pull, of_momentum_pull, last_pull, whole_pull,
-        keep_pull, eta_pull, theta_pull,
+        backward.gate_grad_kernel, keep, eta, wrap, made.gain, made.momentum_gain, made.of_memory, made.of_momentum,
+        made.products, grad_gain, grad_of_memory, grad_of_momentum, grad_last, grad_whole,
+        grad_keep, grad_eta, grad_theta,
     )  # fmt: skip
-    return [q_pull, k_pull, v_pull, keep_pull, eta_pull, theta_pull, *firsts]
+    return [grad_q, grad_k, grad_v, grad_keep, grad_eta, grad_theta, *firsts]
 
 
 @_backward.register_fake
@@ -315,13 +315,13 @@ def _(
     anchor: Tensor | None,
     wrap: Tensor | None,
     fresh: Tensor | None,
-    out_pull: Tensor,
-    memory_pull: Tensor,
-    momentum_pull: Tensor,
-    anchor_pull: Tensor,
+    grad_out: Tensor,
+    grad_memory: Tensor,
+    grad_momentum: Tensor,
+    grad_anchor: Tensor,
     chunk: int,
 ) -> list[Tensor]:
-    like = (q, k, v, keep, eta, theta, memory_pull, momentum_pull, anchor_pull)
+    like = (q, k, v, keep, eta, theta, grad_memory, grad_momentum, grad_anchor)
     return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like]
 
 
@@ -330,9 +330,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: Any, *pulls: Tensor) -> tuple[Tensor | None, ...]:
-    found = _backward(*ctx.saved_tensors, *pulls, ctx.chunk)
-    matrices = (pull if needed else None for pull, needed in zip(found[6:], ctx.needs_input_grad[6:9], strict=True))
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    found = _backward(*ctx.saved_tensors, *grads, ctx.chunk)
+    matrices = (grad if needed else None for grad, needed in zip(found[6:], ctx.needs_input_grad[6:9], strict=True))
     return *found[:6], *matrices, None, None, None
 
 

@@ -12,7 +12,7 @@ the picture, reads their slices of qkv there, and writes its result there. Three
   two, so that a head of 80 would be read as 128: where heads begin at aligned channels and are a power of two and a
   smaller one, forward takes them in these two pieces (PADDED and REST).
 - `lse` is the logarithm of each query's sum of exponentials, to base 2, for which the GPU has an exponential; from it
-  the backward pass makes the probabilities anew. A "pull" is the gradient of what it names.
+  the backward pass makes the probabilities anew. A "grad" is the gradient of what it names.
 
 `window_index` counts the windows of all pictures; `lse` and `delta` are (windows, heads, N).
 """
@@ -195,11 +195,11 @@ def query_gradient_kernel(
     region = _region(position, window_index, height, width, WINDOW, SHIFT)
     query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     mixed = _read(out, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
-    pull = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
-    own_delta = tl.sum(mixed.to(tl.float32) * pull.to(tl.float32), 1)
+    grad = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
+    own_delta = tl.sum(mixed.to(tl.float32) * grad.to(tl.float32), 1)
     tl.store(delta + row + position, own_delta)
     own_lse = tl.load(lse + row + position)
-    query_pull = tl.full((BLOCK_Q, PADDED), 0.0, tl.float32)
+    grad_query = tl.full((BLOCK_Q, PADDED), 0.0, tl.float32)
     for start in range(0, N, BLOCK_K):
         rank = start + tl.arange(0, BLOCK_K)
         column = _bias_column(rank, WINDOW, RUN)
@@ -210,10 +210,10 @@ def query_gradient_kernel(
         added = _bias(bias, position[:, None] * WINDOW + column[None, :], region[:, None] == key_region[None, :], SHIFT)
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + added
         weight = tl.exp2(score * _LOG2_E - own_lse[:, None])
-        weight_pull = tl.dot(pull, tl.trans(value), input_precision=PRECISION)
-        score_pull = weight * (weight_pull - own_delta[:, None])
-        query_pull = tl.dot(score_pull.to(key.dtype), key, query_pull, input_precision=PRECISION)
-    _write(qkv_gradient, tokens, head, query_pull * scale, 3 * WIDTH, SIZE, PADDED, ALIGN)
+        grad_weight = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
+        grad_score = weight * (grad_weight - own_delta[:, None])
+        grad_query = tl.dot(grad_score.to(key.dtype), key, grad_query, input_precision=PRECISION)
+    _write(qkv_gradient, tokens, head, grad_query * scale, 3 * WIDTH, SIZE, PADDED, ALIGN)
 
 
 @triton.jit
@@ -238,23 +238,23 @@ def key_gradient_kernel(
     key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
     key = _read_own(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     value = _read_own(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
-    key_pull = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
-    value_pull = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
+    grad_key = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
+    grad_value = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
     for start in range(0, N, BLOCK_Q):
         position = start + tl.arange(0, BLOCK_Q)
         tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
         region = _region(position, window_index, height, width, WINDOW, SHIFT)
         query = _read(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
-        pull = _read(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
+        grad = _read(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
         added = _bias(bias, position[None, :] * WINDOW + column[:, None], region[None, :] == key_region[:, None], SHIFT)
         score = tl.dot(key, tl.trans(query), input_precision=PRECISION) * scale + added
         weight = tl.exp2(score * _LOG2_E - tl.load(lse + row + position)[None, :])
-        value_pull = tl.dot(weight.to(pull.dtype), pull, value_pull, input_precision=PRECISION)
-        weight_pull = tl.dot(value, tl.trans(pull), input_precision=PRECISION)
-        score_pull = weight * (weight_pull - tl.load(delta + row + position)[None, :])
-        key_pull = tl.dot(score_pull.to(query.dtype), query, key_pull, input_precision=PRECISION)
-    _write(qkv_gradient + WIDTH, key_tokens, head, key_pull * scale, 3 * WIDTH, SIZE, PADDED, ALIGN)
-    _write(qkv_gradient + 2 * WIDTH, key_tokens, head, value_pull, 3 * WIDTH, SIZE, PADDED, ALIGN)
+        grad_value = tl.dot(weight.to(grad.dtype), grad, grad_value, input_precision=PRECISION)
+        grad_weight = tl.dot(value, tl.trans(grad), input_precision=PRECISION)
+        grad_score = weight * (grad_weight - tl.load(delta + row + position)[None, :])
+        grad_key = tl.dot(grad_score.to(query.dtype), query, grad_key, input_precision=PRECISION)
+    _write(qkv_gradient + WIDTH, key_tokens, head, grad_key * scale, 3 * WIDTH, SIZE, PADDED, ALIGN)
+    _write(qkv_gradient + 2 * WIDTH, key_tokens, head, grad_value, 3 * WIDTH, SIZE, PADDED, ALIGN)
 
 
 @triton.jit
@@ -276,21 +276,21 @@ def bias_gradient_kernel(
     share = program // HEADS
     bias += head * (2 * WINDOW - 1) * N
 
-    pair_pull = tl.full((BLOCK_Q, BLOCK_K), 0.0, tl.float32)
+    grad_pair = tl.full((BLOCK_Q, BLOCK_K), 0.0, tl.float32)
     for window_index in range(share, windows, shares):
         tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
         region = _region(position, window_index, height, width, WINDOW, SHIFT)
         key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
-        pull = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
+        grad = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
         key = _read(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         value = _read(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         added = _bias(bias, position[:, None] * WINDOW + column[None, :], region[:, None] == key_region[None, :], SHIFT)
         score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale + added
         row = (window_index * HEADS + head).to(tl.int64) * N
         weight = tl.exp2(score * _LOG2_E - tl.load(lse + row + position)[:, None])
-        weight_pull = tl.dot(pull, tl.trans(value), input_precision=PRECISION)
-        pair_pull += weight * (weight_pull - tl.load(delta + row + position)[:, None])
+        grad_weight = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
+        grad_pair += weight * (grad_weight - tl.load(delta + row + position)[:, None])
     place = ((share * HEADS + head) * N + position[:, None]) * N + rank[None, :]
-    tl.store(partial + place, pair_pull)
+    tl.store(partial + place, grad_pair)
