@@ -116,7 +116,7 @@ def sweep() -> Iterable[Case]:
             if not 16 <= rows * columns // (32 * warps) <= 128:
                 continue  # more than fits into registers, or next to nothing
             tiles = triton.Tiles(rows, columns, channels, warps, stages)
-            described: dict[str, object] = {"DESCRIBED": tiles}
+            described: dict[str, object] = {"DESCRIPTOR_TILES": tiles}
             # With a limit that no layer reaches, all go by addresses.
             addressed: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles), "_SOME": sys.maxsize}
             for name, values in (("by descriptors", described), ("by addresses", addressed)):

@@ -98,10 +98,10 @@ def sweep() -> Iterable[Case]:
         build = plain.arms["redline"]
         arms: dict[str, Callable[[], Run]] = {"as shipped": build}
         shapes = itertools.product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
-        for kept in (triton.KeptRows(*shape) for shape in shapes):
+        for kept in (triton.MlpTiles(*shape) for shape in shapes):
             if not 16 <= kept.rows * kept.hidden // (32 * kept.warps) <= 128:
                 continue  # more than fits into registers, or next to nothing
-            values: dict[str, object] = {"KEPT_ROWS": dict.fromkeys(triton.KEPT_ROWS, kept)}
+            values: dict[str, object] = {"MLP_TILES": dict.fromkeys(triton.MLP_TILES, kept)}
             arms[str(kept)] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

@@ -103,9 +103,9 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("taps", "key_dim", "dtype", "sentence"),
     [
-        (4, 4, torch.float64, "float32, not float64"),
-        (17, 4, torch.float32, "up to 16 taps, not 17"),
-        (4, 300, torch.float32, "up to 256 channels, not 300"),
+        (4, 4, torch.float64, "unsupported dtype float64"),
+        (17, 4, torch.float32, "at most 16 taps are supported, not 17"),
+        (4, 300, torch.float32, "at most 256 channels, not 300"),
     ],
 )
 def test_what_the_kernels_do_not_take_is_said(taps: int, key_dim: int, dtype: torch.dtype, sentence: str) -> None:

@@ -32,7 +32,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong, words in (
         ((q[0], k, v, keys, values, lengths, 8), "q_BHD and k_BGD must have 3 dimensions"),
         ((q[:, :3], k, v, keys, values, lengths, 8), "the 3 query heads must be a multiple of the 2"),
-        ((q, k, v[:1], keys, values, lengths, 8), "k_BGD must have shape"),
+        ((q, k, v[:1], keys, values, lengths, 8), "v_BGD must have shape"),
         ((q, k, v, keys, values, lengths, 14), "ring must be from 1 to .*, not 14"),
         ((q, k, v, keys, values, lengths, 0), "ring must be from 1 to .*, not 0"),
         ((q.half(), k, v, keys, values, lengths, 8), "k_BGD is torch.float32, but q_BHD is torch.float16"),

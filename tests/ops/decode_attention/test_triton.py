@@ -40,16 +40,16 @@ def test_agrees_with_one_share(heads: int, groups: int, dim: int, dtype: torch.d
 
 @pytest.mark.parametrize(("shares", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
 def test_agrees_with_several_shares(shares: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "shares_for", lambda *_: shares)
+    monkeypatch.setattr(triton, "splits_for", lambda *_: shares)
     monkeypatch.setattr(triton, "TILES", replace(triton.TILES, places=16))
     check(70, LENGTHS, 5, 1, 16, dtype)
 
 
 def test_shares_follow_from_sizes_alone() -> None:
-    assert triton.shares_for(8, 255, 132) == 1
-    assert triton.shares_for(8, 4096, 132) == 16
-    assert triton.shares_for(200, 4096, 132) == 1
-    assert triton.shares_for(1, 131_072, 132) == 64
+    assert triton.splits_for(8, 255, 132) == 1
+    assert triton.splits_for(8, 4096, 132) == 16
+    assert triton.splits_for(200, 4096, 132) == 1
+    assert triton.splits_for(1, 131_072, 132) == 64
 
 
 def test_torch_sees_that_the_ring_is_written() -> None:

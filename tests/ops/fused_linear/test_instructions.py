@@ -25,6 +25,6 @@ def test_blocks_by_addresses_are_read_and_written_16_bytes_at_a_time(on_card: Ca
 def test_blocks_by_descriptors_are_copied_by_the_copying_unit(on_card: Callable[..., Any], around: bool) -> None:
     with on_card(90, compiling=True) as launched:
         fused_linear(**sample(torch.bfloat16, around=around))
-    ptx = launched["described_kernel"].asm["ptx"]
+    ptx = launched["descriptor_kernel"].asm["ptx"]
     assert "wgmma" in ptx and "cp.async.bulk.tensor.2d.shared" in ptx and "cp.async.bulk.tensor.2d.global" in ptx
     assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single numbers

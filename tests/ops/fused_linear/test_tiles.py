@@ -10,7 +10,7 @@ triton = pytest.importorskip("redline.ops.fused_linear.triton")
 
 
 def test_each_part_of_the_moments_is_written_by_one_block() -> None:
-    assert triton.DESCRIBED.columns == MOMENT_COLUMNS
+    assert triton.DESCRIPTOR_TILES.columns == MOMENT_COLUMNS
     for size in (2, 4):
         for columns in range(8, 400, 8):
             tiles = triton.TILES[size, triton.kind(columns, True)]

@@ -66,5 +66,5 @@ def test_is_an_operator_as_torch_wants_it() -> None:
 def test_sizes_that_it_does_not_take() -> None:
     x, inner, outer = (torch.zeros(shape, device=DEVICE) for shape in ((4, 8), (8, 8), (3, 16)))
     moments, out = x.new_zeros(1, 2, 4), x.new_zeros(4, 3)
-    with pytest.raises(MachineError, match="3 columns are no multiple of 8"):
+    with pytest.raises(MachineError, match="columns must be a multiple of 8, not 3"):
         fused_mlp(x, inner, inner[0], outer, outer[:, 0], out, moments, inner[0], 8, implementation="triton")

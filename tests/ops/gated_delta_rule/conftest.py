@@ -77,7 +77,8 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
         scores = (q_ @ k_.mT) * pairs
         named = {
             "inverse": T, "w": W, "u": U, "corrections": torch.stack(corrections, 2), "out": out,
-            "grad_local": scores.mT @ grad_chunks, "grad_correction": grad_correction, "grad_q": grad_q, "grad_w": grad_W,
+            "grad_local": scores.mT @ grad_chunks, "grad_correction": grad_correction, "grad_q": grad_q,
+            "grad_w": grad_W,
             "grad_k_part": k_part, "grad_v_right": v_right, "grad_k_right": k_right, "grad_k": grad_k, "grad_v": grad_v,
         }  # fmt: skip
         named = {name: value if name == "inverse" else _in_rows(value, padding) for name, value in named.items()}

@@ -152,9 +152,9 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
 @pytest.mark.parametrize(
     ("dtype", "keys", "chunk", "sentence"),
     [
-        (torch.float64, 4, 64, "not float64"),
-        (torch.float32, 257, 64, "heads of up to 256 numbers, not 257"),
-        (torch.float32, 4, 8, "chunks of 16, 32 and 64 tokens, not 8"),
+        (torch.float64, 4, 64, "unsupported dtype float64"),
+        (torch.float32, 257, 64, "heads may have at most 256 elements, not 257"),
+        (torch.float32, 4, 8, "unsupported chunk 8 .supported: 16, 32, 64"),
     ],
 )
 def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
@@ -164,4 +164,4 @@ def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sen
 
 def test_says_when_a_text_is_too_long() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 4_194_241, 1, 1)
-    assert "up to 4194240 tokens at a time, not 4194241" in triton.why_not(q, q, q, 64)
+    assert "at most 4194240 tokens per call are supported, not 4194241" in triton.why_not(q, q, q, 64)

@@ -59,10 +59,10 @@ def test_what_it_cannot_take_is_refused_by_name() -> None:
     token, learned, recent, state = example((1, 1, 4, 4, 2), torch.float32, DEVICE)
     with pytest.raises(MachineError, match="no backward pass"):
         memory_step(token, learned, recent, state.requires_grad_(), EPS, "triton")
-    with pytest.raises(MachineError, match="a state in fp32"):
+    with pytest.raises(MachineError, match="the state must be float32"):
         memory_step(token, learned, recent, state.detach().double(), EPS, "triton")
     token, learned, recent, state = example((1, 1, 256, 256, 2), torch.float32, DEVICE)
-    with pytest.raises(MachineError, match="heads of up to 32768 numbers, not 256 × 256"):
+    with pytest.raises(MachineError, match="at most 32768 elements, not 256 × 256"):
         memory_step(token, learned, recent, state, EPS, "triton")
 
 

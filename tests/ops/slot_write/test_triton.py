@@ -71,7 +71,7 @@ def test_a_gradient_is_refused_by_name() -> None:
     with pytest.raises(MachineError, match="no backward pass"):
         slot_write(slots, keys.requires_grad_(), values, scores, wanted, 0.85, "triton")
     doubles, offered = example(2, 7, 5, 1, 8, torch.float64, 0.5, DEVICE)
-    with pytest.raises(MachineError, match="in fp32"):
+    with pytest.raises(MachineError, match="must be float32"):
         slot_write(doubles, *offered, 0.85, "triton")
 
 

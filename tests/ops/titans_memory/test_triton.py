@@ -145,9 +145,9 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
 @pytest.mark.parametrize(
     ("dtype", "keys", "chunk", "sentence"),
     [
-        (torch.float64, 4, 64, "not float64"),
-        (torch.float32, 129, 64, "heads of up to 128 numbers, not 129"),
-        (torch.float32, 4, 8, "chunks of 16, 32 and 64 tokens, not 8"),
+        (torch.float64, 4, 64, "unsupported dtype float64"),
+        (torch.float32, 129, 64, "heads may have at most 128 elements, not 129"),
+        (torch.float32, 4, 8, "unsupported chunk 8 .supported: 16, 32, 64"),
     ],
 )
 def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
@@ -157,4 +157,4 @@ def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sen
 
 def test_says_when_a_text_is_too_long() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 2_097_089, 1, 1)
-    assert "up to 2097088 tokens at a time, not 2097089" in triton.why_not(q, q, q, 64)
+    assert "at most 2097088 tokens per call are supported, not 2097089" in triton.why_not(q, q, q, 64)

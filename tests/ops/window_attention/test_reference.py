@@ -81,4 +81,4 @@ def test_shapes_that_do_not_fit_are_refused(implementation: str) -> None:
     refused(qkv, table, "shift must be from 0 to 3 .*, not 4", shift=4)
     refused(qkv, table, ", not -1", shift=-1)
     refused(qkv[0], table, "must be .* not .8, 8, 18.")
-    refused(qkv, table.to("meta"), "the bias table is on meta, but the tokens are on cpu")
+    refused(qkv, table.to("meta"), "table_RH is on meta, but qkv_BHW3C is on cpu")

@@ -115,9 +115,9 @@ def test_compiles_whole() -> None:
 @pytest.mark.parametrize(
     ("qkv", "rows", "window", "sentence"),
     [
-        (torch.zeros(1, 4, 4, 6, dtype=torch.float64), 49, 4, "float32, not float64"),
-        (torch.zeros(1, 6, 6, 6), 121, 6, "windows of 4, 8, 16 and 32 tokens a side, not 6"),
-        (torch.zeros(1, 4, 4, 390), 49, 4, "up to 128 channels, not 130"),
+        (torch.zeros(1, 4, 4, 6, dtype=torch.float64), 49, 4, "unsupported dtype float64"),
+        (torch.zeros(1, 6, 6, 6), 121, 6, "unsupported window 6 .supported: 4, 8, 16, 32"),
+        (torch.zeros(1, 4, 4, 390), 49, 4, "heads may have at most 128 channels, not 130"),
         (torch.zeros(0, 4, 4, 6), 49, 4, "the input is empty"),
     ],
 )

@@ -38,7 +38,7 @@ def threshold(p: float) -> int:
 
 
 def philox(seed: Tensor, counter_0: Tensor, counter_1: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns the four 32-bit words of Philox 4×32-10 (Salmon et al., 2011) for each counter (c0, c1, 0, 0), in int64."""
+    """Returns the four words of Philox 4×32-10 (Salmon et al., 2011) for each counter (c0, c1, 0, 0), as int64."""
     key_0, key_1 = seed & _WORD, (seed >> 32) & _WORD
     zero = torch.zeros_like(counter_0)
     words = (counter_0 & _WORD, counter_1 & _WORD, zero, zero)

@@ -1,8 +1,8 @@
 """Triton kernels of RMSNorm. Each row is read once and stays in registers until the result is written.
 
-A forward program computes ROWS rows. Backward launches few programs that loop over many rows each, so that there are few
-partial sums of the weight's gradient. It recomputes the statistics, which is faster than loading them. `grad_x` is the
-gradient of `x`.
+A forward program computes ROWS rows. Backward launches few programs that loop over many rows each, which keeps the
+partial sums of the weight's gradient few. It recomputes the statistics, which is faster than loading them. `grad_x` is
+the gradient of `x`.
 """
 
 import triton

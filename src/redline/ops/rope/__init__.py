@@ -42,8 +42,8 @@ def _check(q_BSHD: Tensor, k_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, posit
     op, q, k = "rope", tuple(q_BSHD.shape), tuple(k_BSHD.shape)
     if len(q) != 4 or len(k) != 4 or q[:2] != k[:2] or q[3] != k[3] or q[3] % 2:
         raise ModelError(
-            f"{op}: q_BSHD and k_BSHD must be (batch, tokens, heads, head_dim) with an even head_dim and differ only in "
-            f"heads, not {q} and {k}."
+            f"{op}: q_BSHD and k_BSHD must be (batch, tokens, heads, head_dim) with an even head_dim, and only their "
+            f"heads may differ, not {q} and {k}."
         )
     check_floating(op, q_BSHD=q_BSHD)
     check_same_dtype(op, q_BSHD=q_BSHD, k_BSHD=k_BSHD)
