@@ -203,7 +203,7 @@ def on_card(
             patch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
             patch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10))
             # A constant that is made here must not be kept for the device of that name.
-            patch.setattr(constant, "_faking", lambda: True)
+            patch.setattr(constant, "_is_faking", lambda: True)
             patch.setattr(kernel, "processors", lambda _: card.processors)
             patch.setattr(kernel, "shared_bytes", lambda _: card.shared_bytes)
             patch.setattr(kernel, "has_descriptors", lambda _: capability >= 90)

@@ -68,7 +68,7 @@ def apply_epilogue(
     total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Applies bias, activation and residual, writes the block, and returns what was result, with zeros outside."""
+    """Applies bias, activation and residual, writes the block, and returns the stored values, with zeros outside."""
     inside = row_mask[:, None] & column_mask[None, :]
     total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:
@@ -136,7 +136,7 @@ def descriptor_kernel(
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes one block with descriptors, which load zeros beyond the bounds and store nothing row_mask."""
+    """Computes one block with descriptors, which load zeros beyond the bounds and store nothing there."""
     K = K_steps * STEP_OF_ROWS
     N = N_steps * STEP_OF_ROWS
     tiles = tl.cdiv(N, BLOCK_N)

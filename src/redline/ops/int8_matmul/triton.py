@@ -1,6 +1,6 @@
-"""Products with int8 weights by the kernels of small products, as operators that torch.compile sees as one node each.
+"""Matrix multiplication with int8 weights through the kernels of `small_matmul`, without a gradient.
 
-They have no gradient: int8 has none.
+M: rows, K: features, N: outputs.
 """
 
 import torch
@@ -20,12 +20,12 @@ def int8_matmul(
     bias_N: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The same as the reference; sums are int32 and exact, scales and bias fp32."""
+    """Computes the reference function with exact int32 sums and fp32 scales and bias."""
     return _int8(x_MK, w_NK, x_scale, w_scale_N, bias_N, out_dtype)
 
 
 def weight_only_matmul(x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """The same as the reference; sums, scales and bias are fp32, and rounded once."""
+    """Computes the reference function with fp32 sums, scales and bias, rounded once."""
     return _weight_only(x_MK, w_NK, w_scale_N, bias_N)
 
 

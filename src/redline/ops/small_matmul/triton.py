@@ -1,7 +1,9 @@
-"""Products of a few rows by Triton kernels, as an operator that torch.compile sees as one node.
+"""Matrix multiplication of a few rows with Triton kernels, registered as a custom op for torch.compile.
 
-`product` is what the operator and its int8 relatives share: it chooses the tiles, shares the depth out where there are
-fewer programs than multiprocessors, and adds the shares up in order, so that the same input gives the same bits.
+`product` also serves the int8 ops. It chooses the tiles, splits K if there are fewer programs than multiprocessors, and
+adds the splits in a fixed order, so results are deterministic.
+
+M: rows, K: features, N: outputs.
 """
 
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.ops.kernel import INTERPRETED, dot_precision, launch
+from redline.ops.kernel import INTERPRETED, dot_precision, launch, rows_contiguous
 from redline.ops.small_matmul.tiles import Cut, Tiles, cut_depth, shape_of, tiles_for
 from redline.ops.small_matmul.triton_kernels import block_kernel, finish_kernel, vector_kernel
 
@@ -19,7 +21,7 @@ _FINISH_BLOCK = 256
 
 
 def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """The same as the reference; sums are fp32 whatever the dtype."""
+    """Computes the reference function. Sums are fp32 for every dtype."""
     return _forward(x_MK, w_NK, bias_N)
 
 
@@ -31,8 +33,8 @@ def product(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
 ) -> Tensor:
-    """(x · wᵀ) · x_scale · w_scale + bias; `x_scale` holds one number, or one for each row."""
-    x, w = _with_contiguous_rows(x), _with_contiguous_rows(w)
+    """Returns (x · wᵀ) · x_scale · w_scale + bias. `x_scale` has one element, or one per row."""
+    x, w = rows_contiguous(x), rows_contiguous(w)
     (rows, depth), columns = x.shape, w.shape[0]
     is_integer = x.dtype == torch.int8
     is_vector = rows == 1 and not is_integer
@@ -87,10 +89,6 @@ def _launch_product(
     launch(block_kernel, (blocks, cut.shares, -(-rows // tiles.rows)), *pointers, *sizes, **constants)
 
 
-def _with_contiguous_rows(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
 @torch.library.custom_op("redline::small_matmul", mutates_args=())
 def _forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     return product(x, w, bias, x.dtype)
@@ -106,7 +104,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], outpu
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """By PyTorch: decoding needs no gradients, and who wants them gets the right ones."""
+    """Computes the gradients with PyTorch, because decoding, which the kernels are for, needs none."""
     x, w = ctx.saved_tensors
     of_x, of_w, of_bias = ctx.needs_input_grad
     return grad @ w if of_x else None, grad.t() @ x if of_w else None, grad.sum(0) if of_bias else None
