@@ -103,7 +103,7 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("taps", "key_dim", "dtype", "sentence"),
     [
-        (4, 4, torch.float64, "unsupported dtype float64"),
+        (4, 4, torch.float64, "unsupported dtype float64 .*float32."),
         (17, 4, torch.float32, "at most 16 taps are supported, not 17"),
         (4, 300, torch.float32, "at most 256 channels, not 300"),
     ],

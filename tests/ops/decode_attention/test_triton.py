@@ -34,18 +34,18 @@ def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtyp
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim", "dtype"), [(4, 4, 40, DTYPES[0]), *((6, 2, 16, d) for d in DTYPES)])
-def test_agrees_with_one_share(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
+def test_agrees_with_one_split(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
     check(70, LENGTHS, heads, groups, dim, dtype)
 
 
-@pytest.mark.parametrize(("shares", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
-def test_agrees_with_several_shares(shares: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "splits_for", lambda *_: shares)
-    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, places=16))
+@pytest.mark.parametrize(("splits", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
+def test_agrees_with_several_splits(splits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, block=16))
     check(70, LENGTHS, 5, 1, 16, dtype)
 
 
-def test_shares_follow_from_sizes_alone() -> None:
+def test_splits_depend_on_shapes_only() -> None:
     assert triton.splits_for(8, 255, 132) == 1
     assert triton.splits_for(8, 4096, 132) == 16
     assert triton.splits_for(200, 4096, 132) == 1

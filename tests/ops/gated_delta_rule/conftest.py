@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.ops.gated_delta_rule.reference import _borders, _in_chunks
+from redline.ops.gated_delta_rule.reference import _document_masks, _in_chunks
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
         )
         grad_out, grad_final = grad_out.double(), grad_final.double()
         padding = -q.shape[1] % C
-        same, carried = _borders(documents, q.shape[1], C, padding, q.device)
+        same, carried = _document_masks(documents, q.shape[1], C, padding, q.device)
         q_, k_, v_, g_, beta_ = leaves = [
             _in_chunks(tensor, C, padding).requires_grad_() for tensor in (q, k, v, g, beta)
         ]

@@ -98,7 +98,10 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize(
     ("gate", "sentence"),
-    [(torch.zeros(4, dtype=torch.float64), "unsupported dtype float64"), (torch.zeros(0, 4), "the input is empty")],
+    [
+        (torch.zeros(4, dtype=torch.float64), "unsupported dtype float64 .*float32."),
+        (torch.zeros(0, 4), "the input is empty"),
+    ],
 )
 def test_says_what_it_cannot_take(gate: torch.Tensor, sentence: str) -> None:
     with pytest.raises(MachineError, match=f"{sentence}.$"):

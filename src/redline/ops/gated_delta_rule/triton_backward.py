@@ -1,33 +1,36 @@
-"""The gated delta rule backward on the GPU: what one program of each kernel does.
+"""Triton kernels of the gated delta rule, backward. `grad_x` is the gradient of x.
 
-W, U, the states and V′ are made anew by the forward kernels; a "grad" is the gradient of what it names.
+The forward kernels recompute W, U, the states and V′.
 
-1. `local_grad_kernel`, one program a chunk: what the outputs of a chunk grad at its V′.
-2. `state_grad_kernel`, one program a head and block of values: from the last chunk to the first, all of the grad at V′,
-   and at the state that each chunk ends with.
-3. `query_grad_kernel` and `key_grad_kernel`, one program a chunk: the grads at q, at k (less what goes through T), at W
-   and, with both, at the sums c of the log decays.
-4. `right_grad_kernel`, one program a chunk: R = Tᵀ times the grads at U and W, which are those at β V and βγ K.
-5. `system_grad_kernel`, one program a chunk: since T = (I + A)⁻¹, the grad at A is −(R_V Uᵀ + R_K Wᵀ) below the
-   diagonal; with it the grads at k, v, β and g are whole.
+1. `local_grad_kernel`, one program per chunk: the gradient of V′ through the outputs of its own chunk. 2.
+`state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient of
+   V′, and the gradient of the state at the end of each chunk.
+3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q, of k except through T, of W,
+and
+   the parts of the gradient of the cumulative log decays c that follow from them.
+4. `right_grad_kernel`, one program per chunk: R = Tᵀ times the gradients of U and W, the gradients of β V and βγ K.
+5. `system_grad_kernel`, one program per chunk: since T = (I + A)⁻¹, the gradient of A is −(R_V Uᵀ + R_K Wᵀ) below the
+   diagonal. It completes the gradients of k, v, β and g.
 
-Γ = exp(c_i − c_j) stands wherever a q or k meets a k. So what it grads at c_i is the product of a token's q or k with
-the grad at it, and no sums over pairs are needed. As in the forward kernels, none multiplies with the transpose of what
-it has computed itself.
+The factor exp(c_i − c_j) multiplies every product of a q or k with a k. So the gradient of c_i is the dot product of a
+token's q or k with its gradient, and no sums over pairs are needed. As in the forward kernels, no kernel multiplies by
+the transpose of a tile that it has computed.
+
+C: tokens per chunk, K and V: channels of a key and a value.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# A kernel called by another is, to a type checker, one that never returns.
+# The type checker infers that a call of one kernel by another never returns.
 import triton
 import triton.language as tl
 
 from redline.ops.gated_delta_rule.triton_tiles import (
+    chunk_offsets,
     decays,
     load_columns,
     load_rows,
     load_state,
     pairs,
-    place,
     store_rows,
     store_state,
 )
@@ -39,7 +42,7 @@ def local_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     scores = tl.zeros((C, C), tl.float32)
     for block in tl.static_range(0, KEYS, BLOCK_K):
         x = block + tl.arange(0, BLOCK_K)
@@ -61,7 +64,7 @@ def state_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, ALL_KEYS: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`grad_states` gets the grad at what each chunk ends with; `grad_final` may be none."""
+    """Writes the gradient of the state at the end of each chunk to `grad_states`. `grad_final` may be None."""
     sequence = tl.program_id(0)
     key = tl.arange(0, ALL_KEYS)
     value = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -72,7 +75,7 @@ def state_grad_kernel(
         grad = load_state(grad_final, sequence.to(tl.int64), key, value, KEYS, VALUES)
     for step in range(chunks):
         n = chunks - 1 - step
-        begin, row, left, line, page = place(n, sequence, tokens, heads, C)
+        begin, row, left, line, page = chunk_offsets(n, sequence, tokens, heads, C)
         rounded = grad.to(k.dtype.element_ty)
         store_state(grad_states, first + n, key, value, rounded, KEYS, VALUES)
         from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)
@@ -94,7 +97,7 @@ def query_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
     scores = tl.zeros((C, C), tl.float32)
@@ -129,7 +132,7 @@ def key_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
     scores = tl.zeros((C, C), tl.float32)
@@ -176,7 +179,7 @@ def right_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     i = tl.arange(0, C)
     corner = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (C * C)
     T = tl.load(inverse + corner + i[:, None] + i[None, :] * C)
@@ -197,13 +200,13 @@ def system_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     i = tl.arange(0, C)
     factor = tl.load(beta + line + begin + i, mask=i < left, other=0.0)
     from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)
     of_beta = tl.zeros((C,), tl.float32)
     below = tl.zeros((C, C), tl.float32)
-    above = tl.zeros((C, C), tl.float32)  # its transpose
+    above = tl.zeros((C, C), tl.float32)  # the transpose of `below`
     for block in tl.static_range(0, VALUES, BLOCK_V):
         x = block + tl.arange(0, BLOCK_V)
         right = load_rows(grad_v_right, row, left, heads, x, VALUES, C)
@@ -229,7 +232,7 @@ def system_grad_kernel(
         x = block + tl.arange(0, BLOCK_K)
         K = load_rows(k, row, left, heads, x, KEYS, C)
         right = load_rows(grad_k_right, row, left, heads, x, KEYS, C)
-        # What stands in the system's row of a token grads at it by its β, what stands in a column by the others'.
+        # A token's key contributes to its row of A with its own β, and to its column with those of later tokens.
         in_row = from_start[:, None] * right + tl.dot(below, K, input_precision=PRECISION)
         in_column = tl.dot(above, K, input_precision=PRECISION)
         of_row = tl.sum(in_row * K, 1)
@@ -238,6 +241,6 @@ def system_grad_kernel(
         grad = load_rows(grad_k_part, row, left, heads, x, KEYS, C) + factor[:, None] * in_row + in_column
         store_rows(grad_k, row, left, heads, x, grad, KEYS, C)
     tl.store(grad_beta + line + begin + i, of_beta, mask=i < left)
-    # A token's own log decay is in the sums of all tokens from it on.
+    # The log decay g of a token is part of c of all tokens from it on.
     of_g = tl.sum(tl.where(i[:, None] >= i[None, :], of_decay[:, None], 0.0), 0)
     tl.store(grad_g + line + begin + i, of_g, mask=i < left)

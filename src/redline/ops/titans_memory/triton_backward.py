@@ -1,23 +1,26 @@
-"""The Titans memory backward on the GPU: what one program of each kernel does.
+"""Triton kernels of the Titans memory, backward. `grad_x` is the gradient of x.
 
-What the forward kernels wrote is made anew; a "grad" is the gradient of what it names.
+The forward kernels recompute their intermediate tensors.
 
-1. `local_grad_kernel`, one program a chunk: what the outputs of a chunk grad at its errors D.
-2. `state_grad_kernel`, one program a head and block of values: from the last chunk to the first, all of the grad at D
-   (which is that at v), and at the memory and momentum that each chunk ends with.
-3. `query_grad_kernel` and `key_grad_kernel`, one program a chunk: the grads at q and k and at a, f, m, G and s.
-4. `gate_grad_kernel`, one program a chunk: from these the grads at the gates, row by row from the last to the first.
+1. `local_grad_kernel`, one program per chunk: the gradient of the errors D through the outputs of their own chunk. 2.
+`state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient of
+   D, which is that of v, and the gradients of memory and momentum at the end of each chunk.
+3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q and k, and of a, f, m, G and s.
+4. `gate_grad_kernel`, one program per chunk: from these the gradients of the gates, row by row from last to first.
 
-No kernel multiplies with the transpose of what it has computed itself: Triton 3.4 to 3.7.0 gets that wrong on Hopper.
+No kernel multiplies by the transpose of a tile that it has computed, because Triton 3.4 to 3.7.0 miscompiles that on
+Hopper.
+
+C: tokens per chunk, K and V: channels of a key and a value.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# A kernel called by another is, to a type checker, one that never returns.
+# The type checker infers that a call of one kernel by another never returns.
 import triton
 import triton.language as tl
 
 from redline.ops.gated_delta_rule.triton_tiles import load_columns, load_rows, load_state, store_rows, store_state
-from redline.ops.titans_memory.triton_forward import known, load_gain, place
+from redline.ops.titans_memory.triton_forward import anchor_mask, chunk_offsets, load_gain
 
 
 @triton.jit
@@ -26,7 +29,7 @@ def local_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, count, line = place(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     scores = tl.zeros((C, C), tl.float32)
     for block in tl.static_range(0, KEYS, BLOCK_K):
@@ -49,7 +52,7 @@ def state_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, ALL_KEYS: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`grad_memories` and `grad_momenta` get the grads at what each chunk ends with."""
+    """Writes the gradients of the state at the end of each chunk to `grad_memories` and `grad_momenta`."""
     sequence = tl.program_id(0)
     lane = sequence.to(tl.int64)
     page = (sequence // heads).to(tl.int64) * tokens
@@ -62,7 +65,7 @@ def state_grad_kernel(
     A = load_state(grad_final_anchor, lane, key, value, KEYS, VALUES)
     for step in range(blocks * SPLIT):
         n = blocks * SPLIT - 1 - step
-        begin, row, count, line = place(n, sequence, wrap, tokens, heads, C, SPLIT)
+        begin, row, count, line = chunk_offsets(n, sequence, wrap, tokens, heads, C, SPLIT)
         index = lane * (blocks * SPLIT) + n
         M_rounded = M.to(k.dtype.element_ty)
         S_rounded = S.to(k.dtype.element_ty)
@@ -83,7 +86,7 @@ def state_grad_kernel(
         S = tl.dot(Q, (f[:, None] * out).to(Q.dtype), S, input_precision=PRECISION)
         M = tl.load(whole + index * 3) * M
         M = tl.dot(Q, (a[:, None] * out).to(Q.dtype), M, input_precision=PRECISION)
-        of_anchor = -known(fresh, page, begin, count, C, SPLIT)[:, None] * D
+        of_anchor = -anchor_mask(fresh, page, begin, count, C, SPLIT)[:, None] * D
         K = load_columns(k, row, count, heads, key, KEYS, C)
         if SPLIT == 2:
             A = tl.dot(K, of_anchor.to(K.dtype), A, input_precision=PRECISION)
@@ -106,7 +109,7 @@ def query_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, count, line = place(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
     grads = tl.zeros((C, C), tl.float32)
@@ -152,7 +155,7 @@ def key_grad_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, count, line = place(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     page = (tl.program_id(0) // heads).to(tl.int64) * tokens
     i = tl.arange(0, C)
@@ -165,7 +168,7 @@ def key_grad_kernel(
     rounded = (grads * load_gain(gain, index, count, C, True)).to(q.dtype.element_ty)
     G_last = tl.load(last + index * (2 * C) + i)
     s_last = tl.load(last + index * (2 * C) + C + i)
-    factor = known(fresh, page, begin, count, C, SPLIT)
+    factor = anchor_mask(fresh, page, begin, count, C, SPLIT)
     of_G = tl.zeros((C,), tl.float32)
     of_s = tl.zeros((C,), tl.float32)
     of_a = tl.zeros((BLOCK_K,), tl.float32)
@@ -212,7 +215,7 @@ def gate_grad_kernel(
     C: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
-    begin, row, count, line = place(tl.program_id(1), sequence, wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), sequence, wrap, tokens, heads, C, SPLIT)
     index = sequence.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     j = tl.arange(0, C)
     G = tl.load(grad_last + index * (2 * C) + j)
