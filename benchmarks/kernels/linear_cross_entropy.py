@@ -88,10 +88,8 @@ def by_library(name: str, run: Run) -> Run:
 
 
 def sweep() -> Iterable[Case]:
-    from redline.ops.cross_entropy import triton
     from redline.ops.linear_cross_entropy import chunks
 
-    one_pass: dict[str, object] = {"ONE_PASS": True}
     for size in SIZES[:2]:
         plain = case(*size, True)
         build = plain.arms["redline"]
@@ -104,15 +102,9 @@ def sweep() -> Iterable[Case]:
             for name, values in (
                 ("", {}),
                 (", sums in bf16", {"SUM_DTYPE": torch.bfloat16}),
-                (", in one pass", one_pass),
             ):
                 chosen = sizes | values
                 arms[f"{mib} MiB{name}"] = lambda chosen=chosen, build=build: with_values(chunks, chosen, build())
-        for tiles in (triton.Tiles(*one) for one in ((4096, 8), (4096, 16), (8192, 16), (8192, 32), (32_768, 32))):
-            table: dict[str, object] = {"BOTH_TILES": {2: tiles}}
-            arms[f"in one pass by {tiles}"] = lambda table=table, build=build: with_values(
-                triton, table, with_values(chunks, one_pass, build())
-            )
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 

@@ -24,8 +24,6 @@ from redline.ops.registry import OPS, Op, Sizes
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 TESTS = Path(__file__).parent
-# Benchmarks switch it on; `linear_cross_entropy/test_one_pass.py` compiles it.
-ONLY_MEASURED = {"both_kernel"}
 OnCard = Callable[..., Any]
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -134,7 +132,7 @@ def kernels_of(package: str) -> set[str]:
             for name, one in vars(module).items()
             if name.endswith("_kernel") and package in one.__module__.split(".")
         }
-    return found - ONLY_MEASURED
+    return found
 
 
 @pytest.mark.parametrize("package", sorted({op.function.__module__.split(".")[2] for op in OPS}))

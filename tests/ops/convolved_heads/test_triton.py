@@ -88,7 +88,7 @@ def test_numbers_of_two_kinds_make_the_finer_one() -> None:
 def test_is_an_operator_as_torch_wants_it() -> None:
     x, taps, recent = (t.to(DEVICE).requires_grad_() for t in inputs(1, 3, 2, 1, 4, 6))
     documents = torch.randint(2, (1, 3), device=DEVICE).cumsum(1)
-    torch.library.opcheck(triton._forward, (x, taps, recent, 1, 4, documents))
+    torch.library.opcheck(triton.convolved_heads, (x, taps, recent, 1, 4, documents))
 
 
 def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:

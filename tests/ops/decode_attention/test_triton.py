@@ -55,7 +55,7 @@ def test_splits_depend_on_shapes_only() -> None:
 def test_torch_sees_that_the_ring_is_written() -> None:
     q, k, v, keys, values, held = example(9, [4, 20], 4, 2, 16, torch.float32, DEVICE)
     keys.nan_to_num_(), values.nan_to_num_()
-    torch.library.opcheck(triton._attend, (q, k, v, keys, values, held, 9))
+    torch.library.opcheck(triton.decode_attention, (q, k, v, keys, values, held, 9))
 
 
 @pytest.mark.gpu

@@ -113,8 +113,8 @@ def test_takes_any_strides() -> None:
 
 def test_are_operators_as_torch_wants_them() -> None:
     x, w, w_scale = whole(3, 40), whole(5, 40), scales(5)
-    torch.library.opcheck(triton._int8, (x, w, scales(3), w_scale, None, torch.float16))
-    torch.library.opcheck(triton._weight_only, (x.float(), w, w_scale, None))
+    torch.library.opcheck(triton.int8_matmul, (x, w, scales(3), w_scale, None, torch.float16))
+    torch.library.opcheck(triton.weight_only_matmul, (x.float(), w, w_scale, None))
 
 
 def test_compiles_whole() -> None:

@@ -66,30 +66,6 @@ def test_agrees_with_all_options(agrees: Agrees, reduction: str, dtype: torch.dt
     agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
 
 
-@pytest.mark.parametrize(
-    ("reduction", "dtype"), [("mean", DTYPES[0]), ("sum", DTYPES[-1]), *(("none", dtype) for dtype in DTYPES)]
-)
-def test_one_pass_agrees(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, reduction: str, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(chunks, "ONE_PASS", True)
-    monkeypatch.setattr(cross_entropy_triton, "BOTH_TILES", dict.fromkeys((2, 4), cross_entropy_triton.Tiles(16, 1)))
-    given = inputs(11, 6, 37)
-    given[2][3:6] = -1
-    options = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
-    agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
-    agrees(*both(reduction=reduction), inputs(9, 6, 32)[:3], dtype, DEVICE, ROUNDINGS.get(dtype))
-
-
-def test_one_pass_makes_a_target_that_is_no_class_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ONE_PASS", True)
-    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
-    target[4] = 21
-    loss = triton.linear_cross_entropy(hidden.requires_grad_(), weight, target, reduction="none")
-    (found,) = torch.autograd.grad(loss.sum(), hidden)
-    wrong = torch.arange(9, device=DEVICE) == 4
-    assert torch.equal(loss.isnan(), wrong) and torch.equal(found.isnan().all(1), wrong)
-    assert torch.equal(found.isnan().any(1), wrong)
-
-
 def test_a_loss_scale_scales_the_gradients(agrees: Agrees) -> None:
     def tenfold(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *given: 10 * function(*given) ** 2

@@ -94,8 +94,8 @@ def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
 def test_are_operators_as_torch_wants_them() -> None:
     x, residual = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.randn(6, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(triton._forward, (x, weight, EPS))
-    torch.library.opcheck(triton._add_forward, (x, residual, weight, EPS))
+    torch.library.opcheck(triton.rms_norm, (x, weight, EPS))
+    torch.library.opcheck(triton.add_rms_norm, (x, residual, weight, EPS))
 
 
 def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:

@@ -81,8 +81,8 @@ def test_gates_far_from_zero_stay_finite() -> None:
 
 def test_is_an_operator_as_torch_wants_it() -> None:
     gate, up = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(triton._forward, (gate, up))
-    torch.library.opcheck(triton._packed_forward, (gate,))
+    torch.library.opcheck(triton.swiglu, (gate, up))
+    torch.library.opcheck(triton.packed_swiglu, (gate,))
 
 
 def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:

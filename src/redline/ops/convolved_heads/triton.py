@@ -27,13 +27,6 @@ _LEAST_NORM = tl.constexpr(1e-12)
 _Outputs = tuple[Tensor, Tensor, Tensor]
 
 
-def convolved_heads(
-    x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, heads: int, key_dim: int, documents_BS: Tensor | None = None
-) -> _Outputs:
-    """Computes the reference function. All intermediate values are fp32."""
-    return _forward(x_BSC, taps_TC, recent_BTC, heads, key_dim, documents_BS)
-
-
 def why_not(x_BSC: Tensor, taps_TC: Tensor, heads: int, key_dim: int) -> str:
     """Returns why the kernels do not support this input, or an empty string."""
     value_dim = x_BSC.shape[-1] // heads - 2 * key_dim
@@ -231,9 +224,10 @@ def convolved_heads_inputs_kernel(
 
 
 @torch.library.custom_op("redline::convolved_heads", mutates_args=())
-def _forward(
-    x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, documents: Tensor | None
+def convolved_heads(
+    x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Computes the reference function. All intermediate values are fp32."""
     outputs = _empty_outputs(x, taps, heads, key_dim)
     x, taps, recent = kernel.rows_contiguous(x), taps.contiguous(), recent.contiguous()
     batch, tokens, channels = x.shape
@@ -249,9 +243,9 @@ def _forward(
     return outputs
 
 
-@_forward.register_fake
+@convolved_heads.register_fake
 def _(
-    x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, documents: Tensor | None
+    x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_outputs(x, taps, heads, key_dim)
 
@@ -314,7 +308,7 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return *_backward(x, taps, recent, ctx.heads, ctx.key_dim, documents, *grads), None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+convolved_heads.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _constants(taps: int, channels: int, heads: int, key_dim: int, tile: tuple[int, int]) -> dict[str, object]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from redline.ops.cross_entropy.reference import reduced
-from redline.ops.cross_entropy.triton_kernels import both_kernel, forward_kernel, gradient_kernel
+from redline.ops.cross_entropy.triton_kernels import forward_kernel, gradient_kernel
 from redline.ops.kernel import INTERPRETED, empty_like, launch, rows_contiguous
 
-__all__ = ["INTERPRETED", "cross_entropy", "write_both", "write_gradient", "write_loss"]
+__all__ = ["INTERPRETED", "cross_entropy", "write_gradient", "write_loss"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Tiles:
 # Keyed by element size in bytes. With 4 warps each thread holds 32 (16) logits, and many programs fit a multiprocessor.
 FORWARD_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 GRADIENT_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
-# With this many warps a multiprocessor holds one or two rows.
-BOTH_TILES = {2: Tiles(16_384, 32), 4: Tiles(8192, 32)}
 
 
 def cross_entropy(
@@ -72,16 +70,6 @@ def write_gradient(
     strides = (logits.stride(0), gradient.stride(0))
     arguments = (logits, target, lse, grad, gradient, *strides, classes, ignore_index, smoothing, z_loss)
     launch(gradient_kernel, (rows * -(-classes // block),), *arguments, BLOCK=block, num_warps=warps)
-
-
-def write_both(
-    logits: Tensor, target: Tensor, grad: Tensor, loss: Tensor, ignore_index: int, smoothing: float, z_loss: float
-) -> None:
-    """Writes `loss` and overwrites the logits with their gradient, in one kernel."""
-    rows, classes = logits.shape
-    block, warps = _block(BOTH_TILES, logits)
-    arguments = (logits, target, grad, loss, logits.stride(0), classes, ignore_index, smoothing, z_loss)
-    launch(both_kernel, (rows,), *arguments, SMOOTH=smoothing != 0.0, BLOCK=block, num_warps=warps)
 
 
 def _block(tiles: dict[int, Tiles], logits: Tensor) -> tuple[int, int]:

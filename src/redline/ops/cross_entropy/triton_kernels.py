@@ -3,8 +3,7 @@
 A forward program reads one row once, one block of classes at a time, and updates the running maximum and the sum of
 exponentials. Ignored rows are not read. A backward program computes one block of one row from the row's lse. Blocks
 inside the row are loaded without a mask, so an odd number of classes prevents wide loads in its last block only. A
-target that is not a class gives NaN. If the gradient of the loss is known in the forward pass, one program computes
-loss and gradient of a row; few rows are in flight, so the second read hits the L2 cache.
+target that is not a class gives NaN.
 """
 
 # pyright: reportGeneralTypeIssues=false
@@ -72,44 +71,6 @@ def forward_kernel(
         value -= smoothing * (plain / classes)
     tl.store(loss + row, tl.where(counts, value, 0.0))
     tl.store(lse + row, log_sum)
-
-
-@triton.jit
-def both_kernel(
-    logits, target, grad, loss, row_stride, classes, ignore_index, smoothing, z_loss,
-    SMOOTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Computes the loss of a row and overwrites its logits with their gradient."""
-    row = tl.program_id(0)
-    start = logits + row.to(tl.int64) * row_stride
-    wanted = tl.load(target + row).to(tl.int64)
-    counts = wanted != ignore_index
-    known = (wanted >= 0) & (wanted < classes)
-    # Loaded before the statistics, whose reductions synchronize all threads: later it may have been overwritten.
-    picked = tl.load(start + wanted, mask=known & counts, other=float("nan")).to(tl.float32)
-    scale = tl.where(known & counts, tl.load(grad + row).to(tl.float32), float("nan"))
-    log_sum, plain = _statistics(start, tl.where(counts, classes, 0), SMOOTH, BLOCK)
-    value = log_sum - (1.0 - smoothing) * picked + z_loss * log_sum * log_sum
-    if SMOOTH:
-        value -= smoothing * (plain / classes)
-    tl.store(loss + row, tl.where(counts, value, 0.0))
-    right = tl.where(known, wanted, 0).to(tl.int32)
-    whole = classes // BLOCK * BLOCK
-    if counts:
-        for first in range(0, whole, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            x = tl.load(start + column).to(tl.float32)
-            slope = _slope(x, column, right, log_sum, scale, classes, smoothing, z_loss)
-            tl.store(start + column, slope.to(logits.dtype.element_ty))
-        if whole < classes:
-            column = whole + tl.arange(0, BLOCK)
-            x = tl.load(start + column, mask=column < classes, other=0.0).to(tl.float32)
-            slope = _slope(x, column, right, log_sum, scale, classes, smoothing, z_loss)
-            tl.store(start + column, slope.to(logits.dtype.element_ty), mask=column < classes)
-    else:
-        for first in range(0, classes, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            tl.store(start + column, tl.zeros((BLOCK,), logits.dtype.element_ty), mask=column < classes)
 
 
 @triton.jit

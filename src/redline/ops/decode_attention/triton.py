@@ -35,13 +35,6 @@ _MERGE_WARPS = 2
 _MOST_SPLITS = 64
 
 
-def decode_attention(
-    q_BHD: Tensor, k_BGD: Tensor, v_BGD: Tensor, keys_BCGD: Tensor, values_BCGD: Tensor, lengths_B: Tensor, ring: int
-) -> Tensor:
-    """Computes the reference function. It has no gradient."""
-    return _attend(q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-
-
 def why_not(q_BHD: Tensor) -> str:
     """Returns why the kernels do not support this input, or an empty string."""
     if torch.is_grad_enabled() and q_BHD.requires_grad:
@@ -129,7 +122,10 @@ def merge_kernel(
 
 
 @torch.library.custom_op("redline::decode_attention", mutates_args=("keys", "values"))
-def _attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> Tensor:
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int
+) -> Tensor:
+    """Computes the reference function. It has no gradient."""
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     (rows, heads, dim), groups = q.shape, k.shape[1]
     splits = splits_for(rows * groups, ring, kernel.processors(q))
@@ -161,7 +157,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengt
     return out
 
 
-@_attend.register_fake
+@decode_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.ops.cross_entropy.triton import write_both, write_gradient, write_loss
+from redline.ops.cross_entropy.triton import write_gradient, write_loss
 
 # The maximum size of a chunk's logits, or half of it if that still fits `CHUNK_ROWS` rows. The weight's gradient is
 # read and written once per chunk, which pays off only for many rows.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 8192
-# The dtype in which the weight's gradient is summed, and whether one kernel computes loss and gradient. The benchmark
-# sweeps both.
+# The dtype in which the weight's gradient is summed. The benchmark sweeps it.
 SUM_DTYPE = torch.float32
-ONE_PASS = False
 # The rows of a chunk and the row stride of its logits are multiples of this, for full tiles and wide loads.
 _ALIGNMENT = 128
 # The fast kernels of cuBLAS need dimensions that are multiples of this.
@@ -105,14 +103,10 @@ def compute(
             torch.mm(hidden_ND[chunk], weight_VD.t(), out=product)
         else:
             torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=product)
-        if ONE_PASS and grad_N is not None:
-            write_both(part, target_N[chunk], grad_N[chunk], result.loss_N[chunk], *settings)
-        else:
-            write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
+        write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
         if grad_N is None:
             continue
-        if not ONE_PASS:
-            write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *settings)
+        write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *settings)
         if wanted.hidden:
             torch.mm(product, weight_VD, out=result.hidden_ND[chunk])
         if wanted.weight:

@@ -66,16 +66,6 @@ SUM_TILES = SumTiles(512, 16, 8)
 _WIDEST = max(FORWARD_TILES)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes the reference function."""
-    return _forward(x, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Computes the reference function."""
-    return _add_forward(x, residual, weight, eps)
-
-
 def why_not(x: Tensor) -> str:
     """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
@@ -84,25 +74,27 @@ def why_not(x: Tensor) -> str:
 
 
 @torch.library.custom_op("redline::rms_norm", mutates_args=())
-def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes the reference function."""
     out = kernel.empty_like(x)
     _launch_forward(x.contiguous(), None, weight, None, out, eps)
     return out
 
 
-@_forward.register_fake
+@rms_norm.register_fake
 def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return kernel.empty_like(x)
 
 
 @torch.library.custom_op("redline::add_rms_norm", mutates_args=())
-def _add_forward(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Computes the reference function."""
     out, total = kernel.empty_like(x), kernel.empty_like(x)
     _launch_forward(x.contiguous(), residual.contiguous(), weight, total, out, eps)
     return out, total
 
 
-@_add_forward.register_fake
+@add_rms_norm.register_fake
 def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return kernel.empty_like(x), kernel.empty_like(x)
 
@@ -157,8 +149,8 @@ def _differentiate_add(
     return grad_x, grad_x, grad_weight, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
-_add_forward.register_autograd(_differentiate_add, setup_context=_setup_add_context)
+rms_norm.register_autograd(_differentiate, setup_context=_setup_context)
+add_rms_norm.register_autograd(_differentiate_add, setup_context=_setup_add_context)
 
 
 def _launch_forward(

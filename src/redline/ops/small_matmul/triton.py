@@ -20,11 +20,6 @@ __all__ = ["INTERPRETED", "product", "small_matmul"]
 _FINISH_BLOCK = 256
 
 
-def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Computes the reference function. Sums are fp32 for every dtype."""
-    return _forward(x_MK, w_NK, bias_N)
-
-
 def product(
     x: Tensor,
     w: Tensor,
@@ -90,12 +85,13 @@ def _launch_product(
 
 
 @torch.library.custom_op("redline::small_matmul", mutates_args=())
-def _forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def small_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes the reference function. Sums are fp32 for every dtype."""
     return product(x, w, bias, x.dtype)
 
 
-@_forward.register_fake
-def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+@small_matmul.register_fake
+def _(x: Tensor, w: Tensor, *_: object) -> Tensor:
     return torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
 
 
@@ -110,4 +106,4 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad @ w if of_x else None, grad.t() @ x if of_w else None, grad.sum(0) if of_bias else None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+small_matmul.register_autograd(_differentiate, setup_context=_setup_context)

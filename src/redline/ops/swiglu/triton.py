@@ -28,16 +28,6 @@ class Tiles:
 TILES = {"forward": Tiles(1024, 4), "backward": Tiles(512, 4)}
 
 
-def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Computes the reference function."""
-    return _forward(gate, up)
-
-
-def packed_swiglu(gate_up: Tensor) -> Tensor:
-    """Computes the reference function."""
-    return _packed_forward(gate_up)
-
-
 def why_not(gate: Tensor) -> str:
     """Returns why the kernels do not support this input, or an empty string."""
     return kernel.why_not(gate)
@@ -76,13 +66,14 @@ def backward_kernel(
 
 
 @torch.library.custom_op("redline::swiglu", mutates_args=())
-def _forward(gate: Tensor, up: Tensor) -> Tensor:
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Computes the reference function."""
     out = kernel.empty_like(gate)
     _launch(forward_kernel, TILES["forward"], gate, up, out)
     return out
 
 
-@_forward.register_fake
+@swiglu.register_fake
 def _(gate: Tensor, up: Tensor) -> Tensor:
     return kernel.empty_like(gate)
 
@@ -108,18 +99,19 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return _backward(gate, up, grad)
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+swiglu.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 @torch.library.custom_op("redline::packed_swiglu", mutates_args=())
-def _packed_forward(gate_up: Tensor) -> Tensor:
+def packed_swiglu(gate_up: Tensor) -> Tensor:
+    """Computes the reference function."""
     gate, up = _rows(gate_up).chunk(2, -1)
     out = _half_of(gate_up)
     _launch(forward_kernel, TILES["forward"], gate, up, out)
     return out
 
 
-@_packed_forward.register_fake
+@packed_swiglu.register_fake
 def _(gate_up: Tensor) -> Tensor:
     return _half_of(gate_up)
 
@@ -147,7 +139,7 @@ def _differentiate_packed(ctx: Any, grad: Tensor) -> Tensor:
     return _packed_backward(gate_up, grad)
 
 
-_packed_forward.register_autograd(_differentiate_packed, setup_context=_setup_packed_context)
+packed_swiglu.register_autograd(_differentiate_packed, setup_context=_setup_packed_context)
 
 
 def _launch(which: Any, tiles: Tiles, gate: Tensor, up: Tensor, *others: Tensor) -> None:
