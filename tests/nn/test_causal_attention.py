@@ -100,13 +100,13 @@ def test_our_kernels_see_the_same(monkeypatch: pytest.MonkeyPatch, window: int |
     q, k, v = (t.detach().requires_grad_() for t in example(torch.bfloat16, "cuda", 64))
     packing = Packing.of(torch.randint(2, (2, 19)).cumsum(1)).to("cuda") if packed else None
     calls: list[bool] = []
-    kernels = nn.causal_attention.attention_to_stretches
+    kernels = nn.causal_attention.span_attention_op
 
     def counted(*given: Any, **options: Any) -> Tensor:
         calls.append(True)
         return kernels(*given, **options)
 
-    monkeypatch.setattr(nn.causal_attention, "attention_to_stretches", counted)
+    monkeypatch.setattr(nn.causal_attention, "span_attention_op", counted)
     grad_output = torch.randn_like(q)
 
     def gradients(implementation: str) -> tuple[Tensor, ...]:

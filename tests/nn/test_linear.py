@@ -69,7 +69,7 @@ def test_compiled_it_reads_the_weight_as_it_is_stored_too(monkeypatch: pytest.Mo
     """Where it was looked at before: a compiler cannot ask whether zero is zero."""
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"
-    monkeypatch.setattr(Linear, "_is_on_its_own", lambda self, x: True)
+    monkeypatch.setattr(Linear, "_kernels_allowed", lambda self, x: True)
     calls: list[int] = []
 
     def counted(*args: Tensor, **kwargs: str) -> Tensor:

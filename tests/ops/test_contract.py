@@ -180,7 +180,9 @@ SIZES: dict[str, list[Sizes]] = {
     ],
     "cross_entropy": each("smoothing", 0.0, 0.1),
     "decode_attention": each("ring", 200, 4096),
-    "fused_linear": [{"columns": columns, "around": around} for columns in (32, 64, 312) for around in (False, True)],
+    "fused_linear": [
+        {"columns": columns, "with_epilogue": around} for columns in (32, 64, 312) for around in (False, True)
+    ],
     "fused_mlp": [{"channels": c, "columns": n} for c, n in ((184, 32), (248, 32), (280, 32), (312, 32), (312, 184))],
     "gated_delta_rule": [
         *({"keys": keys, "values": values} for keys, values in ((64, 64), (128, 128), (96, 96), (16, 256), (256, 32))),
@@ -201,7 +203,7 @@ SIZES: dict[str, list[Sizes]] = {
     "packed_swiglu": [{}],
     "titans_memory": [
         *({"keys": keys, "values": values} for keys, values in ((64, 64), (128, 128), (96, 32))),
-        *({"chunk": chunk, "cut": False} for chunk in (16, 32, 64)),
+        *({"chunk": chunk, "split": False} for chunk in (16, 32, 64)),
     ],
     "window_attention": [
         *({"head_dim": dim, "heads": heads} for dim, heads in ((30, 6), (53, 4), (122, 2), (46, 6), (77, 4), (16, 1))),

@@ -1,4 +1,4 @@
-"""The gated MLP of Llama: down(silu(gate) · up), with gate and up in one product."""
+"""The gated MLP of Llama: down(silu(gate) · up), with one matrix product for gate and up."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from redline.ops.swiglu import packed_swiglu
 
 
 class SwiGLU(DispatchedModule):
-    op = "SwiGLU"
+    op = "swiglu"
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention inside windows, with a learned bias by relative position, on tokens (B, H, W, C)."""
+"""Swin window attention on tokens (B, H, W, C), with a learned relative position bias."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Fused operators: each has a reference in plain PyTorch (its specification) and Triton kernels that are faster.
+"""Fused ops: each has a reference in plain PyTorch (its specification) and Triton kernels that are faster.
 
 Each op is a package of the same name as its function. The functions are bound here when the package is first imported,
 so `from redline.ops import rms_norm` is the function even if `redline.ops.rms_norm.triton` was imported before.

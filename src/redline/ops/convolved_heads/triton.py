@@ -244,9 +244,7 @@ def convolved_heads(
 
 
 @convolved_heads.register_fake
-def _(
-    x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, *_: object
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_outputs(x, taps, heads, key_dim)
 
 
