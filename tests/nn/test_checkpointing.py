@@ -44,13 +44,13 @@ def registered() -> set[str]:
     return {name.removeprefix("redline::") for name in names if name.startswith("redline::")}
 
 
-def test_every_operator_of_ours_is_either_dear_or_not(registered: set[str]) -> None:
+def test_every_op_is_listed_as_expensive_or_cheap(registered: set[str]) -> None:
     assert set(OURS) <= registered
     forward = {name for name in registered if not name.endswith("_backward")}
     assert forward == set(OURS) | CHEAP | ELSEWHERE
 
 
-def test_attention_of_torch_has_its_name() -> None:
+def test_torch_attention_has_the_listed_name() -> None:
     pytest.importorskip("torch.nn.attention.varlen")
     assert (
         "torch_attn::_varlen_attn" in EXPENSIVE_OPS
@@ -59,7 +59,7 @@ def test_attention_of_torch_has_its_name() -> None:
     assert torch.ops.higher_order.flex_attention.name() in EXPENSIVE_OPS
 
 
-def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_op_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
     def product(name: str) -> torch.library.CustomOpDef:

@@ -16,14 +16,14 @@ def in_parts(a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_that_cancel_may_be_off_by_what_their_terms_are(agrees: Callable[..., None], dtype: torch.dtype) -> None:
+def test_cancellation_allows_the_rounding_error_of_its_terms(agrees: Callable[..., None], dtype: torch.dtype) -> None:
     a = torch.randn(3, 50)
     close = a * (1 + 1e-3 * torch.randn(3, 50))
     agrees(in_parts, difference, (a, close), dtype)
 
 
 @pytest.mark.parametrize("factor", [1.05, float("nan")])
-def test_an_error_is_seen_in_outputs_and_gradients(agrees: Callable[..., None], factor: float) -> None:
+def test_errors_in_outputs_and_gradients_are_detected(agrees: Callable[..., None], factor: float) -> None:
     a = torch.randn(3, 50)
     close = a * (1 + 1e-3 * torch.randn(3, 50))
     with pytest.raises(AssertionError, match="output 0 is off"):

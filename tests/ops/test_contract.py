@@ -29,7 +29,7 @@ OnCard = Callable[..., Any]
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
-def test_every_operator_is_registered_and_tested_alone() -> None:
+def test_every_op_is_registered_and_has_its_own_tests() -> None:
     packages = sorted(path.parent.name for path in Path(redline.ops.__file__).parent.glob("*/__init__.py"))
     found = []
     for package in packages:
@@ -57,7 +57,7 @@ def run(op: Op, given: dict[str, Any], implementation: str = "auto") -> list[Ten
 
 
 @every_op
-def test_a_card_takes_triton(op: Op, on_card: OnCard) -> None:
+def test_a_supported_gpu_runs_triton(op: Op, on_card: OnCard) -> None:
     for sizes in op.sizes:
         given = op.sample(torch.bfloat16, **sizes)
         expected = run(op, given, "reference")
@@ -71,7 +71,7 @@ def test_a_card_takes_triton(op: Op, on_card: OnCard) -> None:
 
 
 @every_op
-def test_a_card_below_8_0_takes_plain_pytorch_and_says_so(op: Op, on_card: OnCard) -> None:
+def test_a_gpu_below_8_0_falls_back_with_a_warning(op: Op, on_card: OnCard) -> None:
     given = op.sample(torch.bfloat16, **op.sizes[0])
     reason = "compute capability 8.0 is required, and this device has 7.5"
     with on_card(75) as launched:
@@ -83,7 +83,7 @@ def test_a_card_below_8_0_takes_plain_pytorch_and_says_so(op: Op, on_card: OnCar
 
 
 @every_op
-def test_a_cpu_takes_plain_pytorch_in_silence(op: Op) -> None:
+def test_a_cpu_runs_the_reference_without_a_warning(op: Op) -> None:
     given = op.sample(torch.float32, **op.sizes[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,7 +93,7 @@ def test_a_cpu_takes_plain_pytorch_in_silence(op: Op) -> None:
 
 
 @every_op
-def test_what_cannot_run_is_refused_by_name(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_implementations_are_refused(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     given = op.sample(torch.float32, **op.sizes[0])
     with pytest.raises(ModelError, match="unknown implementation 'cuda' .supported: auto, reference, .*triton"):
         run(op, given, "cuda")

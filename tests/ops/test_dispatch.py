@@ -15,7 +15,7 @@ def doubled(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_slow_path_is_loud(compiled: bool) -> None:
+def test_a_fallback_warns_once(compiled: bool) -> None:
     pytest.importorskip("triton")
     run = torch.compile(doubled, backend="eager", fullgraph=True) if compiled else doubled
     with pytest.warns(UserWarning, match="doubling: falling back to plain PyTorch, .*: the kernels were never"):

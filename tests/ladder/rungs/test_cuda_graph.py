@@ -81,7 +81,7 @@ def inputs(seed: int, *shape: int) -> Tensor:
     return torch.randn(*(shape or (2, 3)), generator=torch.Generator().manual_seed(seed))
 
 
-def test_rehearsals_then_a_recording_then_replays() -> None:
+def test_warms_up_then_captures_then_replays() -> None:
     run, recorder, tally = graphed(lambda x: x * 2, warmup_calls=2)
     for seed in range(3):
         assert torch.equal(run(inputs(seed)), inputs(seed) * 2)
@@ -89,7 +89,7 @@ def test_rehearsals_then_a_recording_then_replays() -> None:
     assert (tally.graphs, tally.replays, tally.uncaptured) == (1, 3, 0)
 
 
-def test_every_form_of_input_gets_a_graph_of_its_own() -> None:
+def test_every_input_signature_gets_its_own_graph() -> None:
     def function(x: Tensor, *rest: Any, **named: Any) -> Tensor:
         flat = pytree.tree_leaves((rest, named))
         return x.double() + sum(float(v.sum() if isinstance(v, Tensor) else v or 0) for v in flat)
@@ -115,7 +115,7 @@ def test_every_form_of_input_gets_a_graph_of_its_own() -> None:
     assert tally.replays == 2 * len(forms)
 
 
-def test_results_stay_what_they_were() -> None:
+def test_results_are_not_overwritten_by_later_calls() -> None:
     run, _, _ = graphed(lambda x: (x + 1, {"y": x * 2}))
     first = run(inputs(0))
     run(inputs(1))
@@ -144,7 +144,7 @@ def test_a_model_that_returns_its_input_does_not_give_its_buffer_away() -> None:
     assert torch.equal(first, inputs(0))
 
 
-def test_beyond_the_limit_calls_run_without_a_graph_and_say_so_once() -> None:
+def test_calls_beyond_the_limit_run_without_a_graph_and_warn_once() -> None:
     run, recorder, tally = graphed(lambda x: x + 1, limit=2)
     run(inputs(0, 1)), run(inputs(0, 2))
     with pytest.warns(UserWarning, match="2 input signatures"):
@@ -166,7 +166,7 @@ def test_named_tuples_and_dicts_arrive_as_they_are() -> None:
         assert torch.equal(run(pair, {"by": 2.0}), pair.x - pair.y * 2)
 
 
-def test_inputs_that_a_graph_cannot_follow_are_refused() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     run, _, _ = graphed(lambda x, y=None: x)
     with pytest.raises(RungError, match="host memory"):
         run(torch.empty(2, device="meta"))
@@ -174,7 +174,7 @@ def test_inputs_that_a_graph_cannot_follow_are_refused() -> None:
         run(inputs(0), {1, 2})
 
 
-def test_a_call_that_cannot_be_recorded_is_one_sentence() -> None:
+def test_a_failed_capture_raises_one_sentence() -> None:
     run, recorder, _ = graphed(lambda x: x)
 
     def refuse(run: Callable[[], Any]) -> Any:
@@ -185,7 +185,7 @@ def test_a_call_that_cannot_be_recorded_is_one_sentence() -> None:
         run(inputs(0))
 
 
-def test_the_way_to_a_replay_is_short() -> None:
+def test_a_replay_has_little_overhead() -> None:
     recorder, tally = FakeRecorder(), CaptureCounts()
     run = GraphedCallable(lambda x, y: x, recorder, tally, clone=False)
     x, y = inputs(0), inputs(1)
@@ -227,7 +227,7 @@ def training_job(model: nn.Module, optimizer: str) -> Job:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rehearsals_of_a_training_step_leave_nothing_behind(optimizer: str) -> None:
+def test_warm_up_of_a_training_step_leaves_no_changes(optimizer: str) -> None:
     """The first call must be exactly one step: weights, running means, states and gradients."""
     torch.manual_seed(0)
     model = Net().train()
@@ -250,7 +250,7 @@ def test_rehearsals_of_a_training_step_leave_nothing_behind(optimizer: str) -> N
         )
 
 
-def test_a_learning_rate_that_is_a_number_is_part_of_the_form() -> None:
+def test_a_float_learning_rate_is_part_of_the_signature() -> None:
     step = training_job(Net(), "sgd").finish()
     state = TrainingState(step.model, step.optimizer)
     before = state.settings()
@@ -258,7 +258,7 @@ def test_a_learning_rate_that_is_a_number_is_part_of_the_form() -> None:
     assert state.settings() != before
 
 
-def test_each_recording_shows_its_own_gradients() -> None:
+def test_each_graph_exposes_its_own_gradients() -> None:
     run, _, _ = graphed(lambda x: x)
     parameter = nn.Parameter(torch.zeros(1))
     one, two = torch.ones(1), torch.full((1,), 2.0)
@@ -398,7 +398,7 @@ class Littering(nn.Linear):
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> None:
+def test_on_cuda_no_graph_is_destroyed_during_a_capture() -> None:
     model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
     graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), CaptureCounts())
     with torch.no_grad():
@@ -407,7 +407,7 @@ def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> Non
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
+def test_on_cuda_a_graph_has_its_own_workspaces() -> None:
     """As after inductor's graphs: what cuBLAS had for scratch is dropped, and its place goes to others' numbers."""
     recorder = CudaGraphCapturer(torch.device(GPU))
     # So deep that parts of a sum are added up by way of scratch memory.
@@ -425,7 +425,7 @@ def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
     assert relative_error(expected, output) < 1e-2
 
 
-def test_nothing_is_collected_during_a_recording() -> None:
+def test_garbage_collection_is_disabled_during_a_capture() -> None:
     for wanted in (True, False):
         (gc.enable if wanted else gc.disable)()
         try:
@@ -437,7 +437,7 @@ def test_nothing_is_collected_during_a_recording() -> None:
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_scheduler_is_followed() -> None:
+def test_on_cuda_a_learning_rate_schedule_is_followed() -> None:
     torch.manual_seed(0)
     model = Net().cuda().train()
     losses = []
@@ -470,7 +470,7 @@ def test_on_cuda_with_other_rungs(plan: str) -> None:
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
+def test_on_cuda_a_synchronizing_call_is_refused() -> None:
     class Waits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -495,5 +495,5 @@ def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
         ("bf16 + compile", "bf16 + compile + cuda_graph"),
     ],
 )
-def test_joining_a_plan_takes_the_compilers_own_graphs_away(before: str, after: str) -> None:
+def test_joining_a_plan_disables_the_graphs_of_compile(before: str, after: str) -> None:
     assert Plan.parse(before).with_rung(CudaGraph()) == Plan.parse(after)

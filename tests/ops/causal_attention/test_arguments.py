@@ -9,7 +9,7 @@ from redline.ops.causal_attention import Far, causal_attention
 Q, K, LOWEST = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.zeros(5, dtype=torch.int32)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     def refused(sentence: str, *arguments: torch.Tensor) -> None:
         with pytest.raises(ModelError, match=sentence):
             causal_attention(*arguments)
@@ -26,7 +26,7 @@ def test_what_does_not_fit_is_refused() -> None:
     refused("lowest_T is on meta, but q_THD is on cpu", Q, K, K, LOWEST.to("meta"))
 
 
-def test_what_does_not_fit_far_away_is_refused() -> None:
+def test_invalid_far_arguments_are_refused() -> None:
     bias = torch.zeros(5)
     for sentence, far in {
         r"far.q_THD must have shape \(5, 4, 16\), not \(4, 4, 16\)": Far(Q[1:], K, bias, LOWEST),

@@ -40,7 +40,7 @@ def test_agrees(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (8, 2, 128), (3, 1, 32), (2, 2, 16)])
 @pytest.mark.parametrize(("tokens", "mean", "segment"), [(1024, 10_000, 256), (1999, 170, 32), (1001, 300, 128)])
-def test_what_is_far_agrees(
+def test_far_keys_agree(
     agrees: Agrees, heads: int, groups: int, dim: int, tokens: int, mean: int, segment: int, dtype: torch.dtype
 ) -> None:
     first = documents(tokens, mean)
@@ -61,7 +61,7 @@ def test_what_is_far_agrees(
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_repeats(repeats: Callable[..., None], far: bool) -> None:
+def test_is_deterministic(repeats: Callable[..., None], far: bool) -> None:
     first, index = documents(4096, 500), torch.arange(4096, device="cuda", dtype=torch.int32)
     inputs = [
         torch.randn(4096, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -76,7 +76,7 @@ def test_repeats(repeats: Callable[..., None], far: bool) -> None:
     )
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     low = documents(300, 100)
 
     def block(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from redline.ops.convolved_heads import convolved_heads
 X, TAPS, RECENT = torch.randn(2, 5, 24), torch.randn(4, 24), torch.randn(2, 3, 24)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     def refused(sentence: str, *arguments: object) -> None:
         with pytest.raises(ModelError, match=sentence):
             convolved_heads(*arguments)  # pyright: ignore[reportArgumentType]

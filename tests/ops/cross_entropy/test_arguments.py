@@ -25,7 +25,7 @@ LOGITS, TARGET = torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64)
         (LOGITS, TARGET, {"reduction": "max"}, "unknown reduction 'max' .supported: mean, sum, none"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_invalid_arguments_are_refused(
     logits: torch.Tensor, target: torch.Tensor, options: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ModelError, match=sentence):

@@ -9,7 +9,7 @@ from redline.ops.decode_attention import decode_attention
 from .decode_examples import example
 
 
-def test_it_is_softmax_over_the_last_tokens() -> None:
+def test_is_softmax_over_the_last_tokens() -> None:
     ring, heads, groups, dim, steps = 7, 6, 2, 4, 20
     history = [torch.randn(3, steps, count, dim, dtype=torch.float64) for count in (heads, groups, groups)]
     keys, values = (torch.full((3, ring + 2, groups, dim), float("nan"), dtype=torch.float64) for _ in range(2))
@@ -27,7 +27,7 @@ def test_it_is_softmax_over_the_last_tokens() -> None:
     assert keys[:, ring:].isnan().all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     q, k, v, keys, values, lengths = example(8, [3, 9], 4, 2, 6, torch.float32)
     for wrong, words in (
         ((q[0], k, v, keys, values, lengths, 8), "q_BHD and k_BGD must have 3 dimensions"),

@@ -52,7 +52,7 @@ def test_splits_depend_on_shapes_only() -> None:
     assert triton.splits_for(1, 131_072, 132) == 64
 
 
-def test_torch_sees_that_the_ring_is_written() -> None:
+def test_passes_opcheck_with_a_mutated_ring() -> None:
     q, k, v, keys, values, held = example(9, [4, 20], 4, 2, 16, torch.float32, DEVICE)
     keys.nan_to_num_(), values.nan_to_num_()
     torch.library.opcheck(triton.decode_attention, (q, k, v, keys, values, held, 9))
@@ -60,7 +60,7 @@ def test_torch_sees_that_the_ring_is_written() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ring", [200, 5000])
-def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
+def test_a_cuda_graph_replay_is_deterministic_for_every_length(ring: int) -> None:
     q, k, v, keys, values, held = example(ring, [0, 90], 32, 8, 64, torch.bfloat16, "cuda")
     keys.nan_to_num_(), values.nan_to_num_()
     with torch.no_grad():
@@ -77,7 +77,7 @@ def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
 
 
 @torch.no_grad()
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     """What it writes into the ring is there for what follows in the same graph."""
 
     def attended(q: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:

@@ -34,7 +34,7 @@ MOMENTS, SUMS = torch.zeros(1, 2, 3), torch.zeros(5)
         ((X.clone().requires_grad_(), WEIGHT, BIAS, OUT), {}, "x_MK requires grad, but the op has no gradient"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_invalid_arguments_are_refused(
     given: tuple[torch.Tensor, ...], options: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ModelError, match=sentence):

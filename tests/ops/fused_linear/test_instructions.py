@@ -11,7 +11,7 @@ from redline.ops.samples import fused_linear as sample
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_blocks_by_addresses_are_read_and_written_16_bytes_at_a_time(on_card: Callable[..., Any], around: bool) -> None:
+def test_blocks_by_pointers_use_16_byte_loads_and_stores(on_card: Callable[..., Any], around: bool) -> None:
     with on_card(90, compiling=True) as launched:
         fused_linear(**sample(torch.bfloat16, columns=64, around=around))
     ptx = launched["linear_kernel"].asm["ptx"]
@@ -22,7 +22,7 @@ def test_blocks_by_addresses_are_read_and_written_16_bytes_at_a_time(on_card: Ca
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_blocks_by_descriptors_are_copied_by_the_copying_unit(on_card: Callable[..., Any], around: bool) -> None:
+def test_blocks_by_descriptors_use_the_tensor_memory_accelerator(on_card: Callable[..., Any], around: bool) -> None:
     with on_card(90, compiling=True) as launched:
         fused_linear(**sample(torch.bfloat16, around=around))
     ptx = launched["descriptor_kernel"].asm["ptx"]

@@ -17,7 +17,7 @@ def test_each_part_of_the_moments_is_written_by_one_block() -> None:
             assert -(-columns // tiles.columns) == moment_parts(columns), (size, columns)
 
 
-def test_channels_are_read_in_pieces() -> None:
+def test_rows_are_split_into_pieces() -> None:
     expected = {8: (16, 0), 16: (16, 0), 24: (32, 0), 64: (64, 0), 72: (64, 16), 184: (128, 64), 216: (256, 0)}
     expected |= {280: (256, 32), 312: (256, 64), 328: (256, 128)}
     assert {channels: kernel.pieces(channels) for channels in expected} == expected

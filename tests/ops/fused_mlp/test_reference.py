@@ -54,6 +54,6 @@ def given(**changes: Any) -> dict[str, Any]:
         ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "weight_1 requires grad, but the op has no gradient"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         fused_mlp(**given(**changes))

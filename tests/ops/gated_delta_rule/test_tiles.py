@@ -9,7 +9,7 @@ import torch
 host = pytest.importorskip("redline.ops.gated_delta_rule.triton")
 
 
-def test_tiles_are_fine_where_most_of_a_device_would_wait_and_wide_where_there_are_many(
+def test_blocks_are_small_for_few_programs_and_wide_for_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)

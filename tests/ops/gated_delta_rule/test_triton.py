@@ -51,7 +51,7 @@ if DEVICE == "cuda":
 
 
 @pytest.mark.parametrize(("name", "dtype", "tokens", "keys", "values", "chunk", "packed"), CASES)
-def test_each_kernel_writes_what_it_should(
+def test_each_kernel_agrees_with_its_definition(
     inputs: Make,
     stages: Make,
     name: str,
@@ -122,7 +122,7 @@ def test_takes_dtypes_that_differ_and_any_strides() -> None:
         assert one.dtype == torch.float32 and (one - other).norm() <= 1e-5 * other.norm()
 
 
-def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
+def test_the_final_state_alone_has_gradients(inputs: Make) -> None:
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
     grads = [
         torch.autograd.grad(run(*tensors)[1].square().sum(), tensors[1:])
@@ -131,7 +131,7 @@ def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
     torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
-def test_can_be_recomputed(inputs: Make) -> None:
+def test_works_with_activation_checkpointing(inputs: Make) -> None:
     """A checkpoint gives what was saved a single time."""
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
 
@@ -143,7 +143,7 @@ def test_can_be_recomputed(inputs: Make) -> None:
         assert torch.equal(one, other)
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
+def test_passes_opcheck(inputs: Make) -> None:
     q, k, v, g, beta, state, documents = (one.to(DEVICE) for one in inputs(1, 5, 1, 16, 16, True, True))
     given = [one.requires_grad_() for one in (q, k, v, g.mT.contiguous(), beta.mT.contiguous(), state)]
     torch.library.opcheck(triton._forward, (*given, documents, 16), test_utils=OPERATOR_CHECKS)
@@ -157,11 +157,11 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
         (torch.float32, 4, 8, "unsupported chunk 8 .supported: 16, 32, 64"),
     ],
 )
-def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
     q = torch.zeros(1, 3, 1, keys, device=DEVICE, dtype=dtype)
     assert sentence in triton.why_not(q, q, q, chunk)
 
 
-def test_says_when_a_text_is_too_long() -> None:
+def test_too_many_tokens_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 4_194_241, 1, 1)
     assert "at most 4194240 tokens per call are supported, not 4194241" in triton.why_not(q, q, q, 64)

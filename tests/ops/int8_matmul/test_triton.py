@@ -74,7 +74,7 @@ def exact_int8(*given: Tensor) -> tuple[Tensor, Tensor]:
     return result, product.abs()
 
 
-def test_a_bias_that_cancels_the_product_is_no_error() -> None:
+def test_a_bias_may_cancel_the_product() -> None:
     """What is left is small, and the roundings of what it is left from are not."""
     x, w = (torch.tensor([[value]], dtype=torch.int8, device=DEVICE) for value in (66, 111))
     x_scale, w_scale = (torch.tensor([value], device=DEVICE) for value in (0.0073, 0.0071))
@@ -88,7 +88,7 @@ def test_a_bias_that_cancels_the_product_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth", "dtype"), [*((*shape, DTYPES[0]) for shape in SHAPES), *HALF])
-def test_rows_as_they_are_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+def test_floating_point_rows_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     x, w, w_scale = torch.randn(rows, depth, device=DEVICE).to(dtype), whole(columns, depth), scales(columns)
     for bias in (None, torch.randn(columns, device=DEVICE).to(dtype)):
         found = triton.weight_only_matmul(x, w, w_scale, bias)
@@ -111,13 +111,13 @@ def test_takes_any_strides() -> None:
     assert is_near(found, *exact_int8(x, w, x_scale, w_scale), INT8_ROUNDINGS)
 
 
-def test_are_operators_as_torch_wants_them() -> None:
+def test_pass_opcheck() -> None:
     x, w, w_scale = whole(3, 40), whole(5, 40), scales(5)
     torch.library.opcheck(triton.int8_matmul, (x, w, scales(3), w_scale, None, torch.float16))
     torch.library.opcheck(triton.weight_only_matmul, (x.float(), w, w_scale, None))
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     x, w, w_scale, x_scale = whole(3, 40), whole(5, 40), scales(5), scales(3)
 
     def layers(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu
 X, WEIGHT, BIAS = torch.randn(3, 4), torch.ones(4), torch.zeros(4)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ModelError, match=r"bias must have shape \(4,\), not \(3,\)"):
         layer_norm_dropout_relu(X, WEIGHT, torch.zeros(3))
     with pytest.raises(ModelError, match=r"weight must have shape \(4,\), not \(3,\)"):

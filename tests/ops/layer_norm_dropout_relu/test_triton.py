@@ -66,7 +66,7 @@ def test_takes_any_strides_and_parameters_of_another_dtype(inputs: Inputs) -> No
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 
-def test_nan_stays() -> None:
+def test_nan_propagates() -> None:
     x = torch.randn(2, 8, device=DEVICE)
     x[1, 3] = torch.nan
     out = layer_norm_dropout_relu(
@@ -75,12 +75,12 @@ def test_nan_stays() -> None:
     assert out[0].isfinite().all() and out[1].isnan().all()
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Inputs) -> None:
+def test_passes_opcheck(inputs: Inputs) -> None:
     given = [tensor.to(DEVICE).requires_grad_() for tensor in inputs(3, 6)]
     torch.library.opcheck(triton._forward, (*given, torch.tensor(3, device=DEVICE), 0.25, EPS))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None], inputs: Inputs) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None], inputs: Inputs) -> None:
     def block(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return layer_norm_dropout_relu(x, weight, bias, 0.25, seed=4, implementation="triton").sin()
 
@@ -88,7 +88,7 @@ def test_compiles_whole(compiled_agrees: Callable[..., None], inputs: Inputs) ->
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_backward_drops_what_forward_dropped_without_a_seed(compiled: bool) -> None:
+def test_backward_uses_the_mask_of_forward_without_a_seed(compiled: bool) -> None:
     x, weight = torch.randn(30, 50, device=DEVICE), torch.zeros(50, device=DEVICE)
     bias = torch.ones(50, device=DEVICE, requires_grad=True)
 
@@ -111,7 +111,7 @@ def test_backward_drops_what_forward_dropped_without_a_seed(compiled: bool) -> N
         (torch.zeros(1, 65537), "rows may have at most 65536 elements, not 65537"),
     ],
 )
-def test_says_what_it_cannot_take(x: Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(x: Tensor, sentence: str) -> None:
     weight = torch.ones(x.shape[-1], device=DEVICE)
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         layer_norm_dropout_relu(x.to(DEVICE), weight, weight, implementation="triton")

@@ -46,7 +46,7 @@ def test_agrees_in_every_dtype(
     agrees(one, other, (*given, target, bias), dtype, "cuda", ROUNDINGS.get(dtype))
 
 
-def test_agrees_at_full_size_and_keeps_to_its_memory() -> None:
+def test_agrees_at_full_size_within_its_memory_limit() -> None:
     hidden, weight, target = inputs(8192, 4096, 128_256)
     torch.cuda.synchronize()
     others = torch.cuda.memory_allocated() - hidden.nbytes - weight.nbytes
@@ -72,7 +72,7 @@ def test_agrees_at_full_size_and_keeps_to_its_memory() -> None:
     assert (found[1][few].float() - of_weight).norm() <= 0.02 * of_weight.norm()
 
 
-def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**24)
     hidden, weight, target = inputs(1000, 256, 32_000)
 
@@ -85,7 +85,7 @@ def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
         assert all(torch.equal(one, other) for one, other in zip(first, results(), strict=True))
 
 
-def test_a_graph_replays_with_new_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_graph_replays_with_new_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which it could not, had the host waited for anything."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**20)
     hidden, weight, target = inputs(300, 64, 1_003, torch.float32)
@@ -112,7 +112,7 @@ def test_a_graph_replays_with_new_inputs(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_inductor_compiles_it_whole_for_training() -> None:
+def test_inductor_compiles_training_without_graph_breaks() -> None:
     hidden, weight, target = inputs(200, 64, 5_003)
 
     def head(hidden: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def test_inductor_compiles_it_whole_for_training() -> None:
         assert (one - other).norm() <= 0.02 * other.norm()
 
 
-def test_autocast_lowers_the_products() -> None:
+def test_autocast_lowers_the_matrix_products() -> None:
     hidden, weight, target = inputs(40, 64, 1_000, torch.float32)
     with torch.autocast("cuda", torch.bfloat16):
         loss = linear_cross_entropy(hidden, weight, target)

@@ -32,7 +32,7 @@ def test_agrees_with_torch(reduction: str, with_bias: bool) -> None:
     )
 
 
-def test_gradients_are_those_of_its_values() -> None:
+def test_passes_gradcheck() -> None:
     hidden, weight, target, bias = inputs(4, 3, 6)
     whole = partial(reference.linear_cross_entropy, target_N=target, z_loss=0.1)
     assert torch.autograd.gradcheck(
@@ -40,7 +40,7 @@ def test_gradients_are_those_of_its_values() -> None:
     )
 
 
-def test_autocast_is_that_of_a_linear_layer() -> None:
+def test_autocast_agrees_with_a_linear_layer() -> None:
     hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(hidden, weight, target, bias)
@@ -64,14 +64,14 @@ def test_autocast_is_that_of_a_linear_layer() -> None:
         ({"reduction": "max"}, "unknown reduction 'max'"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str) -> None:
+def test_invalid_arguments_are_refused(changed: dict[str, object], sentence: str) -> None:
     target = torch.zeros(3, dtype=torch.int64)
     given = {"hidden_ND": torch.zeros(3, 5), "weight_VD": torch.zeros(7, 5), "target_N": target} | changed
     with pytest.raises(ModelError, match=sentence):
         linear_cross_entropy(**given)
 
 
-def test_the_reference_compiles_whole_under_autocast() -> None:
+def test_the_reference_compiles_under_autocast() -> None:
     hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
 
     def head(hidden: Tensor) -> Tensor:

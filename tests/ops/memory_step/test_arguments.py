@@ -9,7 +9,7 @@ from redline.ops.memory_step import memory_step
 from .by_hand import EPS, example
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     token, learned, recent, state = example((2, 3, 4, 5, 3), torch.float32)
     for given, words in (
         ((token, learned, recent, state[0]), "state_BHKV must have 4 dimensions"),

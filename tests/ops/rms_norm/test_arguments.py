@@ -7,7 +7,7 @@ from redline.errors import ModelError
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x, weight = torch.randn(3, 4), torch.ones(4)
     with pytest.raises(ModelError, match=r"weight must have shape \(4,\), not \(3,\)"):
         rms_norm(x, torch.ones(3))

@@ -50,7 +50,7 @@ def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, ...]) -> None:
     agrees(add, lambda *exact: reference.add_rms_norm(*exact, EPS), inputs, torch.float32, DEVICE)
 
 
-def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+def test_the_sum_is_rounded_before_normalization() -> None:
     x, residual = (torch.randn(9, 70, device=DEVICE).half() for _ in range(2))
     weight = torch.randn(70, device=DEVICE)
     normed, total = add_rms_norm(x, residual, weight, EPS, "triton")
@@ -91,14 +91,14 @@ def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 
-def test_are_operators_as_torch_wants_them() -> None:
+def test_pass_opcheck() -> None:
     x, residual = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.randn(6, device=DEVICE, requires_grad=True)
     torch.library.opcheck(triton.rms_norm, (x, weight, EPS))
     torch.library.opcheck(triton.add_rms_norm, (x, residual, weight, EPS))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normed, total = add_rms_norm(x + 1, residual, weight, EPS, "triton")
         return rms_norm(normed.sin(), weight, EPS, "triton"), total * 2
@@ -115,6 +115,6 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
         (torch.zeros(1, 65537), "rows may have at most 65536 elements, not 65537"),
     ],
 )
-def test_says_what_it_cannot_take(x: torch.Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(x: torch.Tensor, sentence: str) -> None:
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         rms_norm(x.to(DEVICE), torch.ones(x.shape[-1], device=DEVICE), implementation="triton")

@@ -10,7 +10,7 @@ Q, K = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 1, 8)
 COS, SIN = rope_tables(6, 8)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     def refused(sentence: str, *arguments: torch.Tensor | None) -> None:
         with pytest.raises(ModelError, match=sentence):
             rope(*arguments)

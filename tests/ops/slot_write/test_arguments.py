@@ -9,7 +9,7 @@ from redline.ops.slot_write import slot_write
 from .one_by_one import example
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     slots, (keys, values, scores, wanted) = example(2, 4, 3, 1, 4, torch.float32, 0.5)
     for held, offered, words in (
         (slots, (keys[:1], values, scores, wanted), r"value_BCHD must have shape \(1,"),

@@ -44,16 +44,16 @@ def check(sizes: Sizes, filled: float, dtype: torch.dtype, threshold: float = 0.
 
 
 @pytest.mark.parametrize(("sizes", "filled", "dtype"), CASES)
-def test_agrees_with_one_token_after_the_other(sizes: Sizes, filled: float, dtype: torch.dtype) -> None:
+def test_agrees_with_writing_one_token_at_a_time(sizes: Sizes, filled: float, dtype: torch.dtype) -> None:
     check(sizes, filled, dtype)
 
 
-def test_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agrees_with_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "_MOST_OF_A_KEY", 16)
     check((1, 4, 6, 3, 13), 0.8, torch.float32)
 
 
-def test_nothing_is_wanted_and_nothing_changes() -> None:
+def test_unwanted_tokens_change_nothing() -> None:
     slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
     with torch.no_grad():
         after, written = slot_write(slots, keys, values, scores, torch.zeros_like(wanted), 0.85, "triton")
@@ -61,12 +61,12 @@ def test_nothing_is_wanted_and_nothing_changes() -> None:
     assert not any(one.any() for one in written)
 
 
-def test_torch_sees_what_is_written() -> None:
+def test_passes_opcheck() -> None:
     slots, (keys, values, scores, wanted) = example(1, 3, 2, 1, 4, torch.float32, 0.5, DEVICE)
     torch.library.opcheck(triton._write, (*slots, keys, values, scores, wanted.to(torch.int8), 0.85))
 
 
-def test_a_gradient_is_refused_by_name() -> None:
+def test_a_gradient_is_refused() -> None:
     slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
     with pytest.raises(MachineError, match="no backward pass"):
         slot_write(slots, keys.requires_grad_(), values, scores, wanted, 0.85, "triton")
@@ -82,7 +82,7 @@ def test_agrees_at_the_size_of_a_model(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_a_replay_gives_the_same_bits() -> None:
+def test_a_cuda_graph_replay_is_deterministic() -> None:
     slots, offered = example(2, 128, 32, 4, 64, torch.bfloat16, 0.9, "cuda")
     with torch.no_grad():
         expected, _ = slot_write(slots, *offered, 0.85)
@@ -96,7 +96,7 @@ def test_a_replay_gives_the_same_bits() -> None:
 
 
 @torch.no_grad()
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     slots, (keys, *others) = example(1, 4, 3, 1, 8, torch.float32, 0.5, DEVICE)
 
     def written(given: torch.Tensor) -> list[torch.Tensor]:

@@ -18,11 +18,11 @@ from redline.ops.small_matmul.tiles import (
 @pytest.mark.parametrize(
     ("rows", "most"), [(1, 1), (2, 16), (16, 16), (17, 32), (64, 64), (65, 512), (512, 512), (513, MANY_ROWS)]
 )
-def test_rows_belong_to_a_class(rows: int, most: int) -> None:
+def test_shapes_use_row_classes(rows: int, most: int) -> None:
     assert shape_of(rows, 7, 9, 2, 1) == (most, 7, 9, 2, 1)
 
 
-def test_measured_tiles_come_first_then_those_for_so_many_rows() -> None:
+def test_measured_tiles_take_precedence() -> None:
     measured = next(iter(MEASURED))
     assert tiles_for(measured) is MEASURED[measured]
     assert tiles_for((1, 10, 10, 2, 2)) is VECTOR_TILES[2]
@@ -43,7 +43,7 @@ def test_measured_tiles_come_first_then_those_for_so_many_rows() -> None:
         (1000, 100, 256, 2, Cut(1, 256)),
     ],
 )
-def test_the_depth_is_cut_into_as_many_shares_as_there_are_idle_multiprocessors(
+def test_features_are_split_among_idle_multiprocessors(
     programs: int, depth: int, step: int, w_bytes: int, cut: Cut
 ) -> None:
     assert cut_depth(programs, depth, step, w_bytes) == cut
@@ -64,5 +64,5 @@ def test_the_depth_is_cut_into_as_many_shares_as_there_are_idle_multiprocessors(
         ((16, 512, 2048, 2, 2), True),
     ],
 )
-def test_kernels_are_kept_where_they_are_faster(shape: tuple[int, int, int, int, int], kept: bool) -> None:
+def test_kernels_are_used_only_where_faster(shape: tuple[int, int, int, int, int], kept: bool) -> None:
     assert is_kept(shape) is kept

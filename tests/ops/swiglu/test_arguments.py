@@ -7,7 +7,7 @@ from redline.errors import ModelError
 from redline.ops.swiglu import packed_swiglu, swiglu
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     gate = torch.randn(3, 4)
     with pytest.raises(ModelError, match=r"up must have shape \(3, 4\), not \(3, 5\)"):
         swiglu(gate, torch.randn(3, 5))

@@ -13,7 +13,7 @@ def inputs(tokens: int = 5) -> list[Tensor]:
     return [torch.rand(shape) for shape in shapes]
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_invalid_shapes_are_refused() -> None:
     def refused(sentence: str, *tensors: Tensor | None, **options: object) -> None:
         with pytest.raises(ModelError, match=sentence):
             titans_memory(*tensors, **options)

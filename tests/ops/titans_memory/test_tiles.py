@@ -6,7 +6,7 @@ import torch
 host = pytest.importorskip("redline.ops.titans_memory.triton")
 
 
-def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_small_if_few_programs_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
 
     def values(batch: int, size: int = 64) -> int:

@@ -74,7 +74,7 @@ def operands(
 
 
 @pytest.mark.parametrize(("name", "dtype", "tokens", "keys", "values", "chunk", "cut"), CASES)
-def test_each_kernel_writes_what_it_should(
+def test_each_kernel_agrees_with_its_definition(
     inputs: Make,
     stages: Make,
     name: str,
@@ -135,7 +135,7 @@ def test_agrees_with_the_reference(agrees: Agrees, inputs: Make, tokens: int, cu
     )
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
+def test_passes_opcheck(inputs: Make) -> None:
     q, k, v, *gates = (one.to(DEVICE).requires_grad_() for one in inputs(1, 2, 1, 16, 16, 16)[0])
     gates = [one.detach().transpose(1, 2).contiguous().requires_grad_() for one in gates]
     arguments = (q, k, v, *gates, None, None, None, None, None, 16)
@@ -150,11 +150,11 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
         (torch.float32, 4, 8, "unsupported chunk 8 .supported: 16, 32, 64"),
     ],
 )
-def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
     q = torch.zeros(1, 3, 1, keys, device=DEVICE, dtype=dtype)
     assert sentence in triton.why_not(q, q, q, chunk)
 
 
-def test_says_when_a_text_is_too_long() -> None:
+def test_too_many_tokens_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 2_097_089, 1, 1)
     assert "at most 2097088 tokens per call are supported, not 2097089" in triton.why_not(q, q, q, 64)

@@ -11,7 +11,7 @@ WINDOW = 4
 
 @pytest.mark.parametrize("shift", [0, 1, 2])
 @pytest.mark.parametrize("picture", [(2, 8, 12), (1, 4, 4), (3, 4, 12), (1, 12, 4)])
-def test_gives_what_the_reference_gives(picture: tuple[int, int, int], shift: int) -> None:
+def test_agrees_with_the_reference(picture: tuple[int, int, int], shift: int) -> None:
     heads, size = 3, 5
     qkv = torch.randn(*picture, 3 * heads * size, dtype=torch.float64)
     table = torch.randn((2 * WINDOW - 1) ** 2, heads, dtype=torch.float64)
@@ -21,7 +21,7 @@ def test_gives_what_the_reference_gives(picture: tuple[int, int, int], shift: in
     torch.testing.assert_close(found, window_attention(qkv, table, WINDOW, shift), atol=1e-12, rtol=1e-12)
 
 
-def test_one_order_leads_to_the_other_and_back() -> None:
+def test_orders_convert_into_each_other() -> None:
     sizes = (2, 8, 12, WINDOW)
     tokens = torch.randn(2 * 8 * 12)
     plain, shifted = tokens[window_order(*sizes, 0)], tokens[window_order(*sizes, 2)]

@@ -29,7 +29,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, qkv: Tensor, table: Tensor, implementat
     return called[0]
 
 
-def test_a_cpu_takes_the_fused_attention_and_the_reference_to_train_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_on_a_cpu_uses_sdpa_except_to_train_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, table = inputs()
     assert ran(monkeypatch, qkv, table, "auto") == "sdpa"
     assert ran(monkeypatch, qkv.requires_grad_(), table, "auto") == "sdpa"
@@ -43,7 +43,7 @@ def test_an_explicit_choice_is_kept(monkeypatch: pytest.MonkeyPatch, name: str) 
     assert ran(monkeypatch, *inputs(), name) == name
 
 
-def test_the_ones_that_run_on_a_cpu_agree() -> None:
+def test_cpu_implementations_agree() -> None:
     qkv, table = inputs()
     outputs = [window_attention(qkv, table, 4, 1, name) for name in ("auto", "reference", "sdpa")]
     for other in outputs[1:]:
@@ -51,13 +51,13 @@ def test_the_ones_that_run_on_a_cpu_agree() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_table_comes_back_from_its_spread(window: int) -> None:
+def test_compact_inverts_expand(window: int) -> None:
     table = torch.randn((2 * window - 1) ** 2, 3)
     assert torch.equal(compact_bias_table(expand_bias_table(table, window)), table)
 
 
 @pytest.mark.parametrize("name", ["auto", "reference", "sdpa"])
-def test_with_the_table_spread_beforehand_it_is_the_same(name: str) -> None:
+def test_an_expanded_table_gives_the_same_result(name: str) -> None:
     qkv, table = inputs()
     found = window_attention_expanded(qkv, expand_bias_table(table, 4), 1, name)
     assert torch.equal(found, window_attention(qkv, table, 4, 1, name))
@@ -66,7 +66,7 @@ def test_with_the_table_spread_beforehand_it_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_shapes_that_do_not_fit_are_refused(implementation: str) -> None:
+def test_invalid_shapes_are_refused(implementation: str) -> None:
     def refused(qkv: Tensor, table: Tensor, sentence: str, window: int = 4, shift: int = 0) -> None:
         with pytest.raises(ModelError, match=sentence):
             window_attention(qkv, table, window, shift, implementation)
