@@ -1,9 +1,9 @@
-"""Times the convolution, SiLU and unit queries and keys of a neural memory against PyTorch's, in bf16.
+"""Times the convolution, SiLU and normalization of a neural memory layer against PyTorch, in bf16.
 
     python benchmarks/kernels/convolved_heads.py --out FILE [--only forward] [--sweep]
 
-65,536 tokens of 12 heads of 64 channels with four taps, in rows of 2K and 8K, whole and in documents of 512 tokens; one
-case with other heads. Liger has no such kernel.
+65,536 tokens, 12 heads of 64 channels and four taps, in rows of 2K and 8K, with and without documents of 512 tokens;
+one case has other heads. Liger has no such kernel.
 """
 
 import sys
@@ -20,7 +20,7 @@ from redline.ops.convolved_heads import convolved_heads, reference
 
 TOKENS, TAPS = 65_536, 4
 DOCUMENT_TOKENS = 512
-# Of bf16 results against fp32; a gradient of the taps is a sum over all tokens.
+# Error of bf16 against fp32. The gradient of the taps is a sum over all tokens.
 LARGEST_ERROR = 0.02
 
 
@@ -68,7 +68,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
         },
         expected=expected,
         largest_error=LARGEST_ERROR,
-        # Read once and written once; backward reads the inputs and the grads, and writes as much again.
+        # Forward reads and writes once; backward reads inputs and gradients, and writes as much again.
         needed_bytes=(2 + 3 * backward) * inputs[0].nbytes,
     )
 

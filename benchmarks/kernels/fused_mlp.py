@@ -1,10 +1,10 @@
-"""Times the MLP of a DRCT-L block with the 1×1 convolution behind it, in bf16: eager, compiled, in layers, and fused.
+"""Times the MLP of a DRCT-L block with the 1×1 convolution after it, in bf16: eager, compiled, in layers, and fused.
 
     python benchmarks/kernels/fused_mlp.py --out FILE [--sweep]
 
-One picture of 256 × 256 tokens, in the narrowest and the widest of a group's five blocks. Eager and torch.compile run
-the three layers as the model has them; the fused ones run two, the second of which is the product of the last two
-(`models/drct/packed.py`), and the arithmetic counted is that of two.
+One image of 256 × 256 tokens, in the narrowest and the widest of a group's five blocks. Eager and torch.compile run the
+three layers of the model; the fused arms run two, the second of which is the product of the last two
+(`models/drct/packed.py`). The arithmetic of two layers is counted.
 """
 
 import copy
@@ -23,14 +23,14 @@ from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 ROWS = 256 * 256
-# Eager ones round after every step.
+# Eager arms round after every operation.
 LARGEST_ERROR = 0.02
-# Channels, hidden ones and columns.
+# Input channels, hidden channels and output columns.
 SIZES = ((180, 360, 32), (308, 308, 180))
 
 
 class Block(nn.Module):
-    """What stands behind a block's attention."""
+    """The layers after the attention of a block."""
 
     def __init__(self, width: int, hidden: int, columns: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def sweep() -> Iterable[Case]:
         shapes = itertools.product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
         for kept in (triton.MlpTiles(*shape) for shape in shapes):
             if not 16 <= kept.rows * kept.hidden // (32 * kept.warps) <= 128:
-                continue  # more than fits into registers, or next to nothing
+                continue  # exceeds the registers, or is too small
             values: dict[str, object] = {"MLP_TILES": dict.fromkeys(triton.MLP_TILES, kept)}
             arms[str(kept)] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)

@@ -1,11 +1,11 @@
-"""Times the gated delta rule against its plain form, and softmax attention of the same size beside it, in bf16.
+"""Times the gated delta rule against its reference, and against softmax attention of the same size, in bf16.
 
     python benchmarks/kernels/gated_delta_rule.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
-Width 768 in 12 heads, four texts of 2K to 32K tokens; other heads at 8K. The rule costs the same for every token and
-causal attention more and more, so the rows say from which length on the rule is ahead. What torch.compile makes of the
-plain form holds one copy of a step for every chunk, and takes minutes to make: it is tried at the shortest length, and
-on request. Liger has no such kernel.
+Width 768 in 12 heads, four sequences of 2K to 32K tokens; other heads at 8K. The cost per token is constant for the
+rule and grows for causal attention, so the rows show from which length the rule is faster. torch.compile unrolls the
+reference into one step per chunk, which takes minutes, so it runs only at the shortest length and on request. Liger has
+no such kernel.
 """
 
 import sys
@@ -24,7 +24,7 @@ from redline.ops.gated_delta_rule import gated_delta_rule, reference
 BATCH, HEADS, SIZE = 4, 12, 64
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 OTHER_HEADS = ((6, 128), (8, 96))
-# Of bf16 results against fp32: every number was rounded several times, and the gradient of g is a difference of sums.
+# Error of bf16 against fp32: values are rounded several times, and the gradient of g is a difference of sums.
 LARGEST_ERROR = 0.04
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
@@ -58,7 +58,7 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
     }
     if tokens == LENGTHS[0]:
         arms["torch.compile"] = lambda: run(torch.compile(reference.chunked, fullgraph=True, dynamic=False))
-    # Read q, k and v, write the output; backward reads them and its gradient, and writes three.
+    # Forward reads q, k and v and writes the output; backward reads them and its gradient, and writes three gradients.
     tensors = 4 + 7 * backward
     return Case(
         name=f"gated_delta_rule {'forward+backward' if backward else 'forward'}",
@@ -72,7 +72,7 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
 
 
 def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
-    """What a layer of softmax attention takes in its place."""
+    """Returns the arms of softmax attention of the same size."""
     shape = (BATCH, tokens, heads, size)
     inputs = tuple(torch.randn(shape, device="cuda").bfloat16().requires_grad_() for _ in range(3))
     grad = torch.randn(shape, device="cuda").bfloat16()
@@ -106,7 +106,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of all kernels: where chunks fill the device, and where the states' pass does not.
+    """Sweeps the tiles of all kernels, for inputs that fill the device and for inputs that do not.
 
     That pass has a program for each head of each text and block of values (768 for 32 texts in blocks of 32, 96 for
     four and 24 for one), and goes through the chunks one after the other; smaller blocks make more programs, each of

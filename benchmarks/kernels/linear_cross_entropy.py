@@ -2,9 +2,8 @@
 
     python benchmarks/kernels/linear_cross_entropy.py --out FILE [--sweep]
 
-The head of a Llama 3 8B, and that of a 124M model's training step. Peaks are beside the inputs. `--sweep` times sizes
-of chunks, the precision in which the weight's gradient is summed, loss and gradient in one pass over the logits by
-several tiles, and the products of torch's other library.
+The head of Llama 3 8B, and that of a training step of a 124M model. Peak memory excludes the inputs. `--sweep` times
+chunk sizes, the dtype in which the weight's gradient is summed, and cuBLASLt for the matrix products.
 """
 
 import sys
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
 
 SIZES = ((8192, 4096, 128_256), (65_536, 768, 50_304), (8192, 2048, 50_257))
-# Of bf16 gradients against fp32 ones: the logits are rounded, and so are their gradients.
+# Error of bf16 gradients against fp32: the logits and their gradients are rounded.
 LARGEST_ERROR = 0.02
 
 
@@ -74,7 +73,7 @@ def cases() -> Iterable[Case]:
 
 
 def by_library(name: str, run: Run) -> Run:
-    """The run while torch takes its products from another library."""
+    """Returns the run with another BLAS library for matrix products."""
 
     def call() -> tuple[Tensor, ...]:
         before = torch.backends.cuda.preferred_blas_library()

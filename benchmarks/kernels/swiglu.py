@@ -1,10 +1,10 @@
-"""Times SwiGLU's gating against eager PyTorch, torch.compile and Liger, in bf16.
+"""Times SwiGLU against eager PyTorch, torch.compile and Liger, in bf16.
 
     python benchmarks/kernels/swiglu.py --out FILE [--only forward] [--sweep]
 
-Widths of a 7B model's and of a 124M model's training step, of single tokens, odd ones, and two halves of one tensor,
-whose gradient then is put together again, but for "redline packed", which takes the one tensor. Liger writes its
-gradients over its inputs, so that these are put back between turns.
+The widths of training steps of a 7B and a 124M model, of single tokens, odd ones, and two halves of one tensor, whose
+gradients autograd concatenates, except for "redline packed", which takes one tensor. Liger overwrites its inputs with
+their gradients, so they are restored between turns.
 """
 
 import sys
@@ -83,7 +83,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward."""
+    """Sweeps the tiles of forward, then of backward."""
     from redline.ops.swiglu import triton
 
     for rows, width in SIZES[:2]:

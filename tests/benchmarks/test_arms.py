@@ -83,7 +83,7 @@ def test_an_arm_that_fails_in_the_race_leaves_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arms, "free", lambda: None)
     rows: dict[str, dict[str, object]] = {"large": {}, "small": {}}
     runs = {"large": out_of_memory, "small": lambda: None}
-    assert arms.race_without_the_failed(runs, 1, lambda: None, rows) == {"small": [1.0]}
+    assert arms.race_and_drop_failures(runs, 1, lambda: None, rows) == {"small": [1.0]}
     assert rows == {"large": {"failure": "beside the others: MemoryError: no room"}, "small": {}}
 
 
