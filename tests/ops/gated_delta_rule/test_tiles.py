@@ -16,7 +16,7 @@ def test_blocks_are_small_for_few_programs_and_wide_for_many(
 
     def tiles(batch: int, dtype: torch.dtype, size: int = 64, chunk: int = 64) -> tuple[Any, Any]:
         q = torch.empty(batch, 128, 12, size, dtype=dtype, device="meta")
-        return host.Launch(q, q, None, chunk).tiles, host.tiles_for(q, q, chunk)
+        return host.launcher(q, q, None, chunk).tiles, host.tiles_for(q, q, chunk)
 
     for batch in (1, 2):
         fine, usual = tiles(batch, torch.bfloat16)

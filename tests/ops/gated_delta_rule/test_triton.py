@@ -64,7 +64,7 @@ def test_each_kernel_agrees_with_its_definition(
 ) -> None:
     *tensors, documents = inputs(1 if DEVICE == "cpu" else 3, tokens, 2, keys, values, True, packed)
     tensors = [*(one.to(DEVICE, dtype) for one in tensors), documents.to(DEVICE) if packed else None]
-    start = triton.Launch(tensors[0], tensors[2], tensors[6], chunk)
+    start = triton.launcher(tensors[0], tensors[2], tensors[6], chunk)
     grad_out, grad_final = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
     exact = stages(tensors, grad_out, grad_final, start.tiles.chunk)
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)

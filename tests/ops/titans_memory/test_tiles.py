@@ -11,7 +11,7 @@ def test_blocks_are_small_if_few_programs_would_run(monkeypatch: pytest.MonkeyPa
 
     def values(batch: int, size: int = 64) -> int:
         q = torch.empty(batch, 128, 12, size, dtype=torch.bfloat16, device="meta")
-        return host.Launch(q, q, None, 64).tiles.values
+        return host.launcher(q, q, None, 64).tiles.values
 
     assert [values(1), values(2), values(4)] == [16, 16, 32]
     assert [values(1, 128), values(22, 128)] == [16, 16]

@@ -86,11 +86,11 @@ def test_each_kernel_agrees_with_its_definition(
     cut: bool,
 ) -> None:
     given = operands(inputs, dtype, tokens, keys, values, chunk, cut)
-    start = triton.Launch(given["q"], given["v"], given["wrap"], chunk)
+    start = triton.launcher(given["q"], given["v"], given["wrap"], chunk)
     batch, heads = start.states[:2]
     finals = {f"grad_final_{one}": torch.randn(batch, heads, keys, values) for one in ("memory", "momentum", "anchor")}
     grads = {one: grad.to(DEVICE) for one, grad in finals.items()}
-    exact = stages(given, grads | {"grad_out": torch.randn_like(given["v"])}, chunk, start.split)
+    exact = stages(given, grads | {"grad_out": torch.randn_like(given["v"])}, chunk, start.options["SPLIT"])
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
     arguments: list[Tensor | None] = []
     for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:

@@ -16,12 +16,15 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.gated_delta_rule import triton_backward as backward
 from redline.ops.gated_delta_rule import triton_forward as forward
+from redline.ops.gated_delta_rule.chunk_launch import ChunkLaunch
 from redline.ops.kernel import INTERPRETED as INTERPRETED
 
 CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 256
 _MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
 _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
+# The inverse kernel works on blocks of 16 × 16, which are too small for several warps.
+_SINGLE_WARP = (forward.inverse_kernel,)
 
 
 @dataclass(frozen=True)
@@ -116,44 +119,14 @@ def _recut(tiles: Tiles, heads: int, values: int, processors: int) -> Tiles:
     return tiles
 
 
-class Launch:
-    """Launches the kernels for given inputs: one program per chunk, or per head and block if sequential."""
-
-    def __init__(self, q: Tensor, v: Tensor, documents: Tensor | None, chunk: int) -> None:
-        self.tiles = tiles_for(q, v, chunk)
-        batch, self.tokens, self.heads, keys = q.shape
-        if (q.element_size(), kernel.padded(keys)) in RECUT_FOR:
-            self.tiles = _recut(self.tiles, batch * self.heads, v.shape[-1], kernel.processors(q))
-        self.states = batch, self.heads, -(-self.tokens // self.tiles.chunk), keys, v.shape[-1]
-        self._packed = documents is not None
-        self._precision = kernel.dot_precision(q.dtype)
-
-    def __call__(self, name: Any, *arguments: Tensor | None) -> None:
-        batch, heads, chunks, _, values = self.states
-        # Heads vary fastest, because the heads of a token are adjacent in memory.
-        grid = (batch * heads, -(-values // self.tiles.values) if name in _SEQUENTIAL else chunks)
-        constants = self.constants(name) | self.options(name)
-        kernel.launch(name, grid, *arguments, self.tokens, self.heads, **constants)
-
-    def constants(self, name: Any) -> dict[str, object]:
-        """Returns the compile-time constants of the kernel."""
-        known: dict[str, object] = {
-            "KEYS": self.states[3],
-            "VALUES": self.states[4],
-            "BLOCK_K": self.tiles.block,
-            "BLOCK_V": self.tiles.values if name in _SEQUENTIAL else self.tiles.block,
-            "ALL_KEYS": kernel.padded(self.states[3]),
-            "C": self.tiles.chunk,
-            "PACKED": self._packed,
-            "PRECISION": self._precision,
-        }
-        return {key: value for key, value in known.items() if key in name.arg_names}
-
-    def options(self, name: Any) -> dict[str, object]:
-        if name in _SEQUENTIAL:
-            return {"num_warps": self.tiles.state_warps, "num_stages": self.tiles.stages}
-        # The inverse kernel works on blocks of 16 × 16, which are too small for several warps.
-        return {"num_warps": 1 if name is forward.inverse_kernel else self.tiles.warps, "num_stages": 1}
+def launcher(q: Tensor, v: Tensor, documents: Tensor | None, chunk: int) -> ChunkLaunch:
+    tiles = tiles_for(q, v, chunk)
+    (batch, tokens, heads, keys), values = q.shape, v.shape[-1]
+    if (q.element_size(), kernel.padded(keys)) in RECUT_FOR:
+        tiles = _recut(tiles, batch * heads, values, kernel.processors(q))
+    states = batch, heads, -(-tokens // tiles.chunk), keys, values
+    options: dict[str, object] = {"PACKED": documents is not None, "PRECISION": kernel.dot_precision(q.dtype)}
+    return ChunkLaunch(tiles, tiles.chunk, tokens, states, _SEQUENTIAL, _SINGLE_WARP, options)
 
 
 @torch.library.custom_op("redline::gated_delta_rule", mutates_args=())
@@ -163,7 +136,7 @@ def _forward(
     """Returns outputs, the last state, the cumulative log decays, and the inverses."""
     q, k, v, documents = q.contiguous(), k.contiguous(), v.contiguous(), kernel.contiguous(documents)
     out, final, decay, inverse = _forward_fake(q, k, v, g, beta, state, documents, chunk)
-    start = Launch(q, v, documents, chunk)
+    start = launcher(q, v, documents, chunk)
     start(forward.inverse_kernel, k, g.contiguous(), beta.contiguous(), documents, decay, inverse)
     _, _, states, corrections = _states(start, k, v, beta, decay, documents, inverse, kernel.contiguous(state), final)
     start(forward.output_kernel, q, k, decay, documents, states, corrections, out)
@@ -184,7 +157,7 @@ def _forward_fake(
 
 
 def _states(
-    start: Launch,
+    start: ChunkLaunch,
     k: Tensor,
     v: Tensor,
     beta: Tensor,
@@ -219,7 +192,7 @@ def _backward(
     """Returns the gradients of q, k, v, g, beta and the initial state."""
     q, k, v, beta = q.contiguous(), k.contiguous(), v.contiguous(), beta.contiguous()
     documents, grad_out = kernel.contiguous(documents), grad_out.contiguous()
-    start = Launch(q, v, documents, chunk)
+    start = launcher(q, v, documents, chunk)
     grad_initial = torch.empty((*start.states[:2], *start.states[3:]), dtype=torch.float32, device=v.device)
     unused = torch.empty_like(grad_initial)
     w, u, states, corrections = _states(start, k, v, beta, decay, documents, inverse, kernel.contiguous(state), unused)

@@ -4,7 +4,6 @@ Backward saves only the input and the seed. Each program writes one row of parti
 bias, and the rows are added in a fixed order, so gradients are deterministic.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,18 +12,9 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.layer_norm_dropout_relu.reference import threshold
 from redline.ops.layer_norm_dropout_relu.triton_kernels import backward_kernel, forward_kernel
+from redline.ops.rms_norm.triton import Tiles
 
 INTERPRETED = kernel.INTERPRETED
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """Rows and warps per program; for backward also programs per multiprocessor and pipeline stages."""
-
-    rows: int
-    warps: int
-    programs: int = 0
-    stages: int = 1
 
 
 # Keyed by the largest padded row width.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.ops import kernel
+from redline.ops.gated_delta_rule.chunk_launch import ChunkLaunch
 from redline.ops.kernel import INTERPRETED as INTERPRETED
 from redline.ops.titans_memory import triton_backward as backward
 from redline.ops.titans_memory import triton_forward as forward
@@ -23,7 +24,8 @@ CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 128
 _MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
 _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
-_SMALL = (forward.gate_kernel, backward.gate_grad_kernel)
+# The gate kernels process one row at a time, which one warp computes.
+_SINGLE_WARP = (forward.gate_kernel, backward.gate_grad_kernel)
 
 
 @dataclass(frozen=True)
@@ -105,46 +107,16 @@ def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
     return kernel.why_not(q_BSHK) or kernel.why_not(k_BSHK) or kernel.why_not(v_BSHV)
 
 
-class Launch:
-    """Launches the kernels for given inputs: one program per chunk, or per head and block if sequential."""
-
-    def __init__(self, q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> None:
-        self.tiles, self.chunk = TILES[q.element_size(), kernel.padded(q.shape[-1])], chunk
-        batch, self.tokens, self.heads, keys = q.shape
-        if 2 * batch * self.heads * -(-v.shape[-1] // self.tiles.values) <= kernel.processors(q):
-            self.tiles = replace(self.tiles, values=min(FINE_VALUES, self.tiles.values))
-        self.split = 1 if wrap is None else 2
-        self.states = batch, self.heads, self.split * -(-self.tokens // chunk), keys, v.shape[-1]
-        self._precision = kernel.dot_precision(q.dtype)
-
-    def __call__(self, name: Any, *arguments: Tensor | None) -> None:
-        batch, heads, chunks, _, values = self.states
-        constants = self.constants(name) | self.options(name)
-        # Heads vary fastest, because the heads of a token are adjacent in memory.
-        grid = (batch * heads, -(-values // int(str(constants["BLOCK_V"]))) if name in _SEQUENTIAL else chunks)
-        kernel.launch(name, grid, *arguments, self.tokens, self.heads, **constants)
-
-    def constants(self, name: Any) -> dict[str, object]:
-        """Returns the compile-time constants of the kernel."""
-        keys, values = self.states[3:]
-        block = min(self.tiles.block, max(kernel.padded(keys), kernel.padded(values)))
-        known: dict[str, object] = {
-            "KEYS": keys,
-            "VALUES": values,
-            "BLOCK_K": block,
-            "BLOCK_V": min(self.tiles.values, kernel.padded(values)) if name in _SEQUENTIAL else block,
-            "ALL_KEYS": kernel.padded(keys),
-            "C": self.chunk,
-            "SPLIT": self.split,
-            "PRECISION": self._precision,
-        }
-        return {key: value for key, value in known.items() if key in name.arg_names}
-
-    def options(self, name: Any) -> dict[str, object]:
-        if name in _SEQUENTIAL:
-            return {"num_warps": self.tiles.state_warps, "num_stages": self.tiles.stages}
-        # The gate kernels process one row at a time, which one warp computes.
-        return {"num_warps": 1 if name in _SMALL else self.tiles.warps, "num_stages": 1}
+def launcher(q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> ChunkLaunch:
+    (batch, tokens, heads, keys), values = q.shape, v.shape[-1]
+    tiles, padded = TILES[q.element_size(), kernel.padded(keys)], kernel.padded(values)
+    if 2 * batch * heads * -(-values // tiles.values) <= kernel.processors(q):
+        tiles = replace(tiles, values=min(FINE_VALUES, tiles.values))
+    block = min(tiles.block, max(kernel.padded(keys), padded))
+    tiles, split = replace(tiles, block=block, values=min(tiles.values, padded)), 1 if wrap is None else 2
+    states = batch, heads, split * -(-tokens // chunk), keys, values
+    options: dict[str, object] = {"SPLIT": split, "PRECISION": kernel.dot_precision(q.dtype)}
+    return ChunkLaunch(tiles, chunk, tokens, states, _SEQUENTIAL, _SINGLE_WARP, options)
 
 
 @dataclass(frozen=True)
@@ -166,7 +138,7 @@ class Intermediates:
 
 
 def _run_forward_kernels(
-    start: Launch,
+    start: ChunkLaunch,
     k: Tensor,
     v: Tensor,
     gates: tuple[Tensor, Tensor, Tensor],
@@ -221,7 +193,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns outputs, and the last memory, momentum and M₀."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    start = Launch(q, v, wrap, chunk)
+    start = launcher(q, v, wrap, chunk)
     first = tuple(kernel.contiguous(matrix) for matrix in (memory, momentum, anchor))
     fwd = _run_forward_kernels(start, k, v, (keep, eta, theta), first, wrap, fresh)
     out = torch.empty_like(v)
@@ -269,7 +241,7 @@ def _backward(
 ) -> list[Tensor]:
     """Returns the gradients of q, k, v, keep, eta and theta, and of the initial memory, momentum and M₀."""
     q, k, v, grad_out = q.contiguous(), k.contiguous(), v.contiguous(), grad_out.contiguous()
-    start = Launch(q, v, wrap, chunk)
+    start = launcher(q, v, wrap, chunk)
     first = tuple(kernel.contiguous(matrix) for matrix in (memory, momentum, anchor))
     fwd = _run_forward_kernels(start, k, v, (keep, eta, theta), first, wrap, fresh)
     if wrap is None and q.shape[1] % chunk == 0:
