@@ -77,7 +77,7 @@ def test_nan_propagates() -> None:
 
 def test_passes_opcheck(inputs: Inputs) -> None:
     given = [tensor.to(DEVICE).requires_grad_() for tensor in inputs(3, 6)]
-    torch.library.opcheck(triton._forward, (*given, torch.tensor(3, device=DEVICE), 0.25, EPS))
+    torch.library.opcheck(triton.layer_norm_dropout_relu, (*given, 0.25, EPS, torch.tensor(3, device=DEVICE)))
 
 
 def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None], inputs: Inputs) -> None:

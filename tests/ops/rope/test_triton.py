@@ -62,7 +62,7 @@ def test_a_position_outside_the_tables_gives_nan() -> None:
 def test_passes_opcheck() -> None:
     q, k = (torch.randn(2, 3, heads, 8, device=DEVICE, requires_grad=True) for heads in (4, 2))
     cos, sin = rope_tables(9, 8, device=DEVICE)
-    torch.library.opcheck(triton._rope, (q, k, cos, sin, torch.randint(9, (2, 3), device=DEVICE), False))
+    torch.library.opcheck(triton.rope, (q, k, cos, sin, torch.randint(9, (2, 3), device=DEVICE), False))
 
 
 def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:

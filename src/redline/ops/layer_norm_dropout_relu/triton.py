@@ -43,11 +43,6 @@ BACKWARD_TILES = {
 _WIDEST = max(FORWARD_TILES)
 
 
-def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
-    """Computes the reference function and drops the same elements."""
-    return _forward(x, weight, bias, seed, p, eps)
-
-
 def why_not(x: Tensor) -> str:
     """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
@@ -56,7 +51,8 @@ def why_not(x: Tensor) -> str:
 
 
 @torch.library.custom_op("redline::layer_norm_dropout_relu", mutates_args=())
-def _forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
+def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
+    """Computes the reference function and drops the same elements."""
     out, rows = kernel.empty_like(x), x.numel() // x.shape[-1]
     constants, tiles = _constants(FORWARD_TILES, x.shape[-1], p)
     tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, out)
@@ -65,8 +61,8 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, ep
     return out
 
 
-@_forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
+@layer_norm_dropout_relu.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
     return kernel.empty_like(x)
 
 
@@ -86,15 +82,13 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, grad: Tensor, p: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, weight: Tensor, bias: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return kernel.empty_like(x), kernel.empty_like(weight), kernel.empty_like(bias)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float, float], output: Tensor) -> None:
-    *tensors, ctx.p, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float, float, Tensor], output: Tensor) -> None:
+    x, weight, bias, ctx.p, ctx.eps, seed = inputs
+    ctx.save_for_backward(x, weight, bias, seed)
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
@@ -102,7 +96,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None
     return *_backward(x, weight, bias, seed, grad, ctx.p, ctx.eps), None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+layer_norm_dropout_relu.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _constants(choices: dict[int, Tiles], width: int, p: float) -> tuple[dict[str, object], Tiles]:

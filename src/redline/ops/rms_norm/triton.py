@@ -82,7 +82,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @rms_norm.register_fake
-def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _(x: Tensor, *_: object) -> Tensor:
     return kernel.empty_like(x)
 
 
@@ -95,7 +95,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 @add_rms_norm.register_fake
-def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return kernel.empty_like(x), kernel.empty_like(x)
 
 
@@ -106,7 +106,7 @@ def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None
     block, rows = kernel.padded(width), x.numel() // width
     tiles = kernel.tiles_up_to(BACKWARD_TILES, block)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
-    grad_weight = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    grad_weight = kernel.empty_like(weight)
     # The sums of a single program are the result.
     partial = grad_weight if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
     read = (x.contiguous(), weight.contiguous(), grad.contiguous(), kernel.contiguous(grad_total))
@@ -119,8 +119,8 @@ def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None
 
 
 @_backward.register_fake
-def _(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(x), torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+def _(x: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(x), kernel.empty_like(weight)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:

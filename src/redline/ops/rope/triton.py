@@ -24,13 +24,6 @@ BLOCK = 2048
 WARPS = {256: 1, 512: 2, 2048: 4}
 
 
-def rope(
-    q_BSHD: Tensor, k_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, positions_BS: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Computes the reference function."""
-    return _rope(q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS, False)
-
-
 def why_not(q_BSHD: Tensor) -> str:
     """Returns why the kernel does not support this input, or an empty string."""
     if q_BSHD.shape[-1] > _LARGEST_HEAD:
@@ -80,9 +73,10 @@ def rope_kernel(
 
 
 @torch.library.custom_op("redline::rope", mutates_args=())
-def _rope(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inverse: bool
+def rope(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
+    """Computes the reference function, or with `inverse` the opposite rotation."""
     q_out, k_out = kernel.empty_like(q), kernel.empty_like(k)
     q, k = kernel.rows_contiguous(q), kernel.rows_contiguous(k)
     batch, tokens, heads, channels = q.shape
@@ -99,8 +93,8 @@ def _rope(
     return q_out, k_out
 
 
-@_rope.register_fake
-def _(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, inverse: bool) -> tuple[Tensor, Tensor]:
+@rope.register_fake
+def _(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return kernel.empty_like(q), kernel.empty_like(k)
 
 
@@ -113,10 +107,10 @@ def _setup_context(
 
 def _differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
     cos, sin, positions = ctx.saved_tensors
-    return *_rope(grad_q, grad_k, cos, sin, positions, not ctx.inverse), None, None, None, None
+    return *rope(grad_q, grad_k, cos, sin, positions, not ctx.inverse), None, None, None, None
 
 
-_rope.register_autograd(_differentiate, setup_context=_setup_context)
+rope.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _constants(q_heads: int, k_heads: int, half: int) -> dict[str, object]:
