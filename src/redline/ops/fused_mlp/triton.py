@@ -68,7 +68,7 @@ def fused_mlp(
 ) -> None:
     """Computes the reference function in fp32, except that the hidden activations are rounded to the dtype of x."""
     rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
-    if columns > _MANY or not fits_one_kernel(x):
+    if columns > _MANY or not is_fusable(x):
         both = x.new_empty(rows, wide + hidden)
         both[:, :wide] = x
         linear.fused_linear(
@@ -93,7 +93,7 @@ def _(*_: object) -> None:
     return None
 
 
-def fits_one_kernel(x: Tensor) -> bool:
+def is_fusable(x: Tensor) -> bool:
     small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= _MOST_CHANNELS
     return small and kernel.shared_bytes(x) >= _SHARED_BYTES
 
