@@ -1,4 +1,4 @@
-"""Attention against softmax written out, with windows and documents; on a GPU the kernels against it."""
+"""Tests causal attention with windows and documents against a softmax loop, and the GPU kernels against it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from redline.training.determinism import deterministic
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Tensor | None) -> Tensor:
-    """Token by token, head by head, in fp64."""
+    """Computes attention token by token and head by head, in fp64."""
     result = torch.zeros_like(q, dtype=torch.float64)
     q, k, v = q.double(), k.double(), v.double()
     shared = q.shape[2] // k.shape[2]
@@ -31,7 +31,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Te
 
 
 def example(dtype: torch.dtype, device: str, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Slices of one tensor, as they come out of one product.
+    # Slices of one tensor, as one projection produces them.
     qkv = torch.randn(2, 19, 6 + 2 + 2, head_dim, dtype=dtype, device=device)
     return qkv[:, :, :6], qkv[:, :, 6:8], qkv[:, :, 8:]
 
@@ -89,14 +89,14 @@ def test_gpu_kernels_agree(window: int | None, packed: bool, dtype: torch.dtype)
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
     for one, other in zip(gradients, wanted, strict=True):
-        # A token that sees itself alone grads at no query and no key: what is left is rounding, of the values' size.
+        # A token that sees only itself has zero gradients of query and key, up to the rounding of the values.
         assert (one.cpu() - other).norm() < 8 * rounding * max(other.norm(), 0.01 * wanted[2].norm())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "packed"), CASES)
 def test_triton_kernels_agree(monkeypatch: pytest.MonkeyPatch, window: int | None, packed: bool) -> None:
-    """`auto` runs our kernels for windows and documents, and for whole rows if gradients must be deterministic."""
+    """`auto` runs redline.ops for windows and documents, and for whole rows if gradients must be deterministic."""
     q, k, v = (t.detach().requires_grad_() for t in example(torch.bfloat16, "cuda", 64))
     packing = Packing.of(torch.randint(2, (2, 19)).cumsum(1)).to("cuda") if packed else None
     calls: list[bool] = []

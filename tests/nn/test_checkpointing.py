@@ -1,4 +1,4 @@
-"""What selective checkpointing keeps: our own operators by the names under which they are registered."""
+"""Tests which operations selective checkpointing saves, by the names under which the ops are registered."""
 
 import importlib
 from pathlib import Path
@@ -11,7 +11,7 @@ import redline.ops
 from redline.nn.checkpointing import EXPENSIVE_OPS, checkpointed
 
 OURS = [name.removeprefix("redline::") for name in EXPENSIVE_OPS if name.startswith("redline::")]
-# Cheap next to a product: computed again.
+# Cheap compared with a matrix product: recomputed.
 CHEAP = {
     "rms_norm",
     "add_rms_norm",
@@ -22,7 +22,7 @@ CHEAP = {
     "cross_entropy",
     "convolved_heads",
 }
-# Never inside what is computed again: some have no gradient, and the others are parts of a backward pass.
+# Never recomputed: ops without a gradient, and parts of a backward pass.
 ELSEWHERE = {
     "decode_attention",
     "fused_linear",

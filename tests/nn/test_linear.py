@@ -1,4 +1,4 @@
-"""Layers that torchao quantized are read as they are stored."""
+"""Tests that int8 weights of torchao are read without dequantizing them."""
 
 import copy
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_caching_the_parts_does_not_change_the_layer() -> None:
 
 @torch.no_grad()
 def test_a_compiled_layer_reads_the_int8_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it was looked at before: a compiler cannot ask whether zero is zero."""
+    """The parts must be cached before, because a compiler cannot read the zero points."""
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"
     monkeypatch.setattr(Linear, "_kernels_allowed", lambda self, x: True)
@@ -107,7 +107,7 @@ def test_a_cpu_uses_torch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 5, 32, 33, 64, 65])
-# Rows of 264 bytes begin where a block of 16 cannot be read at once.
+# Rows of 264 bytes are not aligned to 16 bytes.
 @pytest.mark.parametrize(("inputs", "most"), [(272, 64), (264, 32)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Borders and positions of documents, against counting them one by one."""
+"""Tests document borders and positions against counting them one by one."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_borders_and_positions_agree_with_hand_counts() -> None:
     found = packing.borders.tolist()
     assert found[: len(borders)] == borders and set(found[len(borders) :]) == {4 * 57}
     assert packing.borders.dtype == torch.int32 and len(found) > len(borders)
-    # Few sizes, so that a compiled model is compiled seldom.
+    # Few sizes, so that a compiled model is rarely recompiled.
     assert (len(found) - 1).bit_count() == 1
 
 
@@ -49,5 +49,5 @@ def test_is_whole_follows_from_the_size_of_borders() -> None:
 
 def test_invalid_documents_are_refused() -> None:
     for wrong in (torch.zeros(4, dtype=torch.long), torch.zeros(2, 4)):
-        with pytest.raises(ModelError, match="documents are whole numbers of shape"):
+        with pytest.raises(ModelError, match="documents_BS must be integers of shape"):
             Packing.of(wrong)

@@ -1,4 +1,4 @@
-"""The gated MLP against its formula, and that gate and up stay in the one tensor that their product gave."""
+"""Tests the gated MLP against its formula, and that gate and up stay in one tensor."""
 
 import pytest
 import torch

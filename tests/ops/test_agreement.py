@@ -1,4 +1,4 @@
-"""The judge of all operators: rounding passes, also where large numbers cancel, and errors do not."""
+"""Tests the `agrees` fixture: rounding passes, also where large terms cancel, and errors fail."""
 
 from collections.abc import Callable
 

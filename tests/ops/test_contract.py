@@ -1,7 +1,6 @@
-"""What every operator promises: it is registered, takes Triton where it can and says why where it cannot, and its
-kernels compile for every supported card.
+"""The contract of every op: registered, runs Triton if supported, otherwise falls back with a reason, and compiles.
 
-That the kernels compute what the reference does is tested in `<operator>/test_triton.py`, interpreted or on a GPU.
+`<op>/test_triton.py` compares the kernels with the reference, interpreted or on a GPU.
 """
 
 import inspect
@@ -49,7 +48,7 @@ def _is_in(module: str, package: str) -> bool:
 
 
 def run(op: Op, given: dict[str, Any], implementation: str = "auto") -> list[Tensor]:
-    """The outputs, and all arguments, into which some operators write, after the call without gradients."""
+    """Calls the op without gradients and returns its outputs and arguments, some of which it may have written."""
     given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, given)
     with torch.no_grad():
         found = op.function(**given, implementation=implementation)
@@ -123,7 +122,7 @@ def run_forward_and_backward(op: Op, dtype: torch.dtype, sizes: Sizes) -> None:
 
 
 def kernels_of(package: str) -> set[str]:
-    """The names of the kernels that are written in it."""
+    """Returns the names of the kernels that the package defines."""
     found = set()
     for path in (Path(redline.ops.__file__).parent / package).glob("triton*.py"):
         module = import_module(f"redline.ops.{package}.{path.stem}")
@@ -147,7 +146,7 @@ def test_samples_launch_all_kernels(package: str, on_card: OnCard) -> None:
     assert found and kernels_of(package) <= found
 
 
-# Compiling takes long: `make test` compiles each operator for 9.0, whose kernels differ most, and for one other
+# Compiling takes long: `make test` compiles each op for 9.0, whose kernels differ most, and for one other
 # capability, in turn; `make test-all` for all of them.
 IN_TURN = [capability for capability in CAPABILITIES if capability != 90]
 ON_CARDS = [
@@ -159,7 +158,7 @@ ON_CARDS = [
 
 @pytest.mark.parametrize(("op", "capability"), ON_CARDS, ids=lambda value: str(getattr(value, "name", value)))
 def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
-    # The kernels of causal attention with a far part take three times as long: `make test-all` compiles those.
+    # The kernels of causal attention with far keys take three times as long: `make test-all` compiles them.
     for sizes in ({"dim": 16},) if op.function is causal_attention else op.sizes:
         with on_card(capability, compiling=True) as launched:
             run_forward_and_backward(op, torch.bfloat16, sizes)
@@ -170,7 +169,7 @@ def each(name: str, *values: object) -> list[Sizes]:
     return [{name: value} for value in values]
 
 
-# The sizes of models, and those at the ends of what the kernels take.
+# The sizes of models, and the extreme sizes that the kernels support.
 SIZES: dict[str, list[Sizes]] = {
     "causal_attention": [{"dim": dim, "with_far": far} for dim in (16, 32, 64, 128) for far in (False, True)],
     "convolved_heads": [

@@ -23,5 +23,5 @@ def test_a_fallback_warns_once(compiled: bool) -> None:
     with warnings.catch_warnings(record=True) as again:
         warnings.simplefilter("always")
         run(torch.ones(3))
-    # What was traced is not run again.
+    # A traced warning is not repeated.
     assert len(again) == (0 if compiled else 1)

@@ -1,4 +1,4 @@
-"""Arguments of causal attention that are refused."""
+"""Tests which arguments of causal attention are refused."""
 
 import pytest
 import torch

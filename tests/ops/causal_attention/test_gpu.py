@@ -1,4 +1,4 @@
-"""Causal attention's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests causal attention on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def test_agrees(
         [torch.randn(tokens, count, dim, device="cuda") for count in (heads, groups, groups)],
         dtype,
         "cuda",
-        # Shares are rounded before they are mixed, and again before they grad.
+        # Probabilities are rounded before the product with the values, and again in backward.
         roundings=None if dtype == torch.float32 else 4,
     )
 
@@ -94,11 +94,11 @@ def test_no_scores_are_stored() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(causal_attention(q, k, v, low), (q, k, v), torch.ones_like(q))
-    # What is mixed, its grad, three gradients, and two numbers for each head of a token.
+    # The output, its gradient, three gradients, and two values per head and token.
     assert torch.cuda.max_memory_allocated() - before < 5.5 * q.nbytes
     far = Far(q, k, torch.randn(65_536, device="cuda", requires_grad=True), low)
     near, before = torch.arange(65_536, device="cuda", dtype=torch.int32), torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(causal_attention(q, k, v, near, far=far), (q, k, v, far.bias_T), torch.ones_like(q))
-    # The same for what is far, until both are added up.
+    # The same for far keys.
     assert torch.cuda.max_memory_allocated() - before < 8 * q.nbytes

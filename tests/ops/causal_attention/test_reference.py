@@ -1,4 +1,4 @@
-"""The specification of causal attention against softmax token by token, and what rows, documents and windows are."""
+"""Tests the reference of causal attention against a softmax loop, with rows, documents and windows."""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""The Triton kernels of causal attention: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of causal attention, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
-    """Documents that begin at these tokens, seen through a window."""
+    """Returns the lowest visible token for documents that start at these tokens, with a window."""
     index = torch.arange(tokens, device=DEVICE, dtype=torch.int32)
     starts = torch.zeros_like(index)
     for begin in begins:
@@ -32,7 +32,7 @@ def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
 
 
 def compare(agrees: Agrees, low: Tensor, sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> None:
-    """The kernels with the reference; `sizes` are heads of queries, of keys, and channels."""
+    """Compares the kernels with the reference. `sizes` are query heads, key heads and channels."""
     heads, shared, dim = sizes
     agrees(
         lambda q, k, v: triton.causal_attention(q, k, v, low),
@@ -63,7 +63,7 @@ def compare_with_far(
     )
 
 
-# In tiles of 32 tokens: some end within a tile, some with it.
+# Tiles have 32 tokens: some sequences end inside a tile, some at its end.
 TOKENS = 70
 STRETCHES = [((), None), ((13, 32, 33, 50), None), ((), 40), ((50,), 33), (tuple(range(0, 70, 3)), 2), ((69,), 1)]
 
@@ -105,7 +105,7 @@ def test_far_keys_may_start_before_the_first_token(agrees: Agrees) -> None:
 
 
 def test_far_keys_of_any_strides_are_read_in_place() -> None:
-    """In an order of its own, not in that of what is near."""
+    """The strides of far keys differ from those of near keys."""
     q, k, v = torch.randn(40, 6, 16, device=DEVICE).split((2, 2, 2), 1)
     far_q = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
     far_k = torch.randn(40, 16, 2, device=DEVICE).transpose(1, 2)
@@ -123,7 +123,7 @@ def test_far_keys_of_any_strides_are_read_in_place() -> None:
 
 
 def test_far_keys_may_all_have_a_bias_of_minus_infinity() -> None:
-    """Its own token is always near: what counts for nothing makes no number that is none."""
+    """A token always sees itself, so far keys with a bias of -inf give no NaN."""
     tensors = [torch.randn(70, 1, 16, device=DEVICE).requires_grad_() for _ in range(5)]
     bias = torch.full((70,), -torch.inf, device=DEVICE)
     low, first = lowest(70, (), 20), lowest(70, (), None)
@@ -160,7 +160,7 @@ def test_large_scores_stay_finite() -> None:
     inputs, low = [t.requires_grad_() for t in (q, k, v)], lowest(70, (33,), None)
     found = triton.causal_attention(*inputs, low)
     expected = reference.causal_attention(*(t.double() for t in inputs), low)
-    # Exponents are in the thousands, where the last digit of fp32 is 1e-4.
+    # Exponents are in the thousands, where the spacing of fp32 is 1e-4.
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
     grad = torch.randn_like(found)
     gradients = torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad.double())
@@ -170,7 +170,7 @@ def test_large_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # what a GPU has to say of the plain form
+@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # the fallback warning of a GPU
 def test_the_attention_layer_agrees(window: int | None, packed: bool) -> None:
     q, k, v = torch.randn(2, 40, 4, 16, device=DEVICE).split((2, 1, 1), 2)
     packing = Packing.of(torch.randint(2, (2, 40)).cumsum(1)).to(DEVICE) if packed else None
@@ -230,7 +230,7 @@ def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> 
 
 
 def test_far_keys_compile_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
-    """With the bias made in the same graph, where flex attention's gradients come out wrong."""
+    """The bias is computed in the same graph, where the gradients of flex attention are wrong."""
     low, first = lowest(20, (7,), 5), lowest(20, (7,), None)
 
     def block(x: Tensor, scores: Tensor) -> Tensor:
@@ -255,6 +255,6 @@ def test_unsupported_inputs_are_refused(q: Tensor, sentence: str) -> None:
 
 
 def test_the_head_dimension_is_separate_from_the_tensor() -> None:
-    """A layer asks before there are queries, with a weight in their place."""
+    """A layer chooses before it has queries, by the device and dtype of a weight."""
     assert not triton.why_not(torch.zeros(768, 768, device=DEVICE), 64)
     assert "dimension 768" in triton.why_not(torch.zeros(768, 64, device=DEVICE), 768)

@@ -1,4 +1,4 @@
-"""Arguments of convolved heads that are refused."""
+"""Tests which arguments of convolved heads are refused."""
 
 import pytest
 import torch

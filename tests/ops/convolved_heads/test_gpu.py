@@ -1,4 +1,4 @@
-"""The kernels of convolved heads on a real device: full size, every dtype, graphs and compilation."""
+"""Tests convolved heads on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 

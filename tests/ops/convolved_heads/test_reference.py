@@ -1,4 +1,4 @@
-"""The specification of convolved heads against torch's own convolution, document by document."""
+"""Tests the reference of convolved heads against torch's convolution, document by document."""
 
 import torch
 from torch.nn import functional as F

@@ -1,4 +1,4 @@
-"""The Triton kernels of convolved heads: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of convolved heads, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -53,7 +53,7 @@ def test_one_tap_uses_only_the_token_itself(agrees: Agrees) -> None:
 
 def test_zero_queries_have_the_gradients_of_the_reference() -> None:
     x, taps, recent = (t.to(DEVICE) for t in inputs(1, 6, 4, 1, 4, 4))
-    x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are no vectors
+    x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are zero
     given = [t.requires_grad_() for t in (x, taps, recent)]
     found, expected = (f(*given, 1, 4) for f in (triton.convolved_heads, reference.convolved_heads))
     grads = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]

@@ -1,4 +1,4 @@
-"""Arguments of cross-entropy that are refused."""
+"""Tests which arguments of cross-entropy are refused."""
 
 import pytest
 import torch

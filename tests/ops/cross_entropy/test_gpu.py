@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -58,7 +58,7 @@ def test_is_deterministic() -> None:
 
 
 def test_a_cuda_graph_replays_with_new_inputs() -> None:
-    """Which it could not, had the host waited for anything."""
+    """A capture fails if the host synchronizes."""
     logits, target = inputs(64, 10_001, torch.float32)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

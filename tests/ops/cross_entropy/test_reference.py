@@ -1,4 +1,4 @@
-"""The specification of cross-entropy, against PyTorch's own and against finite differences."""
+"""Tests the reference of cross-entropy against PyTorch and finite differences."""
 
 from functools import partial
 
@@ -67,7 +67,7 @@ def test_the_loss_of_no_rows_is_zero() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 5, 2**40])
 def test_an_invalid_target_gives_nan(wrong: int) -> None:
-    """What a GPU does, where nobody can look before."""
+    """Tests the behavior of a GPU, which does not check targets."""
     logits, target = inputs(3, 5)
     target[1] = wrong
     loss = reference.cross_entropy(logits, target, reduction="none")

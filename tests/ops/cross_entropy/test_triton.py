@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(
         not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
     ),
-    # numpy, which interprets, warns of infinities and NaN that the kernels make on purpose.
+    # The interpreter uses numpy, which warns of the intentional infinities and NaN of the kernels.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
@@ -28,13 +28,13 @@ DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a short row is several blocks, the last one not full."""
+    """Uses small tiles, so that a short row has several blocks and the last one is partial."""
     for name in ("FORWARD_TILES", "GRADIENT_TILES"):
         monkeypatch.setattr(triton, name, dict.fromkeys((2, 4), triton.Tiles(64, 1)))
 
 
 def inputs(rows: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Logits that are sure of themselves, so that the largest moves from block to block."""
+    """Returns logits with a large spread, so that the running maximum changes between blocks."""
     return torch.randn(rows, classes) * 3, torch.randint(classes, (rows,))
 
 
@@ -44,12 +44,12 @@ def inputs(rows: int, classes: int) -> tuple[Tensor, Tensor]:
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_agrees(agrees: Agrees, rows: int, classes: int, dtype: torch.dtype, reduction: str) -> None:
-    # One class alone has nothing to learn: its loss and its gradient are both 0, but for rounding.
+    # With a single class, loss and gradient are 0 up to rounding.
     options = {"reduction": reduction} | ({"z_loss": 0.3} if classes == 1 else {})
     one, other = (partial(module.cross_entropy, **options) for module in (triton, reference))
     logits, target = inputs(rows, classes)
     if classes == 1:
-        logits = logits + 2 * logits.sign()  # near 0 the z-loss has no gradient either, but for rounding
+        logits = logits + 2 * logits.sign()  # near 0 the gradient of the z-loss is 0 up to rounding
     agrees(one, other, (logits, target), dtype, DEVICE)
 
 

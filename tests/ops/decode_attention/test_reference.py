@@ -1,4 +1,4 @@
-"""The specification against softmax over what a row has seen, written out; and arguments that are refused."""
+"""Tests the reference against a softmax over the stored tokens, and which arguments are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The kernels of decode attention: on a GPU as they are, elsewhere interpreted in a process of their own."""
+"""Tests the Triton kernels of decode attention, on a GPU or interpreted on a CPU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtyp
     with torch.no_grad():
         found = decode_attention(q, k, v, keys, values, held, ring, "triton")
     assert found.dtype == dtype and torch.isfinite(found).all()
-    # Weights are rounded to the dtype before they meet the values.
+    # Probabilities are rounded to the dtype before the product with the values.
     limit = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
     assert (found.double() - expected).norm() <= limit * expected.norm()
     for one, other in ((keys, exact[3]), (values, exact[4])):
@@ -78,7 +78,7 @@ def test_a_cuda_graph_replay_is_deterministic_for_every_length(ring: int) -> Non
 
 @torch.no_grad()
 def test_compiles_without_graph_breaks() -> None:
-    """What it writes into the ring is there for what follows in the same graph."""
+    """Later operations of the same graph see what it writes into the ring."""
 
     def attended(q: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
         return [decode_attention(2 * q, *given, 9, "triton"), given[2].nan_to_num(), given[3].nan_to_num()]

@@ -1,4 +1,4 @@
-"""Arguments of the fused linear layer that are refused."""
+"""Tests which arguments of the fused linear layer are refused."""
 
 import pytest
 import torch

@@ -15,8 +15,8 @@ def test_blocks_by_pointers_use_16_byte_loads_and_stores(on_card: Callable[..., 
     with on_card(90, compiling=True) as launched:
         fused_linear(**sample(torch.bfloat16, columns=64, around=around))
     ptx = launched["linear_kernel"].asm["ptx"]
-    # Rows are no multiple of 16 numbers, and a compiler that is not told of the 8 reads them one by one; the bias is
-    # read so, one number a thread.
+    # Row widths are not multiples of 16. A compiler that does not know the multiple of 8 loads single elements. The
+    # bias is loaded so, one element per thread.
     assert "wgmma" in ptx and "cp.async.cg.shared.global" in ptx and ptx.count("ld.global.b16") <= 1
     assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx) == around
 
@@ -27,4 +27,4 @@ def test_blocks_by_descriptors_use_the_tensor_memory_accelerator(on_card: Callab
         fused_linear(**sample(torch.bfloat16, around=around))
     ptx = launched["descriptor_kernel"].asm["ptx"]
     assert "wgmma" in ptx and "cp.async.bulk.tensor.2d.shared" in ptx and "cp.async.bulk.tensor.2d.global" in ptx
-    assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single numbers
+    assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single elements

@@ -1,4 +1,4 @@
-"""The specification against torch's own LayerNorm, Linear, GELU and leaky ReLU."""
+"""Tests the reference against torch's LayerNorm, Linear, GELU and leaky ReLU."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def test_moments_of_extended_rows_add_up() -> None:
 
 
 def test_constant_rows_give_no_nan() -> None:
-    """Their variance is zero, or by rounding less."""
+    """Their variance is zero, or slightly negative by rounding."""
     x, weight, out = torch.full((3, 8), 1e3), torch.randn(4, 8), torch.empty(3, 4)
     sums = moments(x)[None]
     sums[:, 1] *= 1 - 1e-6

@@ -1,4 +1,4 @@
-"""How the fused linear layer and the kernels like it are cut into tiles."""
+"""Tests the tiles of the fused linear layer and similar kernels."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
+"""Tests the Triton kernel, on a GPU or interpreted on a CPU (as `make test` runs this file)."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(params=[True, False], ids=["by descriptors", "by addresses"])
 def by_descriptors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both kernels take all sizes, whichever is chosen for them."""
+    """Both kernels support all sizes, whichever is chosen."""
     monkeypatch.setattr(kernel, "has_descriptors", lambda _: request.param)
     monkeypatch.setattr(triton, "_SOME", 0 if request.param else 64)
 
@@ -48,7 +48,7 @@ def test_agrees_with_normalization_activation_and_residual(
 
 
 def test_a_large_mean_cancels_accurately(agrees: Agrees) -> None:
-    """The mean is taken off after the product, where it has to cancel."""
+    """The mean is subtracted after the product, where it must cancel accurately."""
     agrees("triton", 33, 64, 40, dtype=torch.float32, device=DEVICE, offset=10.0)
 
 

@@ -1,4 +1,4 @@
-"""Random MLPs, and what they should give by torch's own modules in fp64."""
+"""Random MLPs, and their expected results from torch modules in fp64."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 @pytest.fixture
 def agrees() -> Callable[..., None]:
-    """One MLP by an implementation, of rows within wider ones, against LayerNorm, Linear and the rest in fp64."""
+    """Compares one MLP, on rows inside wider ones, with torch modules in fp64."""
 
     def check(
         implementation: str,
@@ -35,7 +35,7 @@ def agrees() -> Callable[..., None]:
             return torch.randn(shape, device=device).to(dtype)
 
         wide = channels + filled
-        # Rows stand among others that must be neither read nor overwritten.
+        # The neighboring elements must be neither read nor overwritten.
         among = torch.full((rows, wide + 16), torch.nan, device=device, dtype=dtype)
         x = among[:, 8 : 8 + wide]
         x.copy_(F.pad(drawn(rows, channels) + 0.3, (0, filled)))

@@ -1,4 +1,4 @@
-"""The specification against torch's own modules, and what the fused MLP refuses."""
+"""Tests the reference against torch modules, and which arguments are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def test_agrees(
 
 
 def given(**changes: Any) -> dict[str, Any]:
-    """Three rows of 8 channels, 16 hidden ones and 5 columns."""
+    """Returns arguments with 3 rows, 8 input channels, 16 hidden channels and 5 output columns."""
     whole: dict[str, Any] = {
         "x_MK": torch.zeros(3, 8),
         "inner_HK": torch.zeros(16, 8),

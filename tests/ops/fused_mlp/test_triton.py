@@ -1,4 +1,4 @@
-"""The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
+"""Tests the Triton kernel, on a GPU or interpreted on a CPU (as `make test` runs this file)."""
 
 from collections.abc import Callable
 

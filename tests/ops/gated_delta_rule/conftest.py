@@ -1,6 +1,6 @@
-"""What tests of the kernels of the gated delta rule share: inputs, and what every kernel should read and write.
+"""Inputs and the expected tensors of every kernel of the gated delta rule.
 
-The stages are written out in fp64, and autograd finds their gradients: no formula of the kernels is used.
+The stages are computed in fp64 and differentiated by autograd, without any formula of the kernels.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from redline.ops.gated_delta_rule.reference import _document_masks, _in_chunks
 
 @pytest.fixture
 def inputs() -> Callable[..., list[Tensor | None]]:
-    """q, k, v, g, beta, a state and documents; keys have much in common, so that corrections depend on each other."""
+    """Returns q, k, v, g, beta, a state and documents. Keys are similar, so that corrections depend on each other."""
 
     def make(
         batch: int, tokens: int, heads: int, keys: int, values: int, carried: bool = False, packed: bool = False
@@ -33,7 +33,7 @@ def inputs() -> Callable[..., list[Tensor | None]]:
 
 @pytest.fixture
 def stages() -> Callable[..., dict[str, Tensor | None]]:
-    """Every tensor that the kernels read or write, by the names they have there, in fp64."""
+    """Returns every tensor that the kernels read or write in fp64, under the names of the kernels' arguments."""
 
     def compute(tensors: list[Tensor | None], grad_out: Tensor, grad_final: Tensor, C: int) -> dict[str, Tensor | None]:
         q, k, v, g, beta, initial, documents = (
@@ -86,7 +86,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
         numbers = {"decay": c, "grad_g": grad_g, "grad_beta": grad_beta, "grad_q_decay": of_q}
         numbers |= {"grad_k_decay": grad_c - of_q, "g": g_, "beta": beta_}
         if padding:
-            # All sums past the last token are the last one's: what they grad at, it does.
+            # Cumulative sums past the last token repeat the last one, so their gradients are added to it.
             numbers["grad_k_decay"][:, :, -1, C - padding - 1] += numbers["grad_k_decay"][:, :, -1, C - padding :].sum(
                 -1
             )

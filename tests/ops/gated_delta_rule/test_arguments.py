@@ -1,4 +1,4 @@
-"""Arguments of the gated delta rule that are refused."""
+"""Tests which arguments of the gated delta rule are refused."""
 
 import pytest
 import torch

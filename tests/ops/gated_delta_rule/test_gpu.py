@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ Make = Callable[..., Any]
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Every number passes through several roundings, and the gradient of g is a difference of sums.
+# Values are rounded several times, and the gradient of g is a difference of sums.
 ROUNDINGS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 256}
-# Every length in one dtype; what another dtype changes shows at one length with a rest, and fp32 has tiles of its own.
+# Every length in one dtype; the other dtypes at one length that is not a multiple of the chunk, and fp32 tiles.
 LENGTHS = [(torch.bfloat16, tokens) for tokens in (1, 63, 64, 131, 1000)]
 LENGTHS += [(torch.float16, 131), (torch.float32, 64), (torch.float32, 131)]
 SIZES = [(16, 16), (32, 48), (96, 96), (128, 128), (64, 128), (256, 256), (200, 8)]
@@ -51,13 +51,13 @@ def test_agrees_at_every_head_size(agrees: Agrees, inputs: Make, keys: int, valu
 
 def test_agrees_over_a_long_sequence(agrees: Agrees, inputs: Make) -> None:
     tensors = inputs(1, 8192, 12, 64, 64, carried=True)
-    tensors[3] = tensors[3] * 0.05  # so that it is remembered over many chunks
+    tensors[3] = tensors[3] * 0.05  # so that it affects many chunks
     check(agrees, tensors, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("texts", "dtype"), [(5, torch.bfloat16), (5, torch.float16), (12, torch.bfloat16)])
 def test_agrees_with_many_programs(agrees: Agrees, inputs: Make, texts: int, dtype: torch.dtype) -> None:
-    """Few texts of few heads, as everywhere else here, have finer tiles, and very many wider ones."""
+    """Few sequences use smaller blocks, as in the other tests, and very many use wider ones."""
     check(agrees, inputs(texts, 300, 24, 64, 64, carried=True, packed=True), dtype)
 
 
@@ -117,7 +117,7 @@ def test_runs_inside_a_cuda_graph(inputs: Make) -> None:
 
     def step() -> tuple[Tensor, ...]:
         out, last = gated_delta_rule(*tensors)
-        # Without its history, which would bind the inputs to the stream of the first call that is kept.
+        # Detached, because its history would bind the inputs to the stream of the first call.
         return out.detach(), *torch.autograd.grad(out.square().sum() + last.square().sum(), tensors)
 
     stream = torch.cuda.Stream()
@@ -154,5 +154,5 @@ def test_saved_memory_is_inputs_and_inverses(inputs: Make) -> None:
     before = torch.cuda.memory_allocated()
     kept = triton.gated_delta_rule(*tensors)
     grown = torch.cuda.memory_allocated() - before
-    # The output and the inverses are as large as v each; the rest is a number a token and head, and the state.
+    # The output and the inverses have the size of v each; the rest is one value per token and head, and the state.
     assert kept[0].nbytes * 2 < grown < kept[0].nbytes * 2.6

@@ -1,4 +1,4 @@
-"""The two plain forms of the gated delta rule against each other and against what must hold of any memory."""
+"""Tests the two reference forms of the gated delta rule against each other, and properties of a memory."""
 
 import random
 
@@ -14,7 +14,7 @@ LENGTHS = [(1, 4), (3, 8), (8, 8), (29, 5), (37, 16)]
 
 
 def inputs(batch: int, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """q, k, v, g and beta of 2 heads with keys of 5 and values of 3 numbers."""
+    """Returns q, k, v, g and beta of 2 heads with keys of 5 and values of 3 channels."""
     q, k = (F.normalize(torch.randn(batch, tokens, 2, 5, dtype=dtype), dim=-1) for _ in range(2))
     v = torch.randn(batch, tokens, 2, 3, dtype=dtype)
     return q, k, v, -torch.rand(batch, tokens, 2, dtype=dtype), torch.rand(batch, tokens, 2, dtype=dtype)
@@ -61,7 +61,7 @@ def test_a_sequence_may_be_split_anywhere() -> None:
     cuts = sorted(random.sample(range(1, tokens), 4))
     now, outputs = before, []
     for begin, end in zip([0, *cuts], [*cuts, tokens], strict=True):
-        # A state belongs to the first token's document: where a part begins with another, it begins anew.
+        # A state belongs to the document of the first token, so a part that starts with another document has none.
         other = borders[:, begin] != borders[:, begin - 1] if begin else torch.zeros(2, dtype=torch.bool)
         now = now.masked_fill(other[:, None, None, None], 0)
         o, now = chunked(*(tensor[:, begin:end] for tensor in given), now, borders[:, begin:end], chunk=8)
@@ -101,7 +101,7 @@ def test_is_causal(position: int) -> None:
         other[index][:, position] *= 0.5
         changed, _ = chunked(*other, chunk=8)
         assert torch.equal(changed[:, :position], o[:, :position])
-        # A first token has no past to forget.
+        # The first token has no previous state to decay.
         assert torch.equal(changed[:, position], o[:, position]) == (position == 0 and index == 3)
 
 

@@ -1,4 +1,4 @@
-"""How the gated delta rule is cut into tiles for the size of a device."""
+"""Tests the tiles of the gated delta rule for the size of a device."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,6 +1,6 @@
-"""The Triton kernels, each alone and all together: on a GPU as they are, elsewhere interpreted.
+"""Tests the Triton kernels, each alone and all together, on a GPU or interpreted on a CPU.
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
-# What each kernel writes; a number a token or a state at an end is fp32 whatever the inputs are.
+# The tensors that each kernel writes; values per token and final states are always fp32.
 WRITTEN = {
     "inverse_kernel": ("decay", "inverse"),
     "solve_kernel": ("w", "u"),
@@ -35,11 +35,11 @@ WRITTEN = {
     "right_grad_kernel": ("grad_v_right", "grad_k_right"),
     "system_grad_kernel": ("grad_k", "grad_v", "grad_g", "grad_beta"),
 }
-# All but the one with shapes that vary, which takes long and which nothing here depends on.
+# All checks except that of dynamic shapes, which takes long.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 FP32 = {"g", "beta", "decay", "initial", "final", "grad_final", "grad_initial", "grad_g", "grad_beta"}
 FP32 |= {"grad_q_decay", "grad_k_decay"}
-# Without documents, so that the first tokens of a long chunk matter to its last ones.
+# Without documents, so that the first tokens of a chunk affect its last ones.
 SMALL, LARGER = (torch.float32, 37, 16, 24, 16, True), (torch.float16, 70, 24, 16, 64, False)
 CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_grad_kernel")]
 if DEVICE == "cuda":
@@ -79,7 +79,7 @@ def test_each_kernel_agrees_with_its_definition(
         if argument in WRITTEN[name]:
             expected = exact[argument]
             error = ((found.double() - expected).norm() / expected.norm()).item()
-            # Sums of numbers that were rounded on the way in are off by as much, though kept in fp32.
+            # fp32 sums of rounded inputs have the error of the inputs.
             limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
             assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"
 
@@ -132,7 +132,7 @@ def test_the_final_state_alone_has_gradients(inputs: Make) -> None:
 
 
 def test_works_with_activation_checkpointing(inputs: Make) -> None:
-    """A checkpoint gives what was saved a single time."""
+    """Activation checkpointing unpacks saved tensors only once."""
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
 
     def run(*given: Tensor) -> Tensor:

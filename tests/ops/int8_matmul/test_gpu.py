@@ -1,4 +1,4 @@
-"""Products with int8 weights on a real device: the sizes of a decoder, odd ones, every dtype, graphs, compilation."""
+"""Tests the int8 ops on a GPU: decoder sizes, odd sizes, every dtype, CUDA graphs and compilation."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_
 triton = pytest.importorskip("redline.ops.int8_matmul.triton")
 
 pytestmark = pytest.mark.gpu
-# The tensor cores make fp32 products of three parts.
+# Tensor cores compute fp32 products as three TF32 products.
 LIMITS = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-16}
 SIZES = [(2048, 8192), (16_384, 2048), (512, 2048), (1000, 999), (3, 5000), (128, 256)]
 

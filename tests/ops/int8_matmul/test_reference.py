@@ -1,4 +1,4 @@
-"""The specification of products with int8 weights, torch's own beside it, and what is refused."""
+"""Tests the references of the int8 ops, torch._int_mm, and which arguments are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Arguments of LayerNorm, dropout and ReLU that are refused."""
+"""Tests which arguments of LayerNorm, dropout and ReLU are refused."""
 
 import pytest
 import torch

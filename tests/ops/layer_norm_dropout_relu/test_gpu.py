@@ -1,4 +1,4 @@
-"""The kernels of LayerNorm, dropout and ReLU on a real device: full size, every dtype, graphs and compilation."""
+"""Tests LayerNorm, dropout and ReLU on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -35,7 +35,7 @@ def test_agrees(
 
 @pytest.mark.parametrize(("rows", "width"), [(16384, 4096), (65536, 768), (30_001, 100)])
 def test_agrees_at_full_size(agrees: Agrees, rows: int, width: int) -> None:
-    # A few numbers fall on the other side of zero here, which bf16's limit leaves room for.
+    # A few elements cross zero here, which the tolerance of bf16 allows.
     check(
         agrees, (torch.randn(rows, width, device="cuda"), torch.randn(width), torch.randn(width)), 0.1, torch.bfloat16
     )

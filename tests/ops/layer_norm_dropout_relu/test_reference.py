@@ -1,4 +1,4 @@
-"""The specification of LayerNorm, dropout and ReLU against torch, and its random numbers against published ones."""
+"""Tests the reference of LayerNorm, dropout and ReLU against torch, and Philox against published values."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ def test_without_dropout_agrees_with_torch() -> None:
 
 
 def test_philox_agrees_with_published_values() -> None:
-    # The known answers that come with Random123, as far as counters of two words go.
+    # The known answers of Random123 for counters of two words.
     zero = torch.zeros(1, dtype=torch.int64)
     words = [word.item() for word in philox(zero, zero, zero)]
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]

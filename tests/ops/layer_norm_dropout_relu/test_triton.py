@@ -1,4 +1,4 @@
-"""The Triton kernels of LayerNorm, dropout and ReLU: on a GPU as they are, elsewhere interpreted."""
+"""Tests the Triton kernels of LayerNorm, dropout and ReLU, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -99,7 +99,7 @@ def test_backward_uses_the_mask_of_forward_without_a_seed(compiled: bool) -> Non
     first, second = (run(bias) if compiled else layer(bias) for _ in range(2))
     assert not torch.equal(first, second)
     for out in (first, second):
-        # Each element that is left is 2, and moves twice as much as the bias.
+        # Each kept element is 2, and changes twice as much as the bias.
         assert torch.equal(torch.autograd.grad(out.sum(), bias)[0], out.detach().sum(0))
 
 

@@ -1,4 +1,4 @@
-"""Linear cross-entropy on a real device: full size, every dtype, its memory, graphs and compilation."""
+"""Tests linear cross-entropy on a GPU: full size, every dtype, its memory, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ Agrees = Callable[..., None]
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Logits are rounded to the dtype between the two steps, and again as gradients.
+# The logits and their gradients are rounded to the dtype.
 ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}
 
 
@@ -55,12 +55,12 @@ def test_agrees_at_full_size_within_its_memory_limit() -> None:
     found = torch.autograd.grad(loss, (hidden, weight))
     peak = torch.cuda.max_memory_allocated() - others
     assert peak <= 5.5 * 2**30, f"{peak / 2**30:.2f} GiB, weights and rows included"
-    rows = 512  # of which fp32 logits have room
+    rows = 512  # the limit for fp32 logits
     exact = hidden[:rows].detach().float().requires_grad_()
     expected = reference.linear_cross_entropy(exact, weight.detach().float(), target[:rows], reduction="sum")
     (of_hidden,) = torch.autograd.grad(expected / len(hidden), exact)
     assert (found[0][:rows].float() - of_hidden).norm() <= 0.02 * of_hidden.norm()
-    # A class's gradient is a sum over all rows: a few classes are enough to see it.
+    # The gradient of a class is a sum over all rows, so a few classes are sufficient.
     with torch.no_grad():
         few = torch.arange(0, 128_256, 2_003, device="cuda")
         of_weight = torch.zeros(len(few), 4096, device="cuda")
@@ -86,7 +86,7 @@ def test_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cuda_graph_replays_with_new_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which it could not, had the host waited for anything."""
+    """A capture fails if the host synchronizes."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**20)
     hidden, weight, target = inputs(300, 64, 1_003, torch.float32)
     stream = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""The specification of linear cross-entropy, against PyTorch's own two steps, and what is refused."""
+"""Tests the reference of linear cross-entropy against PyTorch, and which arguments are refused."""
 
 from functools import partial
 

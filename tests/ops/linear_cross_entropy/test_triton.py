@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ pytestmark = [
     pytest.mark.skipif(
         not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
     ),
-    # numpy, which interprets, warns of infinities and NaN that the kernels make on purpose.
+    # The interpreter uses numpy, which warns of the intentional infinities and NaN of the kernels.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
-# Logits are rounded to the dtype between the two steps, and again as gradients.
+# The logits and their gradients are rounded to the dtype.
 ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows are several chunks, the last one not full."""
+    """Uses small chunks, so that a few rows make several and the last one is partial."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
     monkeypatch.setattr(chunks, "_ALIGNMENT", 4)
 
@@ -112,7 +112,7 @@ def test_the_weight_may_be_tied_to_the_embedding() -> None:
 
 
 def test_backward_may_run_twice() -> None:
-    """Which it could not, were the gradients scaled in place the first time."""
+    """The first backward must not scale the gradients in place."""
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), target)
     (first,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE), retain_graph=True)
@@ -154,7 +154,7 @@ def test_only_ignored_rows_give_zero() -> None:
 
 
 def test_many_chunks_keep_the_precision_of_the_weight_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half precision rounds the gradient of each chunk's logits, but never their sum: 16 chunks or 1 are as exact."""
+    """Half precision rounds the gradients of logits, but not their sum, so 16 chunks are as accurate as 1."""
     dtype = DTYPES[-1]
     given = inputs(64, 8, 24)
     hidden, weight, target = (tensor.to(DEVICE) for tensor in given[:3])
@@ -182,14 +182,14 @@ def test_chunks_are_even_and_within_the_memory_limit(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
     assert chunks.rows_of_a_chunk(8192, 128_256, 2) == 8192
     assert chunks.rows_of_a_chunk(8320, 128_256, 2) == 4224
-    # Rows enough: half of the memory does.
+    # With this many rows, half of the memory limit is used.
     assert chunks.rows_of_a_chunk(65_536, 50_304, 2) == 9472
     assert chunks.rows_of_a_chunk(10**6, 50_304, 2) * 50_304 * 2 <= 2**30
 
 
 @pytest.mark.parametrize(("classes", "seen"), [(33, 48), (40, 40)])
 def test_matrix_products_have_aligned_dimensions(classes: int, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The classes that fill them up count in nothing."""
+    """Padding classes do not affect the result."""
     sides: list[set[int]] = []
 
     def noting(one: Tensor, other: Tensor, **options: object) -> Tensor:

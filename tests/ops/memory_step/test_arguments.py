@@ -1,4 +1,4 @@
-"""Arguments of the memory step that are refused."""
+"""Tests which arguments of the memory step are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The specification against a step written out by hand, and against the layer that takes many tokens at a time."""
+"""Tests the reference against a step by hand, and against the layer that processes many tokens at once."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The kernel of the memory step: on a GPU as it is, elsewhere interpreted in a process of its own."""
+"""Tests the kernel of the memory step, on a GPU or interpreted on a CPU."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_agrees_with_a_step_by_hand(sizes: Sizes, dtype: torch.dtype) -> None:
 
 
 def test_a_small_decay_is_accurate() -> None:
-    """Over a thousand tokens that write nothing, as much is left as the sum of the decays says."""
+    """After a thousand tokens that write nothing, the state has decayed by the sum of the decays."""
     token, learned, recent, state = example((1, 1, 4, 4, 1), torch.float32, DEVICE)
     token = token._replace(strength_BH=torch.full_like(token.strength_BH, -60.0))
     token.decay_BH.fill_(-9.0)

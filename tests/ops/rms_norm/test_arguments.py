@@ -1,4 +1,4 @@
-"""Arguments of RMSNorm that are refused."""
+"""Tests which arguments of RMSNorm are refused."""
 
 import pytest
 import torch

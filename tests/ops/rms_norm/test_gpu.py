@@ -1,4 +1,4 @@
-"""RMSNorm's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests RMSNorm on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, int]) -> None:
     inputs = *torch.randn(2, *shape, device="cuda"), torch.randn(shape[-1])
 
     def exact(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # The sum is stored in bf16, and so it is what is normalised.
+        # The bf16 sum is normalized, as it is stored.
         total = x + residual
         total = total + (total.bfloat16().double() - total).detach()
         return reference.rms_norm(total, weight, EPS), total

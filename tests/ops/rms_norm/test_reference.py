@@ -1,4 +1,4 @@
-"""RMSNorm's specification against torch's and against Llama's own code."""
+"""Tests the reference of RMSNorm against torch and against Llama's code."""
 
 import pytest
 import torch

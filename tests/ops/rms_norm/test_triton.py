@@ -1,4 +1,4 @@
-"""The Triton kernels of RMSNorm: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of RMSNorm, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ EPS = 1e-5
 
 @pytest.fixture(autouse=True)
 def wide_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the sums of long rows are few programs, each of which takes long when interpreted."""
+    """Uses large tiles for the sums, because every program takes long when interpreted."""
     if triton.INTERPRETED:
         monkeypatch.setattr(triton, "SUM_TILES", triton.SumTiles(512, 1024, 8))
 
@@ -83,7 +83,7 @@ def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
     x = torch.randn(30, 6, 4, device=DEVICE).half().permute(2, 1, 0).requires_grad_()
     weight = torch.randn(60, device=DEVICE)[::2].requires_grad_()
     out = norm(x, weight)
-    grads = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has no strides at all
+    grads = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has strides of zero
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = reference.rms_norm(*exact, EPS)
     assert out.dtype == torch.float16 and [grad.dtype for grad in grads] == [torch.float16, torch.float32]

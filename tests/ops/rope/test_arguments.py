@@ -1,4 +1,4 @@
-"""Arguments of rope that are refused."""
+"""Tests which arguments of rope are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Rope's kernel on a real device: full size, every dtype, graphs and compilation."""
+"""Tests rope on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 

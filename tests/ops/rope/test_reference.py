@@ -1,4 +1,4 @@
-"""Rotary embedding's specification and tables against transformers, and what a rotation must hold."""
+"""Tests the reference and the tables of rotary embedding against transformers, and properties of a rotation."""
 
 from types import SimpleNamespace
 

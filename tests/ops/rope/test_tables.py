@@ -1,4 +1,4 @@
-"""Which tables of rotary positions can be made."""
+"""Tests which tables of rotary positions are valid."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Triton kernel of rope: on a GPU as it is, elsewhere interpreted, as `make test` runs it."""
+"""Tests the Triton kernels of rope, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -49,7 +49,7 @@ def test_agrees_with_only_one_gradient() -> None:
     q, k = (torch.randn(1, 4, heads, 10, device=DEVICE, requires_grad=True) for heads in (3, 2))
     for index, one in ((0, q), (1, k)):
         (found,) = torch.autograd.grad(triton.rope(q, k, cos, sin)[index].square().sum(), one)
-        torch.testing.assert_close(found, 2 * one)  # turned there and back
+        torch.testing.assert_close(found, 2 * one)  # rotated by forward and backward
 
 
 def test_a_position_outside_the_tables_gives_nan() -> None:

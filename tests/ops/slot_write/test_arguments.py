@@ -1,4 +1,4 @@
-"""Arguments of slot write that are refused."""
+"""Tests which arguments of slot write are refused."""
 
 import pytest
 import torch

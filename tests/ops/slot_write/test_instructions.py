@@ -1,4 +1,4 @@
-"""The compiler puts barriers where the threads of slot write read what others have stored."""
+"""Tests that the compiled kernel has barriers between stores and loads of different threads."""
 
 from collections.abc import Callable
 from typing import Any

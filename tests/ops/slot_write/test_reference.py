@@ -1,4 +1,4 @@
-"""The specification against a bank that is made anew for every token, bit for bit; and its gradients."""
+"""Tests that the reference is bit-identical to rebuilding the bank for every token, and its gradients."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_examples_cover_every_outcome() -> None:
     slots, offered = example(3, 12, 20, 2, 8, torch.float32, 1.0)
     _, written = reference.slot_write(slots, *offered, 0.85)
     assert all(one.sum() > 0 for one in written)
-    assert (written.placed_B + written.merged_B < offered[3].sum(1)).any()  # and some are left out
+    assert (written.placed_B + written.merged_B < offered[3].sum(1)).any()  # and some are not wanted
 
 
 def test_gradients_flow_through_merges_and_fills() -> None:

@@ -1,4 +1,4 @@
-"""The kernels of slot write: on a GPU as they are, elsewhere interpreted in a process of their own."""
+"""Tests the Triton kernels of slot write, on a GPU or interpreted on a CPU."""
 
 from itertools import product
 
@@ -14,13 +14,13 @@ triton = pytest.importorskip("redline.ops.slot_write.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
 SIZES = [(2, 6, 11, 2, 8), (1, 5, 1, 1, 3), (1, 33, 9, 3, 5)]
-# Interpreted, which takes seconds, every size at every fill is seen in one of the dtypes.
+# Interpreted runs are slow, so every size and fill is tested in one of the dtypes.
 CASES = [
     (sizes, filled, dtype)
     for place, (sizes, filled) in enumerate(product(SIZES, (0.0, 0.6, 1.0)))
     for dtype in (DTYPES[place % 2 :][:1] if triton.INTERPRETED else DTYPES)
 ]
-# Means are rounded once for every token that was merged, and each side may have rounded the other way.
+# Every merge rounds the means once, and the two sides may round differently.
 ROUNDINGS = 4
 
 pytestmark = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: the sizes of a decoder, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: decoder sizes, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 

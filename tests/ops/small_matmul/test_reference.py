@@ -1,4 +1,4 @@
-"""Which implementation of small matmul runs, what is refused, and that the specification is the right product."""
+"""Tests which implementation of small_matmul runs, which arguments are refused, and the reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How products of a few rows are cut, and for which sizes the kernels are kept."""
+"""Tests the tiles of small matrix products, and for which shapes the kernels are used."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_measured_tiles_take_precedence() -> None:
     measured = next(iter(MEASURED))
     assert tiles_for(measured) is MEASURED[measured]
     assert tiles_for((1, 10, 10, 2, 2)) is VECTOR_TILES[2]
-    # int8 rows have no kernel for one row alone.
+    # int8 rows have no kernel for a single row.
     assert tiles_for((1, 10, 10, 1, 1)) is BLOCK_TILES[1, 1][16]
     assert tiles_for((32, 10, 10, 2, 1)) is BLOCK_TILES[2, 1][32]
     assert tiles_for((64, 10, 10, 2, 1)) is BLOCK_TILES[2, 1][MANY_ROWS]
@@ -35,11 +35,11 @@ def test_measured_tiles_take_precedence() -> None:
 @pytest.mark.parametrize(
     ("programs", "depth", "step", "w_bytes", "cut"),
     [
-        (132, 4096, 256, 2, Cut(1, 4096)),  # every multiprocessor is busy
+        (132, 4096, 256, 2, Cut(1, 4096)),  # every multiprocessor is occupied
         (66, 4096, 256, 2, Cut(2, 2048)),
-        (1, 4096, 256, 2, Cut(8, 512)),  # no share is shorter than 1,024 bytes
-        (1, 4096, 1024, 2, Cut(4, 1024)),  # nor than a step
-        (44, 4096, 256, 2, Cut(3, 1536)),  # whole steps, of which the last share has fewer
+        (1, 4096, 256, 2, Cut(8, 512)),  # no split is shorter than 1,024 bytes
+        (1, 4096, 1024, 2, Cut(4, 1024)),  # or than a step
+        (44, 4096, 256, 2, Cut(3, 1536)),  # whole steps; the last split has fewer
         (1000, 100, 256, 2, Cut(1, 256)),
     ],
 )
@@ -57,7 +57,7 @@ def test_features_are_split_among_idle_multiprocessors(
         ((1, 10, 16, 4, 4), False),
         ((64, 10, 16, 2, 1), True),
         ((512, 10, 16, 2, 1), False),
-        # Of a weight whose rows do not begin at multiples of 16 bytes, fewer rows.
+        # Fewer rows if those of the weight are not aligned to 16 bytes.
         ((32, 10, 15, 2, 1), True),
         ((64, 10, 15, 2, 1), False),
         ((1, 10, 15, 2, 2), True),

@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small products are several blocks, and their depth several steps and, where few, several shares."""
+    """Uses small tiles, so that small products have several blocks, steps and splits."""
     for size in (2, 4):
         monkeypatch.setitem(tiles.VECTOR_TILES, size, tiles.Tiles(1, 4, 32, 1, 1))
         monkeypatch.setitem(tiles.BLOCK_TILES, (size, size), {16: tiles.Tiles(16, 16, 32, 1, 2)})

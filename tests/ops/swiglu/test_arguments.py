@@ -1,4 +1,4 @@
-"""Arguments of SwiGLU that are refused."""
+"""Tests which arguments of SwiGLU are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""SwiGLU's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests SwiGLU on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""SwiGLU's specification against its formula."""
+"""Tests the reference of SwiGLU against its formula."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The Triton kernels of SwiGLU: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of SwiGLU, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def in_both_dtypes(*shapes: tuple[int, ...]) -> pytest.MarkDecorator:
-    """Each shape in fp32, and the last in fp16 as well."""
+    """Returns each shape in fp32, and the last in fp16 too."""
     cases = [*((shape, torch.float32) for shape in shapes), (shapes[-1], torch.float16)]
     return pytest.mark.parametrize(("shape", "dtype"), cases)
 

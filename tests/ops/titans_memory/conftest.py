@@ -1,7 +1,7 @@
-"""What tests of the kernels of the Titans memory share: inputs, and what every kernel should read and write.
+"""Inputs and the expected tensors of every kernel of the Titans memory.
 
-The stages are written out in fp64, one sequence and chunk at a time, and autograd finds their gradients: no formula of
-the kernels' backward pass is used.
+The stages are computed in fp64, one sequence and chunk at a time, and differentiated by autograd, without any formula
+of the kernels' backward pass.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from redline.ops.titans_memory.reference import _products
 
 @pytest.fixture
 def inputs() -> Callable[..., tuple[list[Tensor], TitansState | None, Tensor | None]]:
-    """q, k, v, alpha, eta and theta (some gates are 0, some 1), a state, and documents."""
+    """Returns q, k, v, alpha, eta and theta (some gates are 0, some 1), a state, and documents."""
 
     def make(
         batch: int,
@@ -44,12 +44,12 @@ def inputs() -> Callable[..., tuple[list[Tensor], TitansState | None, Tensor | N
 
 @pytest.fixture
 def stages() -> Callable[..., dict[str, Tensor | None]]:
-    """Every tensor that the kernels read or write, by the names they have there, in fp64."""
+    """Returns every tensor that the kernels read or write in fp64, under the names of the kernels' arguments."""
 
     def compute(
         given: dict[str, Tensor | None], grads: dict[str, Tensor], C: int, split: int
     ) -> dict[str, Tensor | None]:
-        """`given` has what the operator is given; `grads` has grad_out and three of final states."""
+        """`given` holds the inputs of the op; `grads` holds grad_out and the gradients of the three final states."""
         names = ("q", "k", "v", "keep", "eta", "theta", "memory", "momentum", "anchor")
         exact = {name: given[name].double().requires_grad_() for name in names if given[name] is not None}
         q, k, v, *gates = (exact[name] for name in names[:6])
@@ -76,7 +76,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
                 (L_a, a), (L_m, m) = _products(keep), _products(eta)
                 s = L_m * theta[:, None, :]
                 G, f = L_a @ s, (L_a @ m[..., None])[..., 0]
-                # As nodes of their own, so that each has a gradient.
+                # Separate autograd nodes, so that each has a gradient.
                 gain, of_memory, of_momentum = G.clone(), a.clone(), f.clone()
                 empty = torch.zeros(heads, 0, dtype=M.dtype, device=M.device, requires_grad=True)
                 last = torch.stack((G[:, -1], s[:, -1]), 1) if end > begin else torch.stack((empty, empty), 1)
@@ -115,7 +115,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
             ]
 
         def stacked(name: str, of: Callable[..., list[Tensor]] | None = None) -> Tensor:
-            """(B, H, chunks, …), filled up to whole chunks with zeros."""
+            """Returns (B, H, chunks, …), padded with zeros to whole chunks."""
             flat = [one for line in parts[name] for one in line]
             flat = of(*flat) if of else flat
             if name in ("gain", "momentum_rows"):

@@ -1,4 +1,4 @@
-"""Arguments of the Titans memory that are refused."""
+"""Tests which arguments of the Titans memory are refused."""
 
 import pytest
 import torch

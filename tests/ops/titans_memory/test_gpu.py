@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ Make = Callable[..., Any]
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Every number passes through several roundings, and the gradients of gates are sums of products of such.
+# Values are rounded several times, and the gradients of gates are sums of products of rounded values.
 ROUNDINGS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 256}
-# Every length in one dtype; what another dtype changes shows at one length with a rest, and fp32 has tiles of its own.
+# Every length in one dtype; the other dtypes at one length that is not a multiple of the chunk, and fp32 tiles.
 LENGTHS = [(torch.bfloat16, tokens) for tokens in (1, 63, 64, 131, 700)]
 LENGTHS += [(torch.float16, 131), (torch.float32, 64), (torch.float32, 131)]
 SIZES = [(16, 16), (32, 48), (96, 96), (128, 128), (64, 128), (100, 8)]
@@ -40,7 +40,7 @@ def check(agrees: Agrees, made: Any, dtype: torch.dtype, chunk: int = 64) -> Non
 
 
 def tamed(made: Any) -> Any:
-    """Gates as a trained model's: much is kept, so that the past counts, and steps are small, so that it is finite."""
+    """Returns gates as in a trained model: slow decay, so that the past matters, and small learning rates."""
     (q, k, v, alpha, eta, theta), state, documents = made
     return [q, k, v, alpha * 0.05, eta * 0.9, theta * 0.1], state, documents
 
@@ -58,7 +58,7 @@ def test_agrees_at_every_head_size(agrees: Agrees, inputs: Make, keys: int, valu
 
 
 def test_agrees_with_many_programs(agrees: Agrees, inputs: Make) -> None:
-    """Few texts of few heads, as everywhere else here, have finer tiles."""
+    """The other tests have few sequences, which use smaller blocks."""
     check(agrees, tamed(inputs(5, 300, 24, 64, 64, 64, True, True)), torch.bfloat16)
 
 
@@ -113,7 +113,7 @@ def test_runs_inside_a_cuda_graph(inputs: Make) -> None:
 
     def step() -> tuple[Tensor, ...]:
         out, last = titans_memory(*tensors, None, documents)
-        # Without its history, which would bind the inputs to the stream of the first call that is kept.
+        # Detached, because its history would bind the inputs to the stream of the first call.
         return out.detach(), *torch.autograd.grad(out.square().sum() + last.memory_BHKV.square().sum(), tensors)
 
     stream = torch.cuda.Stream()

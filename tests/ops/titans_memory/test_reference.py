@@ -1,4 +1,4 @@
-"""The two plain forms of the Titans memory against each other and against what must hold of any memory."""
+"""Tests the two reference forms of the Titans memory against each other, and properties of a memory."""
 
 import random
 
@@ -14,7 +14,7 @@ LENGTHS = [(1, 4), (3, 8), (8, 8), (29, 5), (37, 16)]
 
 
 def inputs(batch: int, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """q, k, v, alpha, eta and theta of 2 heads with keys of 5 and values of 3 numbers; some gates are 0, some 1."""
+    """Returns q, k, v, alpha, eta and theta of 2 heads with keys of 5 and values of 3; some gates are 0 or 1."""
     q, k = (F.normalize(torch.randn(batch, tokens, 2, 5, dtype=dtype), dim=-1) for _ in range(2))
     v = torch.randn(batch, tokens, 2, 3, dtype=dtype)
     gates = (torch.rand(batch, tokens, 2, dtype=dtype).mul(1.4).sub(0.2).clamp(0, 1) for _ in range(3))
@@ -76,7 +76,7 @@ def test_a_sequence_may_be_split_anywhere() -> None:
 @pytest.mark.parametrize("prefill", [7, 8, 11])
 def test_decoding_continues_from_a_prefill(prefill: int) -> None:
     given = inputs(2, 19)
-    borders = torch.tensor([[0] * 19, [0] * 3 + [1] * 16])  # so that the two are at different places of their chunks
+    borders = torch.tensor([[0] * 19, [0] * 3 + [1] * 16])  # so that the two are at different positions in their chunks
     whole = chunked(*given, None, borders, chunk=8)
     o, now = chunked(*(tensor[:, :prefill] for tensor in given), None, borders[:, :prefill], chunk=8)
     outputs = [o]
@@ -107,7 +107,7 @@ def test_is_causal(position: int) -> None:
         other[index][:, position] += 0.1
         changed, _ = chunked(*other, chunk=8)
         assert torch.equal(changed[:, :position], o[:, :position])
-        # A first token has no past to forget.
+        # The first token has no previous state to decay.
         assert torch.equal(changed[:, position], o[:, position]) == (position == 0 and index in (3, 4))
 
 

@@ -1,4 +1,4 @@
-"""How the Titans memory is cut into tiles for the size of a device."""
+"""Tests the tiles of the Titans memory for the size of a device."""
 
 import pytest
 import torch

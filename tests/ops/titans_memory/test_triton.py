@@ -1,6 +1,6 @@
-"""The Triton kernels, each alone and all together: on a GPU as they are, elsewhere interpreted.
+"""Tests the Triton kernels, each alone and all together, on a GPU or interpreted on a CPU.
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ WRITTEN = {
     "key_grad_kernel": ("grad_k", "grad_last", "grad_whole"),
     "gate_grad_kernel": ("grad_keep", "grad_eta", "grad_theta"),
 }  # fmt: skip
-# What has the inputs' dtype; all else is fp32.
+# The tensors with the dtype of the inputs; all others are fp32.
 ROUNDED = {"q", "k", "v", "errors", "out", "grad_out", "grad_local", "grad_v", "grad_q", "grad_k"}
 ROUNDED |= {"memories", "momenta", "anchors", "grad_memories", "grad_momenta"}
-# All but the one with shapes that vary, which takes long and which nothing here depends on.
+# All checks except that of dynamic shapes, which takes long.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 CASES = [(name, torch.float32, 23, 16, 24, 16, True) for name in WRITTEN]
 CASES += [
@@ -54,7 +54,7 @@ if DEVICE == "cuda":
 def operands(
     inputs: Make, dtype: torch.dtype, tokens: int, keys: int, values: int, chunk: int, cut: bool
 ) -> dict[str, Tensor | None]:
-    """What the operator itself is given, by its names."""
+    """Returns the inputs of the op by name."""
     caught: dict[str, Tensor | None] = {}
 
     def catch(*arguments: Tensor | None) -> tuple[Tensor, ...]:
@@ -105,11 +105,11 @@ def test_each_kernel_agrees_with_its_definition(
         if argument not in WRITTEN[name] or exact[argument] is None or (argument == "anchors" and not cut):
             continue
         expected = exact[argument].double()
-        # Rows past a chunk's end are nobody's.
+        # Rows past the end of a chunk are not written.
         found = (
             torch.where(expected == 0, 0, found.double()) if argument in ("gain", "momentum_gain") else found.double()
         )
-        # Gates that are zero can leave nothing at all of what was before a chunk.
+        # Gates of zero can erase everything from before a chunk.
         error = ((found - expected).norm() / expected.norm().clamp_min(1e-30)).item()
         limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
         assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"

@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Rows that stand window by window attend as the picture they came from does."""
+"""Tests that attention of tokens in window order agrees with attention of the image."""
 
 import pytest
 import torch

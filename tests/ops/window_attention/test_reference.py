@@ -1,4 +1,4 @@
-"""Which implementation of window attention a CPU takes, that all agree, and arguments that are refused."""
+"""Tests which implementation of window attention a CPU uses, that all agree, and which arguments are refused."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, r
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, qkv: Tensor, table: Tensor, implementation: str) -> str:
-    """Which of the two that run on a CPU was called."""
+    """Returns which of the two CPU implementations was called."""
     called: list[str] = []
     for name, module in (("reference", reference), ("sdpa", sdpa)):
         monkeypatch.setattr(module, "window_attention", lambda *_, name=name: called.append(name))

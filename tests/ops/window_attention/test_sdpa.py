@@ -1,4 +1,4 @@
-"""Window attention through torch's fused attention, and the tensors that are kept between calls."""
+"""Tests window attention with torch's fused attention, and the tensors that are cached between calls."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def test_without_gradients_the_fused_kernel_agrees_too() -> None:
 def test_half_precision_is_close(attend: Callable[..., torch.Tensor]) -> None:
     qkv, table = torch.randn(1, 8, 8, 36).bfloat16(), torch.randn(49, 2).bfloat16()
     expected = reference.window_attention(qkv.double(), table.double(), 4, 2)
-    # Scores are rounded too here, which the exponential passes on.
+    # Scores are rounded here too, and the exponential amplifies the error.
     assert (attend(qkv, table, 4, 2).double() - expected).norm() <= 4 * torch.finfo(
         torch.bfloat16
     ).eps * expected.norm()
@@ -50,7 +50,7 @@ def test_half_precision_is_close(attend: Callable[..., torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("attend", [reference.window_attention, sdpa.window_attention])
 def test_constants_created_in_inference_mode_work_in_training(attend: Callable[..., torch.Tensor]) -> None:
-    qkv, table = torch.randn(1, 12, 12, 9), torch.randn(121, 1)  # windows of a size that no other test has
+    qkv, table = torch.randn(1, 12, 12, 9), torch.randn(121, 1)  # a window size that no other test uses
     with torch.inference_mode():
         attend(qkv, table, 6, 3)
     out = attend(qkv, table.requires_grad_(), 6, 3)

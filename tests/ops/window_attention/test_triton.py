@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Agrees = Callable[..., None]
 pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
-# Heads of 30, 53, 122, 46 and 77 channels: one or two of the 2 to 6 that a layer has.
+# Heads of 30, 53, 122, 46 and 77 channels, with one or two of the 2 to 6 heads of a layer.
 DRCT = [(60, 2, 0), (53, 1, 2), (122, 1, 0), (46, 1, 2), (77, 1, 0)]
 
 
