@@ -49,7 +49,7 @@ def test_little_shared_memory_runs_two_layers(agrees: Agrees, monkeypatch: pytes
     monkeypatch.setattr(linear.kernel, "shared_bytes", lambda _: 99 * 2**10)
     monkeypatch.setattr(triton, "mlp_kernel", None)
     monkeypatch.setattr(linear.kernel, "has_descriptors", lambda _: False)
-    monkeypatch.setattr(linear, "described_kernel", None)
+    monkeypatch.setattr(linear, "descriptor_kernel", None)
     agrees("triton", 70, 24, 72, 32, dtype=HALF, device=DEVICE)
 
 
