@@ -49,7 +49,7 @@ def test_agrees_with_writing_one_token_at_a_time(sizes: Sizes, filled: float, dt
 
 
 def test_agrees_with_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "_MOST_OF_A_KEY", 16)
+    monkeypatch.setattr(triton, "_LARGEST_BLOCK", 16)
     check((1, 4, 6, 3, 13), 0.8, torch.float32)
 
 

@@ -102,7 +102,8 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], outpu
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Computes the gradients with PyTorch, because decoding, which the kernels are for, needs none."""
     x, w = ctx.saved_tensors
-    of_x, of_w, of_bias = ctx.needs_input_grad
+    # An omitted bias is missing from needs_input_grad.
+    of_x, of_w, of_bias = (*ctx.needs_input_grad, False)[:3]
     return grad @ w if of_x else None, grad.t() @ x if of_w else None, grad.sum(0) if of_bias else None
 
 
