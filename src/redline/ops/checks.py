@@ -1,4 +1,7 @@
-"""Checks of the arguments of ops. Each raises a ModelError that names the op, the argument, and what it received."""
+"""Checks of the arguments of ops. Each raises a ModelError that names the op, the argument, and what it received.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
+"""
 
 from collections.abc import Sequence
 

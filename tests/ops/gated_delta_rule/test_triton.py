@@ -152,9 +152,9 @@ def test_passes_opcheck(inputs: Make) -> None:
 @pytest.mark.parametrize(
     ("dtype", "keys", "chunk", "sentence"),
     [
-        (torch.float64, 4, 64, "unsupported dtype float64 .*float32."),
+        (torch.float64, 4, 64, "unsupported dtype float64"),
         (torch.float32, 257, 64, "heads may have at most 256 elements, not 257"),
-        (torch.float32, 4, 8, "unsupported chunk 8 .supported: 16, 32, 64"),
+        (torch.float32, 4, 8, "unsupported chunk 8 (supported: 16, 32, 64)"),
     ],
 )
 def test_unsupported_inputs_are_refused(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:

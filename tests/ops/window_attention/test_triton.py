@@ -114,7 +114,7 @@ def test_compiles_without_graph_breaks() -> None:
     ("qkv", "rows", "window", "sentence"),
     [
         (torch.zeros(1, 4, 4, 6, dtype=torch.float64), 49, 4, "unsupported dtype float64 .*float32."),
-        (torch.zeros(1, 6, 6, 6), 121, 6, "unsupported window 6 .supported: 4, 8, 16, 32"),
+        (torch.zeros(1, 6, 6, 6), 121, 6, "unsupported window 6 .supported: 4, 8, 16, 32."),
         (torch.zeros(1, 4, 4, 390), 49, 4, "heads may have at most 128 channels, not 130"),
         (torch.zeros(0, 4, 4, 6), 49, 4, "the input is empty"),
     ],

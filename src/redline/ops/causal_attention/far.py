@@ -1,4 +1,7 @@
-"""The far keys of causal attention: keys before a query's span, scored with separate queries and keys."""
+"""The far keys of causal attention: keys before a query's span, scored with separate queries and keys.
+
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
+"""
 
 from typing import NamedTuple
 

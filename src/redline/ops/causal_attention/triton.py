@@ -3,6 +3,8 @@
 PyTorch's fused attention adds the contributions to a query's gradient in the order in which its programs finish, or
 serializes the programs in deterministic mode. Here a separate kernel computes the gradients of queries and recomputes
 the scores for it: seven matrix multiplications instead of five, and no program waits for another.
+
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
 
 import math

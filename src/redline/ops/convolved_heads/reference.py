@@ -1,4 +1,7 @@
-"""Reference of a short causal convolution per channel, SiLU, and normalization of queries and keys."""
+"""Reference of a short causal convolution per channel, SiLU, and normalization of queries and keys.
+
+B: sequences, S: tokens, C: channels, T: taps.
+"""
 
 import torch
 import torch.nn.functional as F

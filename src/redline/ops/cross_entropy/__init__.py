@@ -1,6 +1,8 @@
 """Cross-entropy with label smoothing and z-loss.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
+
+N: rows, V: classes.
 """
 
 import torch

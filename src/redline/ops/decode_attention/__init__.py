@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The ring is updated in place.
 It is the first `ring` positions of the buffers, which may have any stride.
+
+B: sequences, C: positions in the buffer, H: query heads, G: key and value heads, D: head dimension.
 """
 
 from torch import Tensor

@@ -3,6 +3,8 @@
 `reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The result is written into a
 tensor of the caller, which may be a slice of a wider one, so that results need no concatenation. The moments of the
 result are written too, for a layer that normalizes it next.
+
+M: rows, K: input channels, N: output columns, P: parts of the moments.
 """
 
 from collections.abc import Sequence

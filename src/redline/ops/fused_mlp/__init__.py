@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch. `triton.py` computes it in one kernel where it can, which never
 writes the hidden activations to memory. Normalization, activation and residual are those of `fused_linear`.
+
+M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: parts of the moments.
 """
 
 from torch import Tensor

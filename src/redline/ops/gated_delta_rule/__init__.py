@@ -1,6 +1,8 @@
 """The gated delta rule: a recurrent memory of constant size for sequences of any length.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has chunked kernels.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
 from torch import Tensor

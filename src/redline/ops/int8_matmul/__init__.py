@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch, `triton.py` has kernels for few rows, and `int_mm.py` calls
 PyTorch's int8 matrix multiplication, which is faster for many rows.
+
+M: rows, K: features, N: outputs.
 """
 
 import torch

@@ -1,4 +1,7 @@
-"""Matrix multiplication of int8 activations and weights with torch._int_mm, which is fast for many rows."""
+"""Matrix multiplication of int8 activations and weights with torch._int_mm, which is fast for many rows.
+
+M: rows, K: features, N: outputs.
+"""
 
 import torch
 from torch import Tensor

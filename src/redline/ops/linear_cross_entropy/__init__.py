@@ -1,6 +1,8 @@
 """A linear layer fused with cross-entropy, which does not store the logits of all rows on a GPU.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` computes the logits in chunks of rows.
+
+N: rows, D: features, V: classes.
 """
 
 import torch

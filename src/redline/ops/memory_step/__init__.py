@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch, about thirty kernel launches; `triton.py` needs one. The op
 modifies nothing in place.
+
+B: sequences, H: heads, K: channels of a key, V: channels of a value, C = H · (2K + V), T: taps, G = H · V.
 """
 
 from torch import Tensor

@@ -1,6 +1,8 @@
 """Rotary position embedding of queries and keys.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernel.
+
+B: sequences, S: tokens or positions, H: heads, D: head dimension (half of it in the tables).
 """
 
 from torch import Tensor

@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch, about thirty kernel launches per token; `triton.py` needs two for
 all tokens. The op modifies nothing in place.
+
+B: sequences, M: slots, C: tokens, H: heads, D: channels.
 """
 
 from torch import Tensor

@@ -1,6 +1,8 @@
 """A linear layer for the few rows of decoding, whose speed is limited by reading the weight.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has the kernels.
+
+M: rows, K: features, N: outputs.
 """
 
 from torch import Tensor

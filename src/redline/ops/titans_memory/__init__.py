@@ -1,6 +1,8 @@
 """The Titans memory: a linear memory that is updated by gradient descent with momentum and weight decay.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has chunked kernels.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
 from torch import Tensor

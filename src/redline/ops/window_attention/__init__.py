@@ -2,6 +2,8 @@
 
 `reference.py` is the specification in plain PyTorch, `sdpa.py` uses PyTorch's fused attention, and `triton.py` has the
 fused kernels.
+
+B: images, H and W: height and width in tokens, C: channels, R: rows of the bias table (H: heads there).
 """
 
 from collections.abc import Sequence

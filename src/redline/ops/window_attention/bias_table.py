@@ -1,4 +1,7 @@
-"""The layout of the bias table that the kernels read, in which the biases of neighboring keys are contiguous."""
+"""The layout of the bias table that the kernels read, in which the biases of neighboring keys are contiguous.
+
+R: rows of the bias table, H: heads, W: window.
+"""
 
 import torch
 from torch import Tensor

@@ -3,6 +3,8 @@
 The bias is passed as the additive mask, one for all windows. With a shift, windows in the last row and column contain
 tokens that are neighbors only through the wrapping. So there are four kinds of windows (inner, last column, last row,
 corner) with one mask each; a mask per window would be as large as the scores.
+
+B: images, H and W: height and width in tokens, C: channels, N: tokens per window, R: rows of the bias table.
 """
 
 import torch
