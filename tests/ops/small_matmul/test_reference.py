@@ -51,20 +51,20 @@ def test_kernels_are_used_for_measured_shapes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(tiles.LARGEST_ROWS, (2, 2), 16)
     shape = tiles.shape_of(7, 2048, 4096, 2, 2)
     assert shape == (16, 2048, 4096, 2, 2)
-    assert tiles.is_kept(shape) and not tiles.is_kept(tiles.shape_of(17, 2048, 4096, 2, 2))
+    assert tiles.beats_cublas(shape) and not tiles.beats_cublas(tiles.shape_of(17, 2048, 4096, 2, 2))
     best = tiles.Tiles(16, 32, 64, 2, 3)
     monkeypatch.setattr(tiles, "MEASURED", {shape: best})
-    assert tiles.is_kept(shape) and tiles.tiles_for(shape) == best
+    assert tiles.beats_cublas(shape) and tiles.tiles_for(shape) == best
     monkeypatch.setattr(tiles, "MEASURED", {shape: None})
-    assert not tiles.is_kept(shape) and tiles.tiles_for(shape) == tiles.BLOCK_TILES[2, 2][16]
+    assert not tiles.beats_cublas(shape) and tiles.tiles_for(shape) == tiles.BLOCK_TILES[2, 2][16]
     assert tiles.tiles_for(tiles.shape_of(1, 2048, 4096, 2, 2)) == tiles.VECTOR_TILES[2]
     assert tiles.tiles_for(tiles.shape_of(1, 2048, 4096, 1, 1)) == tiles.BLOCK_TILES[1, 1][16]
 
 
 def test_unaligned_rows_use_torch_for_fewer_rows() -> None:
-    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.is_kept(tiles.shape_of(rows, 3001, 1999, 2, 1))]
+    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.beats_cublas(tiles.shape_of(rows, 3001, 1999, 2, 1))]
     assert kept == [1, 16, 32]
-    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.is_kept(tiles.shape_of(rows, 3001, 2000, 1, 1))]
+    kept = [rows for rows in (1, 16, 32, 64, 512, 513) if tiles.beats_cublas(tiles.shape_of(rows, 3001, 2000, 1, 1))]
     assert kept == [1, 16, 32, 64, 512]
 
 

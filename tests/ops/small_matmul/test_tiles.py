@@ -8,8 +8,8 @@ from redline.ops.small_matmul.tiles import (
     MEASURED,
     VECTOR_TILES,
     Cut,
+    beats_cublas,
     cut_depth,
-    is_kept,
     shape_of,
     tiles_for,
 )
@@ -65,4 +65,4 @@ def test_features_are_split_among_idle_multiprocessors(
     ],
 )
 def test_kernels_are_used_only_where_faster(shape: tuple[int, int, int, int, int], kept: bool) -> None:
-    assert is_kept(shape) is kept
+    assert beats_cublas(shape) is kept

@@ -13,7 +13,7 @@ from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
 from redline.ops.checks import check_floating, check_no_gradient, check_same_device, check_shape
 from redline.ops.int8_matmul import int_mm, reference
-from redline.ops.small_matmul.tiles import Shape, is_kept, shape_of
+from redline.ops.small_matmul.tiles import Shape, beats_cublas, shape_of
 
 __all__ = ["IMPLEMENTATIONS", "int8_matmul", "weight_only_matmul"]
 
@@ -59,7 +59,7 @@ def int8_matmul(
     if implementation == "int_mm" and refused:
         raise MachineError(f"{op}: torch._int_mm cannot run: {refused}.")
     # No warning: cuBLAS is faster for these shapes.
-    is_many = x_MK.is_cuda and not refused and not is_kept(_shape(x_MK, w_NK))
+    is_many = x_MK.is_cuda and not refused and not beats_cublas(_shape(x_MK, w_NK))
     if implementation == "auto" and is_many:
         implementation = "int_mm"
     chosen = _choose(op, implementation, x_MK, (torch.int8,), IMPLEMENTATIONS)
@@ -84,7 +84,7 @@ def weight_only_matmul(
     _check(op, x_MK, w_NK, w_scale_N, bias_N)
     check_floating(op, x_MK=x_MK)
     check_no_gradient(op, x_MK=x_MK, w_scale_N=w_scale_N, bias_N=bias_N)
-    if implementation == "auto" and x_MK.element_size() <= 4 and not is_kept(_shape(x_MK, w_NK)):
+    if implementation == "auto" and x_MK.element_size() <= 4 and not beats_cublas(_shape(x_MK, w_NK)):
         implementation = "reference"
     if _choose(op, implementation, x_MK, _FLOATS, dispatch.IMPLEMENTATIONS) == "reference":
         return reference.weight_only_matmul(x_MK, w_NK, w_scale_N, bias_N)

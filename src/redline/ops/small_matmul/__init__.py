@@ -11,7 +11,7 @@ from redline.errors import ModelError
 from redline.ops import dispatch
 from redline.ops.checks import check_same_device, check_same_dtype, check_shape
 from redline.ops.small_matmul import reference
-from redline.ops.small_matmul.tiles import is_kept, shape_of
+from redline.ops.small_matmul.tiles import beats_cublas, shape_of
 
 __all__ = ["MOST_ROWS", "small_matmul"]
 
@@ -33,7 +33,7 @@ def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, im
     check_same_dtype(op, x_MK=x_MK, w_NK=w_NK, bias_N=bias_N)
     (rows, depth), size = x_MK.shape, x_MK.element_size()
     # No warning: cuBLAS is faster for these shapes.
-    if implementation == "auto" and size <= 4 and not is_kept(shape_of(rows, w_NK.shape[0], depth, size, size)):
+    if implementation == "auto" and size <= 4 and not beats_cublas(shape_of(rows, w_NK.shape[0], depth, size, size)):
         implementation = "reference"
 
     def why_not() -> str:

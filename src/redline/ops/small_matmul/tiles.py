@@ -97,7 +97,7 @@ def cut_depth(programs: int, depth: int, step: int, w_bytes: int) -> Cut:
     return Cut(-(-depth // share), share)
 
 
-def is_kept(shape: Shape) -> bool:
+def beats_cublas(shape: Shape) -> bool:
     """Returns whether the kernels are faster than cuBLAS for this shape."""
     if shape in MEASURED:
         return MEASURED[shape] is not None
