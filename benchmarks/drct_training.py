@@ -36,7 +36,7 @@ from torch import nn
 
 from redline.files.atomic import write_text
 from redline.models.drct import Drct
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 from redline.training.bundled import CONFIGS
 from redline.training.checkpoints import Checkpoints, Position, State
 from redline.training.ema import Ema
@@ -115,7 +115,7 @@ class Steps:
         assert isinstance(task.model, Drct)
         stir(task.model)
         for module in task.model.modules():
-            if isinstance(module, Choosing):
+            if isinstance(module, SwitchableModule):
                 module.implementation = arm.attention
         options: dict[str, Any] = {"mode": arm.mode} if arm.mode else {"options": dict(arm.options) or None}
         for module in {"eager": [], "groups": task.model.layers, "whole": [task.model]}[arm.compiled]:

@@ -1,11 +1,11 @@
-"""Times several ways to compute the same thing on a CUDA device, turn by turn, and trusts none that is wrong.
+"""Times several implementations ("arms") of the same operation on a CUDA device, interleaved, and checks their results.
 
-Each arm is captured as a CUDA graph, so that kernels are timed and not Python; one that cannot be captured runs as it
-is, and its row says so. All graphs of a case share one pool of memory, since their results are thrown away. The arms
-take turns, and before each turn the second-level cache is emptied: by reading, since what is written there would have
-to leave in an arm's time. An arm whose results are off gets no time, and one that fails is a row that says why. Rows
-are JSON lines, written after every arm and every case, so that a run that is killed leaves what it had measured; rates
-are what the operation needs at the least over the time, whatever an arm really moved.
+Each arm is captured as a CUDA graph, so that kernels are timed and not Python; an arm that cannot be captured runs
+without a graph, and its row says so. All graphs of a case share one memory pool, because their results are discarded.
+The arms take turns. Before each turn the L2 cache is flushed by reading, because flushing by writing would cause
+write-backs during the arm's time. An arm with wrong results gets no time, and a row of an arm that fails has the
+reason. Rows are JSON lines and are written after every arm and case, so a run that is killed keeps its measurements.
+Rates divide the minimum traffic and arithmetic of the operation by the time, whatever the arm really did.
 """
 
 import argparse
@@ -24,25 +24,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CudaRecorder
+from redline.cuda_graphs import CudaGraphCapturer
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 
 Run = Callable[[], tuple[Tensor, ...]]
 Rows = list[dict[str, object]]
 CUT_OFF = "the run was cut off before it was timed"
-# A plain form of a thousand small kernels says in a few turns what it has to say.
+# Arms slower than this take part in the first few rounds only.
 SLOW_MS, SLOW_ROUNDS = 50.0, 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation at one size; `needed_bytes` and `needed_flop` are the least that it takes.
+    """One operation at one size. `needed_bytes` and `needed_flop` are the minimum traffic and arithmetic.
 
-    `restore` puts back, before every turn and outside its time, what an arm may have overwritten of the inputs;
-    `judged` makes of results what can be compared, where chance has a part in them. Arms that `on_request` names take
-    minutes to build, and run only where `--with` asks for them. Arms that `asks_the_host` names are not captured into
-    a graph: a capture that fails on that keeps the memory of its pool.
+    `restore` restores inputs that an arm may have overwritten, before every turn and outside its time. `judged`
+    converts random results to values that can be compared. Arms in `on_request` take minutes to build, and run only if
+    `--with` names them. Arms in `asks_the_host` synchronize, so they are not captured: a failed capture keeps the
+    memory of its pool.
     """
 
     name: str
@@ -59,25 +59,27 @@ class Case:
 
 
 def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Iterable[Case]] | None = None) -> int:
-    """The command line of a benchmark: times the cases one after the other, and writes after each of their arms.
+    """Runs the command line of a benchmark: times the cases one after the other and writes rows after each arm.
 
-    `sweep` gives other cases, whose arms are tiles of the kernels, for `--sweep`.
+    `sweep` returns the cases for `--sweep`, whose arms are tiles of the kernels.
     """
     parser = argparse.ArgumentParser(description=f"Times {op} against its peers on a CUDA device.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
-    parser.add_argument("--only", help="cases whose title, as it is printed, holds this")
-    parser.add_argument("--without", metavar="ARM", action="append", default=[], help="leave this arm out; repeatable")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="start no further arm after this many seconds")
+    parser.add_argument("--only", help="run only cases whose printed title contains this")
+    parser.add_argument("--without", metavar="ARM", action="append", default=[], help="skip this arm; repeatable")
     parser.add_argument(
         "--with",
         metavar="ARM",
         action="append",
         default=[],
         dest="asked",
-        help="an arm that is slow to build; repeatable",
+        help="run this arm, which is slow to build; repeatable",
     )
-    parser.add_argument("--compilers", type=int, default=1, help="processes that compile kernels before any is timed")
+    parser.add_argument(
+        "--compilers", type=int, default=1, help="number of processes that compile kernels before the timing"
+    )
     parser.add_argument("--compile-share", metavar="I/N", help=argparse.SUPPRESS)
     if sweep is not None:
         parser.add_argument("--sweep", action="store_true", help="time tiles of the Triton kernels instead")
@@ -85,7 +87,7 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
     if sweep is not None and arguments.sweep:
         cases = sweep
     if not torch.cuda.is_available():
-        print(f"the benchmark of {op} needs a CUDA device.", file=sys.stderr)
+        print(f"The benchmark of {op} needs a CUDA device.", file=sys.stderr)
         return 2
     begun = time.perf_counter()
     if arguments.compilers > 1 and not arguments.compile_share:
@@ -104,7 +106,7 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         if arguments.only and arguments.only not in title(case):
             del case
             continue
-        torch.compiler.reset()  # else its limit of compilations of one function is soon met
+        torch.compiler.reset()  # resets its limit on recompilations of one function
         case = with_arms(case, arguments.without, arguments.asked)
         if arguments.compile_share:
             run_share(case, *map(int, arguments.compile_share.split("/")))
@@ -118,20 +120,20 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         rows.extend(about | row for row in measured)
         write_rows(arguments.out, rows)
         show(case, measured)
-        # Before the next one is made: its tensors need the room of this one's.
+        # Frees the tensors of this case before the next one is created.
         del case
         free()
     return 0
 
 
 def write_rows(out: Path, rows: Rows) -> None:
-    """All rows so far; one that has no time yet says so, for whoever reads what a killed run has left."""
+    """Writes all rows so far. Rows without a time get a failure, in case the run is killed."""
     said = [row if "median_ms" in row or "failure" in row else {**row, "failure": CUT_OFF} for row in rows]
     write_text(out, "".join(json.dumps(row) + "\n" for row in said))
 
 
 def compile_beforehand(processes: int) -> None:
-    """Runs every arm once, shared out among processes: their kernels are then in Triton's cache for this one."""
+    """Runs every arm once in several processes, which fills the kernel caches for this one."""
     command = [sys.executable, *sys.argv]
     shares = [subprocess.Popen([*command, "--compile-share", f"{i}/{processes}"]) for i in range(processes)]
     for share in shares:
@@ -139,7 +141,7 @@ def compile_beforehand(processes: int) -> None:
 
 
 def run_share(case: Case, index: int, count: int) -> None:
-    """One of `count` equal parts of the arms; one that fails says so later, when it is to be timed."""
+    """Runs one of `count` equal parts of the arms and ignores failures, which the timing run reports."""
     for build in list(case.arms.values())[index::count]:
         with suppress(Exception):
             build()()
@@ -147,19 +149,19 @@ def run_share(case: Case, index: int, count: int) -> None:
 
 
 def with_arms(case: Case, without: Iterable[str], asked: Iterable[str]) -> Case:
-    """The case with the arms that are wanted; those on request only where they are asked for."""
+    """Returns the case without the arms in `without`, and without on-request arms that are not in `asked`."""
     unwanted = {*without, *(name for name in case.on_request if name not in asked)}
     return replace(case, arms={name: build for name, build in case.arms.items() if name not in unwanted})
 
 
 def free() -> None:
-    """Gives back what nobody refers to any more; autograd's circles wait for the collector."""
+    """Frees unreferenced memory. Reference cycles of autograd need the garbage collector."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def copy_rate() -> float:
-    """TB/s read and written by a copy: the ceiling for what only moves bytes."""
+    """Returns the TB/s that a copy reads and writes, the ceiling of memory-bound operations."""
     source = torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
     samples = race({"copy": lambda: target.copy_(source)}, 20)["copy"]
@@ -175,27 +177,27 @@ def worst_error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> floa
 
 
 class Graphs:
-    """Captures runs into one pool of memory; their results are thrown away."""
+    """Captures runs into one memory pool. Their results are discarded."""
 
     def __init__(self) -> None:
-        self._recorder: CudaRecorder | None = None
-        # A replay reads what only its run may hold, such as tables of its own.
+        self._capturer: CudaGraphCapturer | None = None
+        # Keeps tensors alive that only the run references and a replay reads.
         self._captured: list[Run] = []
 
     def captured(self, run: Run) -> Callable[[], object]:
-        # A pool that a capture failed in takes no other, so that the next one gets its own.
-        recorder = self._recorder or CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
-        self._recorder = None
+        # A pool in which a capture failed cannot be used again, so the next capture gets a new one.
+        capturer = self._capturer or CudaGraphCapturer(torch.device("cuda", torch.cuda.current_device()))
+        self._capturer = None
         for _ in range(3):
-            recorder.rehearse(run)
-        _, replay = recorder.record(run)
-        self._recorder = recorder
+            capturer.warm_up(run)
+        _, replay = capturer.capture(run)
+        self._capturer = capturer
         self._captured.append(run)
         return replay
 
 
 def forward(function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Run:
-    """The function alone."""
+    """Returns a run of the function without gradients."""
 
     def run() -> tuple[Tensor, ...]:
         with torch.no_grad():
@@ -205,21 +207,21 @@ def forward(function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[
 
 
 def both(
-    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], pulls: tuple[Tensor, ...]
+    function: Callable[..., Tensor | tuple[Tensor, ...]], inputs: tuple[Tensor, ...], grads: tuple[Tensor, ...]
 ) -> Run:
-    """The function, and the gradients of the inputs that have one for these gradients of its outputs."""
+    """Returns a run of the function and of the gradients of its inputs, given the gradients of its outputs."""
     trained = [tensor for tensor in inputs if tensor.requires_grad]
 
     def run() -> tuple[Tensor, ...]:
         outputs = _tuple(function(*inputs))
-        gradients = torch.autograd.grad(outputs, trained, pulls)
+        gradients = torch.autograd.grad(outputs, trained, grads)
         return (*(tensor.detach() for tensor in outputs), *gradients)
 
     return run
 
 
 def kept(*tensors: Tensor) -> Callable[[], None]:
-    """What gives these tensors their present values again."""
+    """Returns a function that restores the present values of these tensors."""
     values = [tensor.detach().clone() for tensor in tensors]
 
     def restore() -> None:
@@ -230,7 +232,7 @@ def kept(*tensors: Tensor) -> Callable[[], None]:
 
 
 def with_values(owner: object, values: dict[str, object], run: Run) -> Run:
-    """The run while attributes of a module have other values, such as its tiles."""
+    """Returns the run with other values of attributes of a module, such as its tiles."""
 
     @contextmanager
     def changed() -> Iterator[None]:
@@ -255,7 +257,7 @@ def _tuple(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class ArmFailed(Exception):
-    """An arm that ran alone and fails beside the others, for want of memory mostly."""
+    """Raised if an arm that ran alone fails next to the others, mostly for lack of memory."""
 
     def __init__(self, name: str, failure: Exception) -> None:
         super().__init__(f"beside the others: {type(failure).__name__}: {failure}"[:500])
@@ -265,7 +267,7 @@ class ArmFailed(Exception):
 def race(
     runs: dict[str, Callable[[], object]], rounds: int, restore: Callable[[], object] = lambda: None
 ) -> dict[str, list[float]]:
-    """Milliseconds of each turn; all take part in every round, those that are slow in the first few."""
+    """Returns the milliseconds of each turn. All arms take part in every round, slow ones only in the first few."""
     cache = torch.zeros(2**26, device="cuda")
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in runs}
     turns = dict.fromkeys(runs, rounds)
@@ -298,7 +300,7 @@ def measure(
     is_late: Callable[[], bool] = lambda: False,
     keep: Callable[[Rows], None] = lambda rows: None,
 ) -> Rows:
-    """A row for each arm; what cannot be built or trusted says why instead of a time. `keep` gets them as they come."""
+    """Returns a row per arm, with a failure instead of a time if it fails or is wrong. Calls `keep` after each arm."""
     judged = case.judged or (lambda results: results)
     restore = case.restore or (lambda: None)
     expected = judged(case.expected())
@@ -338,7 +340,7 @@ def measure(
         free()
         keep(list(rows.values()))
     del expected
-    for name, samples in race_without_the_failed(runs, rounds, restore, rows).items():
+    for name, samples in race_and_drop_failures(runs, rounds, restore, rows).items():
         deciles, median = statistics.quantiles(samples, n=10), statistics.median(samples)
         rows[name] |= {"median_ms": median, "p20_ms": deciles[1], "p80_ms": deciles[7], "samples": len(samples)}
         if case.needed_bytes:
@@ -348,13 +350,13 @@ def measure(
     return list(rows.values())
 
 
-def race_without_the_failed(
+def race_and_drop_failures(
     runs: dict[str, Callable[[], object]],
     rounds: int,
     restore: Callable[[], object],
     rows: dict[str, dict[str, object]],
 ) -> dict[str, list[float]]:
-    """The race of those that get through it; what became of the others is said in their rows."""
+    """Times the arms, and drops those that fail, whose failure is added to their rows."""
     while True:
         try:
             return race(runs, rounds, restore)

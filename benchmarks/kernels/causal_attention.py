@@ -1,12 +1,11 @@
-"""Times causal attention against PyTorch's fused kernels, as they are and with gradients that repeat, in bf16.
+"""Times causal attention against PyTorch's fused kernels, with and without deterministic gradients, in bf16.
 
     python benchmarks/kernels/causal_attention.py --out FILE [--only forward] [--sweep]
 
-65,536 tokens a case: rows of 2K and 8K, documents of about 700 tokens packed into them, and a window; and rows of 8K
-and 32K of which a window is near and the rest far, as a memory model with slots trains. Arms that are called
-deterministic run under `torch.use_deterministic_algorithms`, where cuDNN's is not on offer; ours repeats always. What
-torch.compile makes of the plain form, and the plain form, hold all scores: they run where these fit. Liger has no such
-kernel.
+Each case has 65,536 tokens: rows of 2K and 8K, documents of about 700 tokens packed into them, and a window; and rows
+of 8K and 32K with a near window and far keys, as a memory model with slots trains. Arms named deterministic run under
+`torch.use_deterministic_algorithms`, where cuDNN is not available; Redline is always deterministic. The reference, also
+with torch.compile, stores all scores and runs only if they fit. Liger has no such kernel.
 """
 
 import sys
@@ -30,11 +29,11 @@ from redline.training.determinism import deterministic
 
 TOKENS = 65_536
 DOCUMENT_TOKENS = 700
-# Of bf16 results: shares are rounded before they are mixed, and again before they pull.
+# For bf16: probabilities are rounded before the product with the values, and again in backward.
 LARGEST_ERROR = 0.02
-# Of fp32: products are of three parts, and sums are rounded down.
+# For fp32: products are sums of three TF32 products, and sums are rounded down.
 LARGEST_ERROR_FP32 = 1e-4
-# The plain form holds all scores of all tokens.
+# The reference stores all scores.
 PLAIN_TOKENS = 2048
 
 
@@ -62,7 +61,7 @@ SIZES = (
 
 
 def packing_of(size: Size) -> Packing:
-    """Every row one document, or several whose lengths chance decides."""
+    """Returns one document per row, or several of random lengths."""
     shape = (size.tokens // size.length, size.length)
     if not size.documents:
         return Packing.of(torch.zeros(shape, dtype=torch.int64)).to("cuda")
@@ -86,7 +85,7 @@ def by_torch(backend: SDPBackend, size: Size, *given: Tensor) -> Tensor:
 
 
 def by_borders(packing: Packing, size: Size, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """What a layer takes of PyTorch's own."""
+    """Runs the attention of PyTorch that a layer would use."""
     rows = (tensor.unflatten(0, (-1, size.length)) for tensor in (q, k, v))
     return attention_of_a_layer(*rows, window=size.window, packing=packing).flatten(0, 1)
 
@@ -106,10 +105,10 @@ def case(size: Size, backward: bool) -> Case:
         return torch.randn((size.tokens, heads, size.head_size), device="cuda").bfloat16()
 
     inputs = tuple(drawn(heads).requires_grad_() for heads in (size.heads, size.key_heads, size.key_heads))
-    pull = drawn(size.heads)
+    grad = drawn(size.heads)
 
     def run(attend: Callable[..., Tensor]) -> Run:
-        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+        return both(attend, inputs, (grad,)) if backward else forward(attend, inputs)
 
     if size.documents or size.window is not None:
         peer, others = "varlen", partial(by_borders, packing, size)
@@ -139,7 +138,7 @@ def case(size: Size, backward: bool) -> Case:
 
 
 def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOKENS) -> Case:
-    """As a memory model's layer calls it: flex attention against our kernels; `exact` is fp32."""
+    """Compares flex attention with the kernels as a layer of a memory model calls them; `exact` is fp32."""
     config = TitanConfig(vocabulary=2, width=768, layers=1, heads=12, attention_every=1, memory_slots=512)
     passage = Passage.whole(torch.zeros(tokens // length, length, dtype=torch.int64, device="cuda"), None, config)
 
@@ -148,7 +147,7 @@ def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOK
         return torch.randn(shape, device="cuda").to(torch.float32 if exact else torch.bfloat16).requires_grad_()
 
     bias = F.logsigmoid(torch.randn(tokens // length, length, device="cuda")).requires_grad_()
-    inputs, pull = (*(drawn() for _ in range(5)), bias), drawn().detach()
+    inputs, grad = (*(drawn() for _ in range(5)), bias), drawn().detach()
 
     def attend(implementation: str, q: Tensor, k: Tensor, v: Tensor, *far: Tensor) -> Tensor:
         window = config.segment, config.window_segments
@@ -156,9 +155,9 @@ def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOK
 
     def run(implementation: str) -> Run:
         called = partial(attend, implementation)
-        return both(called, inputs, (pull,)) if backward else forward(called, inputs)
+        return both(called, inputs, (grad,)) if backward else forward(called, inputs)
 
-    by_flex = "reference"  # what a layer takes of PyTorch's own on a GPU
+    by_flex = "reference"  # selects PyTorch's attention on a GPU
     arms: dict[str, Callable[[], Run]] = {
         "redline": lambda: run("triton"),
         "flex attention": lambda: run(by_flex),
@@ -190,7 +189,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of each kernel, the others as they are shipped."""
+    """Sweeps the tiles of one kernel at a time, with the shipped tiles of the others."""
     from redline.ops.causal_attention import triton
 
     made: list[Callable[[bool], Case]] = [

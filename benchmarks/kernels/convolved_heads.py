@@ -1,9 +1,9 @@
-"""Times the convolution, SiLU and unit queries and keys of a neural memory against PyTorch's, in bf16.
+"""Times the convolution, SiLU and normalization of a neural memory layer against PyTorch, in bf16.
 
     python benchmarks/kernels/convolved_heads.py --out FILE [--only forward] [--sweep]
 
-65,536 tokens of 12 heads of 64 channels with four taps, in rows of 2K and 8K, whole and in documents of 512 tokens; one
-case with other heads. Liger has no such kernel.
+65,536 tokens, 12 heads of 64 channels and four taps, in rows of 2K and 8K, with and without documents of 512 tokens;
+one case has other heads. Liger has no such kernel.
 """
 
 import sys
@@ -20,7 +20,7 @@ from redline.ops.convolved_heads import convolved_heads, reference
 
 TOKENS, TAPS = 65_536, 4
 DOCUMENT_TOKENS = 512
-# Of bf16 results against fp32; a gradient of the taps is a sum over all tokens.
+# Error of bf16 against fp32. The gradient of the taps is a sum over all tokens.
 LARGEST_ERROR = 0.02
 
 
@@ -34,7 +34,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
         t.requires_grad_()
         for t in (drawn(rows, length, channels), drawn(TAPS, channels), drawn(rows, TAPS - 1, channels))
     )
-    pulls = tuple(drawn(rows, length, heads, dim) for dim in (key_dim, key_dim, value_dim))
+    grads = tuple(drawn(rows, length, heads, dim) for dim in (key_dim, key_dim, value_dim))
     numbers = (torch.arange(length, device="cuda") // DOCUMENT_TOKENS).expand(rows, -1) if packed else None
 
     def run(function: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor, ...] = inputs) -> Run:
@@ -42,7 +42,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
             return function(*tensors, heads, key_dim, numbers)
 
         return (
-            both(of_inputs, given, tuple(p.to(given[0].dtype) for p in pulls))
+            both(of_inputs, given, tuple(p.to(given[0].dtype) for p in grads))
             if backward
             else forward(of_inputs, given)
         )
@@ -68,7 +68,7 @@ def case(length: int, heads: int, key_dim: int, value_dim: int, packed: bool, ba
         },
         expected=expected,
         largest_error=LARGEST_ERROR,
-        # Read once and written once; backward reads the inputs and the pulls, and writes as much again.
+        # Forward reads and writes once; backward reads inputs and gradients, and writes as much again.
         needed_bytes=(2 + 3 * backward) * inputs[0].nbytes,
     )
 

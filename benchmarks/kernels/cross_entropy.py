@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/cross_entropy.py --out FILE [--only forward+backward] [--sweep]
 
-Logits of a Llama 3, of a 124M model's training step, and of an odd vocabulary. Peers compute in fp32, as training
-does. Liger writes the gradient over the logits, so that they are put back between turns.
+Logits of Llama 3, of a training step of a 124M model, and of an odd vocabulary. The other arms compute in fp32, as
+training does. Liger overwrites the logits with their gradient, so they are restored between turns.
 """
 
 import sys
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from redline.ops.cross_entropy import cross_entropy, reference
 
 SIZES = ((8192, 128_256), (65_536, 50_304), (8192, 32_000), (4096, 50_257))
-# Of bf16 gradients against fp32 ones.
+# Error of bf16 gradients against fp32.
 LARGEST_ERROR = 0.01
 
 
@@ -43,10 +43,10 @@ FUNCTIONS: dict[str, Callable[[], Callable[..., Tensor]]] = {
 def case(rows: int, classes: int, backward: bool) -> Case:
     logits = torch.randn(rows, classes, device="cuda", dtype=torch.bfloat16).requires_grad_()
     target = torch.randint(classes, (rows,), device="cuda")
-    pull = torch.ones((), device="cuda")
+    grad = torch.ones((), device="cuda")
 
     def run(function: Callable[..., Tensor], given: Tensor = logits) -> Run:
-        return both(function, (given, target), (pull,)) if backward else forward(function, (given, target))
+        return both(function, (given, target), (grad,)) if backward else forward(function, (given, target))
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.cross_entropy, logits.detach().float().requires_grad_())()
@@ -57,7 +57,7 @@ def case(rows: int, classes: int, backward: bool) -> Case:
         arms={name: lambda make=make: run(make()) for name, make in FUNCTIONS.items()},
         expected=expected,
         largest_error=LARGEST_ERROR,
-        # Read once forward; read and written once backward.
+        # Forward reads the logits once; backward reads and writes them once.
         needed_bytes=(3 if backward else 1) * logits.nbytes,
         restore=kept(logits),
     )
@@ -70,7 +70,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward."""
+    """Sweeps the tiles of forward, then of backward."""
     from redline.ops.cross_entropy import triton
 
     choices = [

@@ -1,9 +1,9 @@
-"""Times the linear layers of a DRCT-L group with what stands around them, in bf16: eager, compiled, and fused.
+"""Times the linear layers of a DRCT-L group with their norms, activations and residuals: eager, compiled, fused (bf16).
 
     python benchmarks/kernels/fused_linear.py --out FILE [--only fc1] [--sweep]
 
-One picture of 256 × 256 tokens, in the narrowest and the widest of its five blocks. Eager and torch.compile take the
-widths as they are; the fused kernel takes them filled up to multiples of 8, and the arithmetic counted is without that.
+One image of 256 × 256 tokens, in the narrowest and the widest of the five blocks. Eager and torch.compile use the true
+widths; the fused kernel pads them to multiples of 8, which is not counted as arithmetic.
 """
 
 import copy
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.packed import PackedLinear, filled
-from redline.ops.fused_linear import moments, parts_of
+from redline.ops.fused_linear import moment_parts, moments
 
 ROWS = 256 * 256
-# Eager ones round after every step.
+# Eager arms round after every operation.
 LARGEST_ERROR = 0.02
 
 
@@ -67,7 +67,7 @@ def case(layer: Layer) -> Case:
     pieces = [128, filled(180) - 128] + [32] * ((layer.channels - 180) // 32)
     sums = torch.stack([moments(block) for block in wide.split(pieces, 1)]) if layer.normalize else None
     out = torch.empty_like(wide_old)
-    new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
+    new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")
 
     def eager(x: Tensor, old: Tensor) -> Tensor:
         return plain(x, old, half, half_norm)
@@ -114,10 +114,10 @@ def sweep() -> Iterable[Case]:
         shapes = itertools.product((64, 128, 256), widths, (32, 64), ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3), (8, 4)))
         for rows, columns, channels, (warps, stages) in shapes:
             if not 16 <= rows * columns // (32 * warps) <= 128:
-                continue  # more than fits into registers, or next to nothing
+                continue  # exceeds the registers, or is too small
             tiles = triton.Tiles(rows, columns, channels, warps, stages)
-            described: dict[str, object] = {"DESCRIBED": tiles}
-            # With a limit that no layer reaches, all go by addresses.
+            described: dict[str, object] = {"DESCRIPTOR_TILES": tiles}
+            # With a limit that no layer reaches, all layers use pointers instead of descriptors.
             addressed: dict[str, object] = {"TILES": dict.fromkeys(triton.TILES, tiles), "_SOME": sys.maxsize}
             for name, values in (("by descriptors", described), ("by addresses", addressed)):
                 arms[f"{tiles} {name}"] = lambda values=values, build=build: with_values(triton, values, build())

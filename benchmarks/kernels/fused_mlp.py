@@ -1,10 +1,10 @@
-"""Times the MLP of a DRCT-L block with the 1×1 convolution behind it, in bf16: eager, compiled, in layers, and fused.
+"""Times the MLP of a DRCT-L block with the 1×1 convolution after it, in bf16: eager, compiled, in layers, and fused.
 
     python benchmarks/kernels/fused_mlp.py --out FILE [--sweep]
 
-One picture of 256 × 256 tokens, in the narrowest and the widest of a group's five blocks. Eager and torch.compile run
-the three layers as the model has them; the fused ones run two, the second of which is the product of the last two
-(`models/drct/packed.py`), and the arithmetic counted is that of two.
+One image of 256 × 256 tokens, in the narrowest and the widest of a group's five blocks. Eager and torch.compile run the
+three layers of the model; the fused arms run two, the second of which is the product of the last two
+(`models/drct/packed.py`). The arithmetic of two layers is counted.
 """
 
 import copy
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.packed import PackedLinear, filled, in_one
-from redline.ops.fused_linear import moments_in_parts, parts_of
+from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 ROWS = 256 * 256
-# Eager ones round after every step.
+# Eager arms round after every operation.
 LARGEST_ERROR = 0.02
-# Channels, hidden ones and columns.
+# Input channels, hidden channels and output columns.
 SIZES = ((180, 360, 32), (308, 308, 180))
 
 
 class Block(nn.Module):
-    """What stands behind a block's attention."""
+    """The layers after the attention of a block."""
 
     def __init__(self, width: int, hidden: int, columns: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def case(width: int, hidden: int, columns: int) -> Case:
     outer = PackedLinear(in_one(block.fc2, block.adjust), both, torch.arange(columns)).bfloat16()
     wide, wide_old = (F.pad(tensor, (0, filled(tensor.shape[1]) - tensor.shape[1])) for tensor in (x, old))
     sums, out = moments_in_parts(wide), torch.empty_like(wide_old)
-    new = torch.empty(parts_of(out.shape[1]), 2, ROWS, device="cuda")
+    new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")
     few = columns == 32
     activation, residual, share = "leaky_relu" if few else "", None if few else wide_old, 1.0 if few else 0.2
 
@@ -98,10 +98,10 @@ def sweep() -> Iterable[Case]:
         build = plain.arms["redline"]
         arms: dict[str, Callable[[], Run]] = {"as shipped": build}
         shapes = itertools.product((64, 128, 256), (32, 64, 128), (4, 8), (2, 3, 4))
-        for kept in (triton.KeptRows(*shape) for shape in shapes):
+        for kept in (triton.MlpTiles(*shape) for shape in shapes):
             if not 16 <= kept.rows * kept.hidden // (32 * kept.warps) <= 128:
-                continue  # more than fits into registers, or next to nothing
-            values: dict[str, object] = {"KEPT_ROWS": dict.fromkeys(triton.KEPT_ROWS, kept)}
+                continue  # exceeds the registers, or is too small
+            values: dict[str, object] = {"MLP_TILES": dict.fromkeys(triton.MLP_TILES, kept)}
             arms[str(kept)] = lambda values=values, build=build: with_values(triton, values, build())
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 

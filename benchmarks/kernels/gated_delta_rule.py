@@ -1,11 +1,11 @@
-"""Times the gated delta rule against its plain form, and softmax attention of the same size beside it, in bf16.
+"""Times the gated delta rule against its reference, and against softmax attention of the same size, in bf16.
 
     python benchmarks/kernels/gated_delta_rule.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
-Width 768 in 12 heads, four texts of 2K to 32K tokens; other heads at 8K. The rule costs the same for every token and
-causal attention more and more, so the rows say from which length on the rule is ahead. What torch.compile makes of the
-plain form holds one copy of a step for every chunk, and takes minutes to make: it is tried at the shortest length, and
-on request. Liger has no such kernel.
+Width 768 in 12 heads, four sequences of 2K to 32K tokens; other heads at 8K. The cost per token is constant for the
+rule and grows for causal attention, so the rows show from which length the rule is faster. torch.compile unrolls the
+reference into one step per chunk, which takes minutes, so it runs only at the shortest length and on request. Liger has
+no such kernel.
 """
 
 import sys
@@ -24,7 +24,7 @@ from redline.ops.gated_delta_rule import gated_delta_rule, reference
 BATCH, HEADS, SIZE = 4, 12, 64
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 OTHER_HEADS = ((6, 128), (8, 96))
-# Of bf16 results against fp32: every number was rounded several times, and the gradient of g is a difference of sums.
+# Error of bf16 against fp32: values are rounded several times, and the gradient of g is a difference of sums.
 LARGEST_ERROR = 0.04
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
@@ -43,11 +43,11 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
         torch.rand((batch, tokens, heads), device="cuda"),
     )
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), g, beta))
-    pull = drawn().bfloat16()
+    grad = drawn().bfloat16()
 
     def run(function: Callable[..., tuple[Tensor, Tensor]], given: tuple[Tensor, ...] = inputs) -> Run:
         of_output = partial(output, function)
-        return both(of_output, given, (pull.to(given[0].dtype),)) if backward else forward(of_output, given)
+        return both(of_output, given, (grad.to(given[0].dtype),)) if backward else forward(of_output, given)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.chunked, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
@@ -58,7 +58,7 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
     }
     if tokens == LENGTHS[0]:
         arms["torch.compile"] = lambda: run(torch.compile(reference.chunked, fullgraph=True, dynamic=False))
-    # Read q, k and v, write the output; backward reads them and its gradient, and writes three.
+    # Forward reads q, k and v and writes the output; backward reads them and its gradient, and writes three gradients.
     tensors = 4 + 7 * backward
     return Case(
         name=f"gated_delta_rule {'forward+backward' if backward else 'forward'}",
@@ -72,10 +72,10 @@ def case(tokens: int, heads: int, size: int, backward: bool, batch: int = BATCH)
 
 
 def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
-    """What a layer of softmax attention takes in its place."""
+    """Returns the arms of softmax attention of the same size."""
     shape = (BATCH, tokens, heads, size)
     inputs = tuple(torch.randn(shape, device="cuda").bfloat16().requires_grad_() for _ in range(3))
-    pull = torch.randn(shape, device="cuda").bfloat16()
+    grad = torch.randn(shape, device="cuda").bfloat16()
 
     def run(backend: SDPBackend) -> Run:
         def attend(*given: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def attention(tokens: int, heads: int, size: int, backward: bool) -> Case:
                 q, k, v = (tensor.transpose(1, 2) for tensor in given)
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
-        return both(attend, inputs, (pull,)) if backward else forward(attend, inputs)
+        return both(attend, inputs, (grad,)) if backward else forward(attend, inputs)
 
     return Case(
         name=f"attention {'forward+backward' if backward else 'forward'}",
@@ -106,7 +106,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of all kernels: where chunks fill the device, and where the states' pass does not.
+    """Sweeps the tiles of all kernels, for inputs that fill the device and for inputs that do not.
 
     That pass has a program for each head of each text and block of values (768 for 32 texts in blocks of 32, 96 for
     four and 24 for one), and goes through the chunks one after the other; smaller blocks make more programs, each of

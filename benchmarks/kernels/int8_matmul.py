@@ -1,9 +1,9 @@
-"""Times products with int8 weights against torch's own int8 product, torch.compile, and bf16 by cuBLAS.
+"""Times matrix products with int8 weights against torch._int_mm, torch.compile, and cuBLAS in bf16.
 
     python benchmarks/kernels/int8_matmul.py --out FILE [--only weight_only] [--sweep]
 
-The weights of a 1.24B Llama and an odd one, from one row to a prompt. Torch refuses 16 rows and fewer and odd sizes:
-its row says so. What wins belongs in `redline/ops/small_matmul/tiles.py`.
+The weights of a 1.24B Llama and an odd one, from one row to a prompt. torch._int_mm does not support 16 rows or fewer,
+nor odd sizes, and its row says so. The fastest tiles belong in `redline/ops/small_matmul/tiles.py`.
 """
 
 import sys
@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_matmul
 from redline.ops.small_matmul import tiles
 
-# Outputs and depth: q with k and v, gate with up, down, the head; an odd one.
+# (outputs, features): q with k and v, gate with up, down, the head; an odd one.
 WEIGHTS = ((3072, 2048), (16_384, 2048), (2048, 8192), (128_256, 2048), (3001, 1999))
 ROWS = (1, 16, 32, 64, 512)
-# bf16 rounds the weight too.
+# The bf16 arm also rounds the weight.
 LARGEST_ERROR = 0.02
 
 

@@ -1,9 +1,9 @@
-"""Times LayerNorm, dropout and ReLU in one pass against eager PyTorch, torch.compile and Liger's LayerNorm, in bf16.
+"""Times fused LayerNorm, dropout and ReLU against eager PyTorch, torch.compile and Liger's LayerNorm, in bf16.
 
     python benchmarks/kernels/layer_norm_dropout_relu.py --out FILE [--only forward] [--sweep]
 
-With dropout, each arm draws its own mask: what is compared are means over rows and the gradients of weight and bias,
-which chance leaves nearly alone.
+With dropout each arm draws its own mask, so means over rows and the gradients of weight and bias are compared, which
+hardly depend on the mask.
 """
 
 import sys
@@ -22,7 +22,7 @@ EPS = 1e-5
 SIZES = ((16384, 4096), (65536, 768), (64, 4096), (4001, 1111))
 LARGEST_ERROR = 0.02
 LARGEST_ERROR_OF_MEANS = 0.1
-# Means over fewer rows are too much chance's.
+# Means over fewer rows are too random.
 LEAST_ROWS_TO_JUDGE = 1000
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -41,7 +41,7 @@ def liger(p: float) -> Layer:
 
 
 def of_means(results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward's result by columns; of the gradients, those of weight and bias."""
+    """Returns the column means of the output, and the gradients of weight and bias."""
     out, *gradients = results
     return (out.float().mean(0), *gradients[1:])
 
@@ -51,11 +51,11 @@ def case(rows: int, width: int, p: float, backward: bool) -> Case:
         return torch.randn(shape, device="cuda").bfloat16()
 
     inputs = (drawn(rows, width).requires_grad_(), drawn(width).requires_grad_(), drawn(width).requires_grad_())
-    # All of one sign: else the gradients of weight and bias would be chance alone.
-    pull = (0.5 + torch.rand(rows, width, device="cuda")).bfloat16()
+    # All of one sign: otherwise the gradients of weight and bias would be random.
+    grad = (0.5 + torch.rand(rows, width, device="cuda")).bfloat16()
 
     def run(layer: Layer, given: tuple[Tensor, ...] = inputs) -> Run:
-        return both(layer, given, (pull.to(given[0].dtype),)) if backward else forward(layer, given)
+        return both(layer, given, (grad.to(given[0].dtype),)) if backward else forward(layer, given)
 
     def expected() -> tuple[Tensor, ...]:
         exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
@@ -73,7 +73,7 @@ def case(rows: int, width: int, p: float, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR_OF_MEANS if p else LARGEST_ERROR,
         needed_bytes=(2 + 3 * backward) * rows * width * 2,
-        restore=kept(*inputs, pull) if backward else None,
+        restore=kept(*inputs, grad) if backward else None,
         judged=of_means if p else None,
     )
 
@@ -88,7 +88,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward, with dropout."""
+    """Sweeps the tiles of forward, then of backward, with dropout."""
     from redline.ops.layer_norm_dropout_relu import triton
 
     for rows, width in SIZES[:2]:

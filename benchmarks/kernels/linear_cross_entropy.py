@@ -2,9 +2,8 @@
 
     python benchmarks/kernels/linear_cross_entropy.py --out FILE [--sweep]
 
-The head of a Llama 3 8B, and that of a 124M model's training step. Peaks are beside the inputs. `--sweep` times sizes
-of chunks, the precision in which the weight's gradient is summed, loss and gradient in one pass over the logits by
-several tiles, and the products of torch's other library.
+The head of Llama 3 8B, and that of a training step of a 124M model. Peak memory excludes the inputs. `--sweep` times
+chunk sizes, the dtype in which the weight's gradient is summed, and cuBLASLt for the matrix products.
 """
 
 import sys
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 from redline.ops.linear_cross_entropy import linear_cross_entropy, reference
 
 SIZES = ((8192, 4096, 128_256), (65_536, 768, 50_304), (8192, 2048, 50_257))
-# Of bf16 gradients against fp32 ones: the logits are rounded, and so are their gradients.
+# Error of bf16 gradients against fp32: the logits and their gradients are rounded.
 LARGEST_ERROR = 0.02
 
 
@@ -46,11 +45,11 @@ def case(rows: int, features: int, classes: int, backward: bool) -> Case:
     hidden = torch.randn(rows, features, device="cuda", dtype=torch.bfloat16).requires_grad_()
     weight = (torch.randn(classes, features, device="cuda") * features**-0.5).bfloat16().requires_grad_()
     target = torch.randint(classes, (rows,), device="cuda")
-    pull = torch.ones((), device="cuda")
+    grad = torch.ones((), device="cuda")
 
     def run(function: Callable[..., Tensor], *given: Tensor) -> Run:
         inputs = (*(given or (hidden, weight)), target)
-        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+        return both(function, inputs, (grad,)) if backward else forward(function, inputs)
 
     def expected() -> tuple[Tensor, ...]:
         exact = (tensor.detach().float().requires_grad_() for tensor in (hidden, weight))
@@ -74,7 +73,7 @@ def cases() -> Iterable[Case]:
 
 
 def by_library(name: str, run: Run) -> Run:
-    """The run while torch takes its products from another library."""
+    """Returns the run with another BLAS library for matrix products."""
 
     def call() -> tuple[Tensor, ...]:
         before = torch.backends.cuda.preferred_blas_library()
@@ -88,10 +87,8 @@ def by_library(name: str, run: Run) -> Run:
 
 
 def sweep() -> Iterable[Case]:
-    from redline.ops.cross_entropy import triton
     from redline.ops.linear_cross_entropy import chunks
 
-    one_pass: dict[str, object] = {"ONE_PASS": True}
     for size in SIZES[:2]:
         plain = case(*size, True)
         build = plain.arms["redline"]
@@ -104,15 +101,9 @@ def sweep() -> Iterable[Case]:
             for name, values in (
                 ("", {}),
                 (", sums in bf16", {"SUM_DTYPE": torch.bfloat16}),
-                (", in one pass", one_pass),
             ):
                 chosen = sizes | values
                 arms[f"{mib} MiB{name}"] = lambda chosen=chosen, build=build: with_values(chunks, chosen, build())
-        for tiles in (triton.Tiles(*one) for one in ((4096, 8), (4096, 16), (8192, 16), (8192, 32), (32_768, 32))):
-            table: dict[str, object] = {"BOTH_TILES": {2: tiles}}
-            arms[f"in one pass by {tiles}"] = lambda table=table, build=build: with_values(
-                triton, table, with_values(chunks, one_pass, build())
-            )
         yield replace(plain, name=f"sweep of {plain.name}", arms=arms)
 
 

@@ -1,4 +1,4 @@
-"""Times one token through a layer of neural memory, between its projections, against its plain form and torch.compile.
+"""Times one decoding step of a neural memory layer, between its projections, against its reference and torch.compile.
 
     python benchmarks/kernels/memory_step.py --out FILE
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.ops.memory_step import Learned, Projected, memory_step, reference
 
 TAPS, EPS = 4, 1e-6
-# The plain form rounds a dozen times on its way; the reading of a full memory is short, and RMSNorm lengthens it.
+# The reference rounds a dozen times, and RMSNorm amplifies the error of the small output of a full memory.
 LARGEST_ERROR = 0.1
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/rms_norm.py --out FILE [--only forward] [--sweep]
 
-Norms of a 7B model's width, of a 124M model's training step, of single tokens, and odd ones. Liger writes its gradient
-over the one that comes in, so that inputs are put back between turns.
+The widths of a 7B model, of a training step of a 124M model, of single tokens, and odd ones. Liger overwrites the
+incoming gradient, so inputs are restored between turns.
 """
 
 import sys
@@ -20,7 +20,7 @@ from redline.ops.rms_norm import add_rms_norm, reference, rms_norm
 
 EPS = 1e-6
 SIZES = ((16384, 4096), (65536, 768), (16384, 2048), (4096, 8192), (64, 4096), (1, 4096), (4001, 1111))
-# Of bf16 results against fp32: Llama's rounding is twice bf16's, and gradients of weights are sums of such.
+# Error of bf16 against fp32: Llama's code rounds twice, and the gradient of the weight is a sum of rounded values.
 LARGEST_ERROR = 0.02
 
 
@@ -61,13 +61,13 @@ def case(rows: int, width: int, add: bool, backward: bool) -> Case:
 
     inputs = tuple(drawn(rows, width).requires_grad_() for _ in range(2 if add else 1))
     inputs += (drawn(width).requires_grad_(),)
-    pulls = tuple(drawn(rows, width) for _ in range(2 if add else 1))
+    grads = tuple(drawn(rows, width) for _ in range(2 if add else 1))
     exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
 
     def run(function: Callable[..., Tensor | tuple[Tensor, ...]], given: tuple[Tensor, ...] = inputs) -> Run:
         if not backward:
             return forward(function, given)
-        return both(function, given, tuple(pull.to(given[0].dtype) for pull in pulls))
+        return both(function, given, tuple(grad.to(given[0].dtype) for grad in grads))
 
     def expected() -> tuple[Tensor, ...]:
         return run(partial(reference.add_rms_norm if add else reference.rms_norm, eps=EPS), exact)()
@@ -80,7 +80,7 @@ def case(rows: int, width: int, add: bool, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=tensors * rows * width * 2,
-        restore=kept(*inputs, *pulls) if backward else None,
+        restore=kept(*inputs, *grads) if backward else None,
     )
 
 
@@ -92,7 +92,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, with and without a sum, then of backward."""
+    """Sweeps the tiles of forward, with and without a residual, then of backward."""
     from redline.ops.rms_norm import triton
 
     for rows, width in SIZES[:3]:
@@ -108,7 +108,7 @@ def sweep() -> Iterable[Case]:
         sum_tiles = [triton.SumTiles(*tiles) for tiles in ((128, 32, 4), (256, 16, 8), (512, 16, 16), (1024, 16, 16))]
         for name, choices, add, backward in (
             ("FORWARD_TILES", forward_tiles, False, False),
-            # With a sum a program takes half of these rows.
+            # With a residual a program computes half of these rows.
             ("FORWARD_TILES", [replace(tiles, rows=2 * tiles.rows) for tiles in forward_tiles], True, False),
             ("BACKWARD_TILES", backward_tiles, False, True),
         ):

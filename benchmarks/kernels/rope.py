@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/rope.py --out FILE [--only forward] [--sweep]
 
-Heads of a 8B model and of a 124M model in training, of a single token, and odd ones. Eager is what transformers does,
-with tables in bf16. Liger turns its inputs in place, so that these are put back between turns.
+Heads of an 8B model and of a 124M model in training, of a single token, and odd ones. Eager is the code of
+transformers, with tables in bf16. Liger rotates its inputs in place, so they are restored between turns.
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from redline.ops.rope import reference, rope, rope_tables
 
-# Tables in bf16 have only eight bits of each cosine.
+# Tables in bf16 keep only eight bits of each cosine.
 LARGEST_ERROR = 0.02
 Turn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -64,13 +64,13 @@ def case(size: Size, backward: bool) -> Case:
         return torch.randn(size.batch, size.tokens, heads, size.channels, device="cuda").bfloat16()
 
     inputs = (drawn(size.q_heads).requires_grad_(), drawn(size.k_heads).requires_grad_())
-    pulls = (drawn(size.q_heads), drawn(size.k_heads))
+    grads = (drawn(size.q_heads), drawn(size.k_heads))
     cos, sin = rope_tables(size.tokens, size.channels, 500_000.0, device="cuda")
 
     def run(turn: Turn, given: tuple[Tensor, ...] = inputs) -> Run:
         if not backward:
             return forward(turn, given)
-        return both(turn, given, tuple(pull.to(given[0].dtype) for pull in pulls))
+        return both(turn, given, tuple(grad.to(given[0].dtype) for grad in grads))
 
     def expected() -> tuple[Tensor, ...]:
         exact = tuple(tensor.detach().float().requires_grad_() for tensor in inputs)
@@ -91,7 +91,7 @@ def case(size: Size, backward: bool) -> Case:
         expected=expected,
         largest_error=LARGEST_ERROR,
         needed_bytes=(2 + 2 * backward) * numbers * 2,
-        restore=kept(*inputs, *pulls),
+        restore=kept(*inputs, *grads),
     )
 
 
@@ -102,7 +102,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Numbers a program holds at once, and its warps."""
+    """Sweeps the elements that a program holds at once, and its warps."""
     from redline.ops.rope import triton
 
     for size in SIZES[:2]:

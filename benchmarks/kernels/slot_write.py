@@ -1,9 +1,9 @@
-"""Times tokens into a bank of slots against the plain loop and torch.compile, in bf16.
+"""Times writing tokens into a bank of slots against the reference and torch.compile, in bf16.
 
     python benchmarks/kernels/slot_write.py --out FILE [--with torch.compile]
 
-What a segment of 128 offers at a ratio of a quarter: 32 tokens, into full banks of a 124M model, of one sequence and of
-eight. torch.compile unrolls the loop, takes minutes, and runs on request. Liger has no such kernel.
+32 tokens, a quarter of a segment of 128, are written into full banks of a 124M model, for one sequence and for eight.
+torch.compile unrolls the loop, takes minutes, and runs on request. Liger has no such kernel.
 """
 
 import sys
@@ -19,7 +19,7 @@ from redline.ops.slot_write import Slots, reference, slot_write
 
 TOKENS, HEADS, SIZE = 32, 12, 64
 THRESHOLD = 0.9
-# Keys and values are means in bf16, and each merge rounds once.
+# Keys and values are bf16 means, which each merge rounds once.
 LARGEST_ERROR = 0.01
 
 

@@ -1,9 +1,9 @@
-"""Times products of a few rows against cuBLAS (eager PyTorch) and torch.compile, in bf16.
+"""Times matrix products of a few rows against cuBLAS (eager PyTorch) and torch.compile, in bf16.
 
     python benchmarks/kernels/small_matmul.py --out FILE [--only "1 row"] [--sweep]
 
-The weights of a 1.24B Llama, which a decoding step reads once each, and two that leave multiprocessors idle. What wins
-belongs in `redline/ops/small_matmul/tiles.py`: the sweep's best tiles, or None where cuBLAS is ahead of them.
+The weights of a 1.24B Llama, which a decoding step reads once each, and two that leave multiprocessors idle. The
+results belong in `redline/ops/small_matmul/tiles.py`: the fastest tiles of the sweep, or None where cuBLAS is faster.
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from redline.ops.small_matmul import small_matmul, tiles
 
-# Outputs and depth: q with k and v, out, gate with up, down, the head; k alone; a router.
+# (outputs, features): q with k and v, out, gate with up, down, the head; k alone; a router.
 WEIGHTS = ((3072, 2048), (2048, 2048), (16_384, 2048), (2048, 8192), (128_256, 2048), (512, 2048), (64, 4096))
 ROWS = (1, 2, 8, 16)
 LARGEST_ERROR = 0.01
@@ -59,7 +59,7 @@ def sweep() -> Iterable[Case]:
 
 
 def vector_tiles(w_bytes: int) -> list[tiles.Tiles]:
-    """Those in which a thread has 16 bytes at a time and at most 64 numbers."""
+    """Yields the tiles for one row in which a thread loads 16 bytes at once and holds at most 64 elements."""
     found = [
         tiles.Tiles(1, columns, depth, warps, 1)
         for columns in (1, 2, 4, 8, 16)
@@ -74,7 +74,7 @@ def _numbers(one: tiles.Tiles) -> int:
 
 
 def block_tiles(rows: int, x_bytes: int, w_bytes: int) -> list[tiles.Tiles]:
-    """Those with enough of the weight in flight that fit into shared memory."""
+    """Yields the tiles for more rows that fit shared memory and keep enough loads of the weight in flight."""
     found = [
         tiles.Tiles(rows, columns, depth // w_bytes, warps, stages)
         for columns in (16, 32, 64)
@@ -91,7 +91,7 @@ def block_tiles(rows: int, x_bytes: int, w_bytes: int) -> list[tiles.Tiles]:
 
 
 def swept(plain: Case, shape: tiles.Shape, choices: list[tiles.Tiles], peers: tuple[str, ...]) -> Case:
-    """The case with the tiles as its arms, beside those that they must beat."""
+    """Returns the case with the tiles as arms, next to those that they must beat."""
     build = plain.arms["redline"]
     arms: dict[str, Callable[[], Run]] = {name: plain.arms[name] for name in peers} | {"as shipped": build}
     for one in choices:

@@ -1,10 +1,10 @@
-"""Times SwiGLU's gating against eager PyTorch, torch.compile and Liger, in bf16.
+"""Times SwiGLU against eager PyTorch, torch.compile and Liger, in bf16.
 
     python benchmarks/kernels/swiglu.py --out FILE [--only forward] [--sweep]
 
-Widths of a 7B model's and of a 124M model's training step, of single tokens, odd ones, and two halves of one tensor,
-whose gradient then is put together again, but for "redline packed", which takes the one tensor. Liger writes its
-gradients over its inputs, so that these are put back between turns.
+The widths of training steps of a 7B and a 124M model, of single tokens, odd ones, and two halves of one tensor, whose
+gradients autograd concatenates, except for "redline packed", which takes one tensor. Liger overwrites its inputs with
+their gradients, so they are restored between turns.
 """
 
 import sys
@@ -50,15 +50,15 @@ def case(rows: int, width: int, halves: bool, backward: bool) -> Case:
         inputs = (drawn(rows, 2 * width).requires_grad_(),)
     else:
         inputs = (drawn(rows, width).requires_grad_(), drawn(rows, width).requires_grad_())
-    pull = drawn(rows, width)
+    grad = drawn(rows, width)
 
     def run(gate: Gate, given: tuple[Tensor, ...] = inputs) -> Run:
         function = (lambda x: gate(*x.chunk(2, -1))) if halves else gate
-        return both(function, given, (pull.to(given[0].dtype),)) if backward else forward(function, given)
+        return both(function, given, (grad.to(given[0].dtype),)) if backward else forward(function, given)
 
     def packed() -> Run:
         function = partial(packed_swiglu, implementation="triton")
-        return both(function, inputs, (pull,)) if backward else forward(function, inputs)
+        return both(function, inputs, (grad,)) if backward else forward(function, inputs)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.swiglu, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
@@ -83,7 +83,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward."""
+    """Sweeps the tiles of forward, then of backward."""
     from redline.ops.swiglu import triton
 
     for rows, width in SIZES[:2]:

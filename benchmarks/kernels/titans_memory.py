@@ -1,11 +1,11 @@
-"""Times the Titans memory against its plain form, in bf16, with and without documents.
+"""Times the Titans memory against its reference, in bf16, with and without documents.
 
     python benchmarks/kernels/titans_memory.py --out FILE [--only forward] [--with torch.compile] [--sweep]
 
-Width 768 in 12 heads, four texts of 128 to 32K tokens. Documents cut chunks in two, which the rows with documents show.
-The plain form goes chunk by chunk, and is left out at the longest; what torch.compile makes of it holds one copy of a
-step for every chunk (of 2K tokens it was not made within five minutes, of 512 not within one and a half), and is tried
-at the shortest alone, on request. Liger has no such kernel.
+Width 768 in 12 heads, four sequences of 128 to 32K tokens. Documents split chunks in two, which the rows with documents
+show. The reference runs chunk by chunk and is skipped at the longest. torch.compile unrolls it into one step per chunk
+(2K tokens did not compile within five minutes, 512 not within one and a half), so it runs only at the shortest length
+and on request. Liger has no such kernel.
 """
 
 import sys
@@ -23,7 +23,7 @@ from redline.ops.titans_memory import TitansState, reference, titans_memory
 BATCH, HEADS, SIZE = 4, 12, 64
 LENGTHS = (128, 2048, 8192, 32768)
 DOCUMENT_TOKENS = 700
-# Of bf16 results against fp32: every number was rounded several times.
+# Error of bf16 against fp32: values are rounded several times.
 LARGEST_ERROR = 0.04
 
 
@@ -37,14 +37,14 @@ def case(tokens: int, packed: bool, backward: bool, batch: int = BATCH) -> Case:
     q, k = (F.normalize(drawn(), dim=-1).bfloat16() for _ in range(2))
     gates = (gate(0.05), gate(0.9), gate(0.1))
     inputs = tuple(tensor.requires_grad_() for tensor in (q, k, drawn().bfloat16(), *gates))
-    pull = drawn().bfloat16()
+    grad = drawn().bfloat16()
     documents = (torch.arange(tokens, device="cuda") // DOCUMENT_TOKENS).int().expand(batch, -1) if packed else None
 
     def run(function: Callable[..., tuple[Tensor, TitansState]], given: tuple[Tensor, ...] = inputs) -> Run:
         def output(*tensors: Tensor) -> Tensor:
             return function(*tensors, documents_BS=documents)[0]
 
-        return both(output, given, (pull.to(given[0].dtype),)) if backward else forward(output, given)
+        return both(output, given, (grad.to(given[0].dtype),)) if backward else forward(output, given)
 
     def expected() -> tuple[Tensor, ...]:
         return run(reference.chunked, tuple(tensor.detach().float().requires_grad_() for tensor in inputs))()
@@ -54,7 +54,7 @@ def case(tokens: int, packed: bool, backward: bool, batch: int = BATCH) -> Case:
         arms["eager"] = lambda: run(reference.chunked)
     if tokens == LENGTHS[0] and not packed:
         arms["torch.compile"] = lambda: run(torch.compile(reference.chunked, fullgraph=True, dynamic=False))
-    # Read q, k and v, write the output; backward reads them and its gradient, and writes three.
+    # Forward reads q, k and v and writes the output; backward reads them and its gradient, and writes three gradients.
     tensors = 4 + 7 * backward
     return Case(
         name=f"titans_memory {'forward+backward' if backward else 'forward'}",
@@ -75,7 +75,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Where the pass over the states has many programs, and of one long text, where most of a device has none."""
+    """Sweeps tiles for many sequences, and for one long sequence that leaves most of the device idle."""
     for tokens, batch in ((2048, 32), (8192, BATCH), (32768, 1)):
         yield tiles_of(case(tokens, packed=True, backward=True, batch=batch))
 

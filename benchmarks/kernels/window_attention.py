@@ -1,9 +1,8 @@
-"""Times window attention in its implementations, at the five layers of a DRCT-L group, in bf16.
+"""Times the implementations of window attention at the five layers of a DRCT-L group, in bf16.
 
     python benchmarks/kernels/window_attention.py --out FILE [--only forward] [--sweep]
 
-One picture of 256 × 256 tokens. The counted arithmetic is what attention needs, without what a kernel adds by padding
-or by computing anew.
+One image of 256 × 256 tokens. The arithmetic is that of attention, without padding and recomputation.
 """
 
 import sys
@@ -18,7 +17,7 @@ from torch import Tensor
 from redline.ops.window_attention import reference, window_attention
 
 WINDOW, SIDE = 16, 256
-# Of a bf16 arm against fp32, over a whole tensor: eager ones round their scores too, and a wrong mask is off by more.
+# Error of bf16 against fp32 over a whole tensor: eager arms also round their scores, and a wrong mask exceeds this.
 LARGEST_ERROR = 0.05
 Attend = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,12 +29,12 @@ class Layer:
     shift: int
 
     def flop(self, backward: bool) -> float:
-        """Two products forward, and five more backward."""
+        """Returns the FLOPs of two matrix products in forward, and five more in backward."""
         return (7 if backward else 2) * 2 * SIDE**2 * WINDOW**2 * self.channels
 
 
 LAYERS = (Layer(180, 6, 0), Layer(212, 4, 8), Layer(244, 2, 0), Layer(276, 6, 8), Layer(308, 4, 0))
-# The same with heads filled up to multiples of 8, as they are in packed groups.
+# The same with heads padded to multiples of 8, as in packed groups.
 FILLED = (Layer(192, 6, 0), Layer(224, 4, 8), Layer(256, 2, 0), Layer(288, 6, 8), Layer(320, 4, 0))
 
 
@@ -45,10 +44,10 @@ def case(layer: Layer, backward: bool) -> Case:
 
     qkv, table = drawn(1, SIDE, SIDE, 3 * layer.channels), drawn((2 * WINDOW - 1) ** 2, layer.heads)
     inputs = (qkv.requires_grad_(), table.requires_grad_())
-    pull = drawn(1, SIDE, SIDE, layer.channels)
+    grad = drawn(1, SIDE, SIDE, layer.channels)
 
     def run(attend: Attend, given: tuple[Tensor, ...] = inputs) -> Run:
-        return both(attend, given, (pull.to(given[0].dtype),)) if backward else forward(attend, given)
+        return both(attend, given, (grad.to(given[0].dtype),)) if backward else forward(attend, given)
 
     def by(implementation: str) -> Attend:
         return partial(window_attention, window=WINDOW, shift=layer.shift, implementation=implementation)
@@ -84,7 +83,7 @@ def cases() -> Iterable[Case]:
 
 
 def sweep() -> Iterable[Case]:
-    """Tiles of forward, then of backward."""
+    """Sweeps the tiles of forward, then of backward."""
     from redline.ops.window_attention import triton
 
     shapes = [(64, 32, 4), (64, 64, 4), (64, 128, 4), (128, 32, 8), (128, 64, 8), (128, 128, 8)]

@@ -1,7 +1,8 @@
-"""A function whose GPU work is recorded once per form of input, and replayed from then on.
+"""Captures a function into one CUDA graph per input signature, and replays that graph on later calls.
 
-Inputs are copied into static buffers, the recording is replayed, outputs are copied out, so that a result may
-be kept or fed back. A training step is recorded with its optimizer: what the rehearsals change is put back.
+Each call copies its inputs into static buffers, replays the graph and copies the outputs out, so a caller may keep a
+result or feed it back. A training step is captured together with its optimizer; the state that warm-up steps change
+is restored.
 """
 
 import gc
@@ -18,18 +19,18 @@ from torch.utils import _pytree as pytree
 from redline.errors import RungError
 
 
-class Recorder(Protocol):
-    """What records and replays; the tests put one in its place that needs no GPU."""
+class GraphCapturer(Protocol):
+    """Captures and replays graphs. Tests substitute an implementation that needs no GPU."""
 
-    def reaches(self, tensors: list[Tensor]) -> bool: ...
-    def rehearse(self, run: Callable[[], Any]) -> Any: ...
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]: ...
+    def supports(self, tensors: list[Tensor]) -> bool: ...
+    def warm_up(self, run: Callable[[], Any]) -> Any: ...
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]: ...
     def pool_bytes(self) -> int: ...
 
 
 @contextmanager
-def without_collection() -> Iterator[None]:
-    """A graph that nobody needs any more must not be found now: taking it down breaks off the recording under way."""
+def no_garbage_collection() -> Iterator[None]:
+    """Disables garbage collection: destroying an unreferenced CUDA graph would abort a capture in progress."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -40,11 +41,12 @@ def without_collection() -> Iterator[None]:
 
 
 @contextmanager
-def own_workspaces() -> Iterator[None]:
-    """cuBLAS' scratch memory is taken from a recording's own pool, which lives as long as the recording.
+def private_cublas_workspaces() -> Iterator[None]:
+    """Allocates the cuBLAS workspaces of a capture from the graph's own memory pool, which lives as long as the graph.
 
-    Taken before, it is one that torch drops whenever another graph is recorded by inductor or taken down: a replay
-    then writes where others' tensors are by now (pytorch/pytorch#193402). Left behind, it would keep the pool alive.
+    A workspace that was allocated before the capture is freed when inductor captures or destroys another graph, and a
+    replay would then overwrite other tensors (pytorch/pytorch#193402). A workspace that is left allocated after the
+    capture would keep the pool alive.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -53,8 +55,8 @@ def own_workspaces() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class CudaRecorder:
-    """Records on a stream of its own into one pool of memory."""
+class CudaGraphCapturer:
+    """Captures on its own stream. All its graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -62,11 +64,11 @@ class CudaRecorder:
             self.stream = torch.cuda.Stream()
             self.pool = torch.cuda.graph_pool_handle()
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return all(tensor.device == self.device for tensor in tensors)
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
-        """Runs once on the recording stream, where lazily made things (work spaces, states) must be made."""
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        """Runs the function on the capture stream, where lazily created objects such as workspaces must be created."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -77,16 +79,15 @@ class CudaRecorder:
                 leaf.record_stream(current)
         return output
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
-        # Casts that autocast remembers live outside of the graph, and would be gone at the replay.
+        # Weights that autocast has cast and cached are allocated outside the pool and would be freed before the replay.
         torch.clear_autocast_cache()
-        # Only this thread is held to what may be recorded: a data loader's threads may go on with
-        # their copies.
+        # "thread_local" restricts this thread alone, so that data loader threads can keep copying.
         try:
             with (
-                without_collection(),
-                own_workspaces(),
+                no_garbage_collection(),
+                private_cublas_workspaces(),
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
             ):
@@ -97,7 +98,10 @@ class CudaRecorder:
         return output, graph.replay
 
     def _release_generator(self) -> None:
-        """A recording that fails leaves torch's random generator waiting for its end: every later draw would raise."""
+        """Replaces the state of the default generator, which a failed capture leaves registered with the graph.
+
+        Without this, every later random operation would raise.
+        """
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         generator = torch.cuda.default_generators[index]
         fresh = torch.Generator(device=self.device)
@@ -110,17 +114,17 @@ class CudaRecorder:
 
 
 @dataclass
-class Tally:
-    """What happened, for the proof."""
+class CaptureCounts:
+    """Counts of captures, replays and calls without a graph. The rung reports them as its proof."""
 
     graphs: int = 0
     replays: int = 0
-    unrecorded: int = 0
-    recorders: list[Recorder] = field(default_factory=list)
+    uncaptured: int = 0
+    capturers: list[GraphCapturer] = field(default_factory=list)
 
 
 @dataclass
-class _Recording:
+class _CapturedGraph:
     inputs: list[Tensor]
     output: Any
     replay: Callable[[], None]
@@ -128,124 +132,130 @@ class _Recording:
 
 
 class GraphedCallable:
-    """Called like the function it records."""
+    """Calls a function through CUDA graphs, one for each input signature, up to `limit`.
+
+    With `clone`, outputs are copied out of graph memory; otherwise the next call overwrites them. With `state`, the
+    function is a training step: its first call runs without a graph and counts as a real step.
+    """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        recorder: Recorder,
-        tally: Tally,
+        capturer: GraphCapturer,
+        counts: CaptureCounts,
         *,
         clone: bool = True,
         limit: int = 8,
-        rehearsals: int = 3,
+        warmup_calls: int = 3,
         state: "TrainingState | None" = None,
     ) -> None:
         self.function = function
-        self.recorder = recorder
-        self.tally = tally
+        self.capturer = capturer
+        self.counts = counts
         self.clone = clone
         self.limit = limit
-        self.rehearsals = rehearsals
+        self.warmup_calls = warmup_calls
         self.state = state
-        self.recordings: dict[Any, _Recording] = {}
-        self.last: _Recording | None = None
+        self.graphs: dict[Any, _CapturedGraph] = {}
+        self.last: _CapturedGraph | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Tensor] = []
-        form: Any = [_form(a, leaves) for a in args]
+        signature: Any = [_signature(a, leaves) for a in args]
         if kwargs:
-            form.append(_form(kwargs, leaves))
+            signature.append(_signature(kwargs, leaves))
         if self.state is not None:
-            form.append(self.state.settings())
-        form = tuple(form)
-        recording = self.recordings.get(form)
-        if recording is None:
-            if len(self.recordings) >= self.limit:
-                return self._unrecorded(args, kwargs)
-            recording, real_output = self._record(args, kwargs, leaves)
-            self.recordings[form] = recording
+            signature.append(self.state.settings())
+        signature = tuple(signature)
+        captured = self.graphs.get(signature)
+        if captured is None:
+            if len(self.graphs) >= self.limit:
+                return self._call_without_graph(args, kwargs)
+            captured, real_output = self._capture(args, kwargs, leaves)
+            self.graphs[signature] = captured
             if self.state is not None:
                 return real_output
-        for buffer, leaf in zip(recording.inputs, leaves, strict=True):
+        for buffer, leaf in zip(captured.inputs, leaves, strict=True):
             if buffer is not leaf:
                 buffer.copy_(leaf, non_blocking=True)
-        if recording is not self.last:
-            self._switch_to(recording)
-        recording.replay()
-        self.tally.replays += 1
-        return _copied(recording.output) if self.clone else recording.output
+        if captured is not self.last:
+            self._switch_to(captured)
+        captured.replay()
+        self.counts.replays += 1
+        return _clone_tensors(captured.output) if self.clone else captured.output
 
-    def _unrecorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.tally.unrecorded:
+    def _call_without_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.counts.uncaptured:
             warnings.warn(
-                f"cuda_graph: {self.limit} forms of input are recorded, so others run without a graph "
-                "(raise limit=, or feed fewer shapes).",
+                f"cuda_graph: {self.limit} input signatures are captured (limit={self.limit}), and other inputs run "
+                "without a graph. Raise limit=, or pad the inputs to fewer shapes.",
                 stacklevel=3,
             )
-        self.tally.unrecorded += 1
+        self.counts.uncaptured += 1
         self.last = None
         return self.function(*args, **kwargs)
 
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]) -> tuple[_Recording, Any]:
-        """A recording for inputs of this form; for training also the output of the one step that counts."""
-        if not self.recorder.reaches(leaves):
+    def _capture(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
+    ) -> tuple[_CapturedGraph, Any]:
+        """Returns the graph for this input signature and, for training, the output of the one real step."""
+        if not self.capturer.supports(leaves):
             raise RungError(
-                "cuda_graph: an input lies in host memory, which a graph cannot follow: move it to the GPU."
+                "cuda_graph: an input tensor is in host memory, which a CUDA graph cannot read. Move it to the GPU."
             )
 
-        def rehearse() -> Any:
-            return self.recorder.rehearse(lambda: self.function(*args, **kwargs))
+        def warm_up() -> Any:
+            return self.capturer.warm_up(lambda: self.function(*args, **kwargs))
 
         if self.state is None:
-            for _ in range(self.rehearsals):
-                rehearse()
-            buffers, output, replay = self._record_static(args, kwargs, leaves)
+            for _ in range(self.warmup_calls):
+                warm_up()
+            buffers, output, replay = self._capture_into_buffers(args, kwargs, leaves)
             real_output, gradients = None, []
         else:
-            real_output = rehearse()
-            with self.state.kept():
-                for _ in range(self.rehearsals - 1):
-                    rehearse()
-                buffers, output, replay = self._record_static(args, kwargs, leaves)
+            real_output = warm_up()
+            with self.state.restored_on_exit():
+                for _ in range(self.warmup_calls - 1):
+                    warm_up()
+                buffers, output, replay = self._capture_into_buffers(args, kwargs, leaves)
             gradients = self.state.gradients()
-        self.tally.graphs += 1
-        self.last = _Recording(buffers, output, replay, gradients)
+        self.counts.graphs += 1
+        self.last = _CapturedGraph(buffers, output, replay, gradients)
         return self.last, real_output
 
-    def _record_static(
+    def _capture_into_buffers(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> tuple[list[Tensor], Any, Callable[[], None]]:
         def run() -> tuple[list[Tensor], Any]:
-            # Made inside of the recording, the buffers come out of its pool.
+            # Buffers that are allocated during the capture belong to the graph's memory pool.
             buffers = [torch.empty_like(leaf) for leaf in leaves]
-            own_args, own_kwargs = _rebuilt((args, kwargs), iter(buffers))
+            own_args, own_kwargs = _replace_tensors((args, kwargs), iter(buffers))
             return buffers, self.function(*own_args, **own_kwargs)
 
         try:
-            (buffers, output), replay = self.recorder.record(run)
+            (buffers, output), replay = self.capturer.capture(run)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             text = str(error).strip().splitlines() or ["no message"]
-            raise RungError(f"cuda_graph: the call cannot be recorded: {text[0].rstrip('.')}.") from error
+            raise RungError(f"cuda_graph: the call cannot be captured: {text[0].rstrip('.')}.") from error
         return buffers, output, replay
 
-    def _switch_to(self, recording: _Recording) -> None:
-        for parameter, gradient in recording.gradients:
+    def _switch_to(self, captured: _CapturedGraph) -> None:
+        for parameter, gradient in captured.gradients:
             parameter.grad = gradient
-        self.last = recording
+        self.last = captured
 
 
 class TrainingState:
-    """Everything that a training step changes: it can be put back into the same memory."""
+    """The state that a training step changes: it can be saved and restored in place."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
         self.optimizer = optimizer
 
     def settings(self) -> tuple[Any, ...]:
-        """Numbers that a recording bakes in, such as a learning rate that is no tensor."""
+        """Returns the optimizer settings that a graph captures as constants, such as a float learning rate."""
         return tuple(
             tuple(value for key, value in group.items() if key != "params" and not isinstance(value, Tensor))
             for group in self.optimizer.param_groups
@@ -254,74 +264,65 @@ class TrainingState:
     def gradients(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         return [(p, p.grad) for p in self.model.parameters() if p.requires_grad]
 
-    def kept(self) -> "_Kept":
-        return _Kept(self)
+    @contextmanager
+    def restored_on_exit(self) -> Iterator[None]:
+        """Restores weights, buffers, optimizer state, gradients and random state when the block ends."""
+        states = self.optimizer.state.values()
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        numbers = [(state, {k: v for k, v in state.items() if not isinstance(v, Tensor)}) for state in states]
+        gradients = [(p, None if g is None else g.clone()) for p, g in self.gradients()]
+        random = [(d, torch.cuda.get_rng_state(d)) for d in {t.device for t in tensors if t.is_cuda}]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in saved:
+                    tensor.copy_(before)
+                # The graph's own gradient buffers hold no values before the first replay: they get the real step's.
+                for parameter, before in gradients:
+                    if parameter.grad is not None and before is not None:
+                        parameter.grad.copy_(before)
+            for state, before in numbers:
+                state.update(before)
+            for device, before in random:
+                torch.cuda.set_rng_state(before, device)
 
 
-class _Kept:
-    """Notes weights, buffers, optimizer state, gradients and random state, and restores them at the end."""
-
-    def __init__(self, state: TrainingState) -> None:
-        self.state = state
-
-    def __enter__(self) -> None:
-        model, optimizer = self.state.model, self.state.optimizer
-        tensors = [*model.parameters(), *model.buffers()]
-        tensors += [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
-        self.tensors = [(t, t.detach().clone()) for t in tensors]
-        self.numbers = [
-            (values, {k: v for k, v in values.items() if not isinstance(v, Tensor)})
-            for values in optimizer.state.values()
-        ]
-        self.gradients = [(p, None if g is None else g.clone()) for p, g in self.state.gradients()]
-        devices = {t.device for t, _ in self.tensors if t.is_cuda}
-        self.random = [(device, torch.cuda.get_rng_state(device)) for device in devices]
-
-    def __exit__(self, *_: object) -> None:
-        with torch.no_grad():
-            for tensor, before in self.tensors:
-                tensor.copy_(before)
-            # The recording's own gradients have not been computed yet; they show the real
-            # step's until they are.
-            for parameter, before in self.gradients:
-                if parameter.grad is not None and before is not None:
-                    parameter.grad.copy_(before)
-        for values, before in self.numbers:
-            values.update(before)
-        for device, before in self.random:
-            torch.cuda.set_rng_state(before, device)
-
-
-def _form(value: Any, leaves: list[Tensor]) -> Any:
-    """What a recording is specialized to; collects the tensors on the way."""
+def _signature(value: Any, leaves: list[Tensor]) -> Any:
+    """Returns the hashable key that a graph is specialized to, and appends the tensors of `value` to `leaves`."""
     if isinstance(value, Tensor):
         leaves.append(value)
         return value.shape, value.dtype
     if isinstance(value, dict):
-        return tuple((key, _form(item, leaves)) for key, item in value.items())
+        return tuple((key, _signature(item, leaves)) for key, item in value.items())
     if isinstance(value, (tuple, list)):
-        return type(value), tuple([_form(item, leaves) for item in value])
+        return type(value), tuple([_signature(item, leaves) for item in value])
     try:
         hash(value)
     except TypeError:
-        raise RungError(f"cuda_graph: an input is a {type(value).__name__}, which cannot be told apart.") from None
+        kind = type(value).__name__
+        raise RungError(
+            f"cuda_graph: an input of type {kind} is not hashable, so no graph can be chosen by it."
+        ) from None
     return type(value), value
 
 
-def _rebuilt(value: Any, supply: Iterator[Tensor]) -> Any:
-    """The same nest with its tensors replaced, in the order in which `_form` collects them."""
+def _replace_tensors(value: Any, supply: Iterator[Tensor]) -> Any:
+    """Returns `value` with its tensors replaced by those of `supply`, in the order of `_signature`."""
     if isinstance(value, Tensor):
         return next(supply)
     if isinstance(value, dict):
-        return {key: _rebuilt(item, supply) for key, item in value.items()}
+        return {key: _replace_tensors(item, supply) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rebuilt(item, supply) for item in value))
+        return type(value)(*(_replace_tensors(item, supply) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)([_rebuilt(item, supply) for item in value])
+        return type(value)([_replace_tensors(item, supply) for item in value])
     return value
 
 
-def _copied(output: Any) -> Any:
+def _clone_tensors(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.clone()
     return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)

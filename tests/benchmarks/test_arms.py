@@ -38,19 +38,19 @@ def test_slow_arms_run_on_request_and_any_can_be_left_out() -> None:
 def test_graphs_share_a_pool_until_a_capture_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class Recorder:
+    class GraphCapturer:
         def __init__(self, _device: object) -> None:
             self.runs = 0
             made.append(self)
 
-        def rehearse(self, run: Callable[[], object]) -> object:
+        def warm_up(self, run: Callable[[], object]) -> object:
             return run()
 
-        def record(self, run: Callable[[], object]) -> tuple[object, Callable[[], None]]:
+        def capture(self, run: Callable[[], object]) -> tuple[object, Callable[[], None]]:
             self.runs += 1
             return run(), lambda: None
 
-    monkeypatch.setattr(arms, "CudaRecorder", Recorder)
+    monkeypatch.setattr(arms, "CudaGraphCapturer", GraphCapturer)
     monkeypatch.setattr(arms.torch.cuda, "current_device", lambda: 0)
     graphs = arms.Graphs()
 
@@ -83,7 +83,7 @@ def test_an_arm_that_fails_in_the_race_leaves_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(arms, "free", lambda: None)
     rows: dict[str, dict[str, object]] = {"large": {}, "small": {}}
     runs = {"large": out_of_memory, "small": lambda: None}
-    assert arms.race_without_the_failed(runs, 1, lambda: None, rows) == {"small": [1.0]}
+    assert arms.race_and_drop_failures(runs, 1, lambda: None, rows) == {"small": [1.0]}
     assert rows == {"large": {"failure": "beside the others: MemoryError: no room"}, "small": {}}
 
 

@@ -48,14 +48,14 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.rehearsed = self.recorded = self.replayed = 0
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return True
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
+    def warm_up(self, run: Callable[[], Any]) -> Any:
         self.rehearsed += 1
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         self.recorded += 1
 
         def replay() -> None:

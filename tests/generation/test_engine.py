@@ -107,10 +107,10 @@ def test_rows_that_stand_apart_are_read_as_they_come(memory_model: TitanModel) -
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: of capture.\n")])
 def test_a_piece_that_cannot_be_recorded_is_read_as_it_is(failure: RuntimeError, memory_model: TitanModel) -> None:
     class Full(FakeRecorder):
-        def record(self, run: Any) -> Any:
+        def capture(self, run: Any) -> Any:
             if self.recorded:
                 raise failure
-            return super().record(run)
+            return super().capture(run)
 
     batch, recorder = prompts(16 * 8), Full()
     engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)

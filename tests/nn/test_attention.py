@@ -1,4 +1,4 @@
-"""Grouped-query attention: the sizes of its projections, its norms, and how one token a row attends."""
+"""Tests grouped-query attention: projection sizes, norms, and the choice of the decode kernel."""
 
 from typing import cast
 
@@ -11,7 +11,7 @@ from redline.nn.rope import RotaryTables
 
 
 class OnGpu:
-    """Stands for a tensor on a GPU."""
+    """A stand-in for a tensor on a GPU."""
 
     is_cuda = True
 
@@ -39,5 +39,5 @@ def test_norms_make_the_scale_of_queries_and_keys_irrelevant() -> None:
     x, tables = torch.randn(2, 5, 16, dtype=torch.float64), RotaryTables(8, 8, 10_000.0)
     before = attention(x, tables)
     with torch.no_grad():
-        attention.qkv.weight[: 3 * 8] *= 7.0  # two heads of queries, one of keys
+        attention.qkv.weight[: 3 * 8] *= 7.0  # two query heads, one key head
     assert torch.allclose(attention(x, tables), before, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Attention against softmax written out, with windows and documents; on a GPU the kernels against it."""
+"""Tests causal attention with windows and documents against a softmax loop, and the GPU kernels against it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from redline.training.determinism import deterministic
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Tensor | None) -> Tensor:
-    """Token by token, head by head, in fp64."""
+    """Computes attention token by token and head by head, in fp64."""
     result = torch.zeros_like(q, dtype=torch.float64)
     q, k, v = q.double(), k.double(), v.double()
     shared = q.shape[2] // k.shape[2]
@@ -31,7 +31,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, window: int | None, numbers: Te
 
 
 def example(dtype: torch.dtype, device: str, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Slices of one tensor, as they come out of one product.
+    # Slices of one tensor, as one projection produces them.
     qkv = torch.randn(2, 19, 6 + 2 + 2, head_dim, dtype=dtype, device=device)
     return qkv[:, :, :6], qkv[:, :, 6:8], qkv[:, :, 8:]
 
@@ -40,7 +40,7 @@ CASES = [(None, False), (1, False), (4, False), (19, False), (None, True), (4, T
 
 
 @pytest.mark.parametrize(("window", "packed"), CASES)
-def test_it_is_softmax_over_what_may_be_seen(window: int | None, packed: bool) -> None:
+def test_is_softmax_over_visible_tokens(window: int | None, packed: bool) -> None:
     q, k, v = example(torch.float64, "cpu", 6)
     numbers = torch.randint(2, (2, 19)).cumsum(1) if packed else None
     packing = None if numbers is None else Packing.of(numbers)
@@ -64,19 +64,19 @@ def test_rows_of_one_document_need_no_mask(monkeypatch: pytest.MonkeyPatch, wind
     assert torch.allclose(found, expected, atol=1e-12) and asked == [window is not None]
 
 
-def test_where_the_kernels_cannot_run_torchs_own_attention_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_torch_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = example(torch.float64, "cpu", 64)
     monkeypatch.setattr(nn.causal_attention, "_kernels_are_faster", lambda *_: True)
     assert torch.equal(causal_attention(q, k, v, 4, None, "auto"), causal_attention(q, k, v, 4))
-    monkeypatch.setattr(nn.causal_attention, "fastest", lambda *_: "triton")
-    with pytest.raises(MachineError, match="causal attention by Triton cannot run"):
+    monkeypatch.setattr(nn.causal_attention, "auto_implementation", lambda *_: "triton")
+    with pytest.raises(MachineError, match="causal_attention: the Triton kernels cannot run"):
         causal_attention(q, k, v, 4, None, "auto")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "packed"), CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: torch.dtype) -> None:
+def test_gpu_kernels_agree(window: int | None, packed: bool, dtype: torch.dtype) -> None:
     q, k, v = (t.detach().requires_grad_() for t in example(dtype, "cuda", 64))
     numbers = torch.randint(2, (2, 19)).cumsum(1) if packed else None
     packing = None if numbers is None else Packing.of(numbers).to("cuda")
@@ -89,24 +89,24 @@ def test_the_gpus_kernels_see_the_same(window: int | None, packed: bool, dtype: 
     gradients = torch.autograd.grad(found, (q, k, v), upstream)
     wanted = torch.autograd.grad(expected, exact, upstream.cpu().double())
     for one, other in zip(gradients, wanted, strict=True):
-        # A token that sees itself alone pulls at no query and no key: what is left is rounding, of the values' size.
+        # A token that sees only itself has zero gradients of query and key, up to the rounding of the values.
         assert (one.cpu() - other).norm() < 8 * rounding * max(other.norm(), 0.01 * wanted[2].norm())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "packed"), CASES)
-def test_our_kernels_see_the_same(monkeypatch: pytest.MonkeyPatch, window: int | None, packed: bool) -> None:
-    """`auto` runs our kernels for windows and documents, and for whole rows if gradients must be deterministic."""
+def test_triton_kernels_agree(monkeypatch: pytest.MonkeyPatch, window: int | None, packed: bool) -> None:
+    """`auto` runs redline.ops for windows and documents, and for whole rows if gradients must be deterministic."""
     q, k, v = (t.detach().requires_grad_() for t in example(torch.bfloat16, "cuda", 64))
     packing = Packing.of(torch.randint(2, (2, 19)).cumsum(1)).to("cuda") if packed else None
     calls: list[bool] = []
-    kernels = nn.causal_attention.attention_to_stretches
+    kernels = nn.causal_attention.span_attention_op
 
     def counted(*given: Any, **options: Any) -> Tensor:
         calls.append(True)
         return kernels(*given, **options)
 
-    monkeypatch.setattr(nn.causal_attention, "attention_to_stretches", counted)
+    monkeypatch.setattr(nn.causal_attention, "span_attention_op", counted)
     grad_output = torch.randn_like(q)
 
     def gradients(implementation: str) -> tuple[Tensor, ...]:
@@ -130,14 +130,14 @@ def test_our_kernels_see_the_same(monkeypatch: pytest.MonkeyPatch, window: int |
 
 
 @pytest.mark.gpu
-def test_rows_of_one_document_are_whole_rows_on_a_gpu() -> None:
+def test_rows_of_one_document_use_whole_row_attention_on_a_gpu() -> None:
     q, k, v = example(torch.bfloat16, "cuda", 64)
     packing = Packing.of(torch.ones(2, 19, dtype=torch.long)).to("cuda")
     assert torch.equal(causal_attention(q, k, v, None, packing), causal_attention(q, k, v))
 
 
 @pytest.mark.gpu
-def test_fp32_on_a_gpu_says_that_it_is_slow() -> None:
+def test_fp32_on_a_gpu_warns_that_it_is_slow() -> None:
     q, k, v = example(torch.float32, "cuda", 64)
     with pytest.warns(UserWarning, match="stores a mask of all queries times all keys"):
         found = causal_attention(q, k, v, 4)

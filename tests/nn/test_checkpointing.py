@@ -1,4 +1,4 @@
-"""What selective checkpointing keeps: our own operators by the names under which they are registered."""
+"""Tests which operations selective checkpointing saves, by the names under which the ops are registered."""
 
 import importlib
 from pathlib import Path
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import redline.ops
-from redline.nn.checkpointing import DEAR, recomputed
+from redline.nn.checkpointing import EXPENSIVE_OPS, checkpointed
 
-OURS = [name.removeprefix("redline::") for name in DEAR if name.startswith("redline::")]
-# Cheap next to a product: computed again.
+OURS = [name.removeprefix("redline::") for name in EXPENSIVE_OPS if name.startswith("redline::")]
+# Cheap compared with a matrix product: recomputed.
 CHEAP = {
     "rms_norm",
     "add_rms_norm",
@@ -22,7 +22,7 @@ CHEAP = {
     "cross_entropy",
     "convolved_heads",
 }
-# Never inside what is computed again: some have no gradient, and the others are parts of a backward pass.
+# Never recomputed: ops without a gradient, and parts of a backward pass.
 ELSEWHERE = {
     "decode_attention",
     "fused_linear",
@@ -31,7 +31,7 @@ ELSEWHERE = {
     "memory_step",
     "slot_write",
     "window_attention_table_gradient",
-    "window_attention_spread",
+    "window_attention_expanded",
 }
 
 
@@ -44,19 +44,22 @@ def registered() -> set[str]:
     return {name.removeprefix("redline::") for name in names if name.startswith("redline::")}
 
 
-def test_every_operator_of_ours_is_either_dear_or_not(registered: set[str]) -> None:
+def test_every_op_is_listed_as_expensive_or_cheap(registered: set[str]) -> None:
     assert set(OURS) <= registered
     forward = {name for name in registered if not name.endswith("_backward")}
     assert forward == set(OURS) | CHEAP | ELSEWHERE
 
 
-def test_attention_of_torch_has_its_name() -> None:
+def test_torch_attention_has_the_listed_name() -> None:
     pytest.importorskip("torch.nn.attention.varlen")
-    assert "torch_attn::_varlen_attn" in DEAR and torch.ops.torch_attn._varlen_attn.default.name() in DEAR
-    assert torch.ops.higher_order.flex_attention.name() in DEAR
+    assert (
+        "torch_attn::_varlen_attn" in EXPENSIVE_OPS
+        and torch.ops.torch_attn._varlen_attn.default.name() in EXPENSIVE_OPS
+    )
+    assert torch.ops.higher_order.flex_attention.name() in EXPENSIVE_OPS
 
 
-def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_op_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
     def product(name: str) -> torch.library.CustomOpDef:
@@ -66,11 +69,11 @@ def test_an_operator_of_ours_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
         made = torch.library.custom_op(f"redline_test::{name}", run, mutates_args=())
         made.register_fake(torch.empty_like)
-        made.register_autograd(lambda context, pull: pull * 2)
+        made.register_autograd(lambda context, grad: grad * 2)
         return made
 
     dear, cheap = product("dear"), product("cheap")
-    monkeypatch.setattr("redline.nn.checkpointing.DEAR", (*DEAR, "redline_test::dear"))
+    monkeypatch.setattr("redline.nn.checkpointing.EXPENSIVE_OPS", (*EXPENSIVE_OPS, "redline_test::dear"))
     x = torch.randn(7, requires_grad=True)
-    recomputed(lambda x: (dear(x).sin() * cheap(x)).sin(), x, selective=True).sum().backward()
+    checkpointed(lambda x: (dear(x).sin() * cheap(x)).sin(), x, selective=True).sum().backward()
     assert runs.count("dear") == 1 and runs.count("cheap") == 2

@@ -1,4 +1,4 @@
-"""Layers that torchao quantized are read as they are stored."""
+"""Tests that int8 weights of torchao are read without dequantizing them."""
 
 import copy
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def quantized(layer: nn.Linear, config: object = WEIGHT_ONLY) -> nn.Linear:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
-def test_parts_multiply_to_what_the_layer_gives(dtype: torch.dtype) -> None:
+def test_int8_parts_reproduce_the_layer(dtype: torch.dtype) -> None:
     layer = quantized(Linear(67, 96).to(dtype))
     parts = int8_parts(layer.weight)
     assert parts is not None
@@ -42,17 +42,17 @@ def test_parts_multiply_to_what_the_layer_gives(dtype: torch.dtype) -> None:
     ],
     ids=["plain", "int8 inputs", "fp8", "one scale for all"],
 )
-def test_there_are_none_of_others(make: Callable[[nn.Linear], nn.Linear]) -> None:
+def test_other_weights_have_no_int8_parts(make: Callable[[nn.Linear], nn.Linear]) -> None:
     assert int8_parts(make(nn.Linear(64, 32)).weight) is None
 
 
-def test_zero_must_be_zero() -> None:
+def test_asymmetric_quantization_has_no_int8_parts() -> None:
     layer = quantized(nn.Linear(64, 32))
     layer.weight.zero_point.fill_(3)
     assert int8_parts(layer.weight) is None
 
 
-def test_looking_at_a_weight_leaves_the_layer_as_it_was() -> None:
+def test_caching_the_parts_does_not_change_the_layer() -> None:
     layer = quantized(Linear(64, 32))
     assert isinstance(layer, Linear)
     names = set(layer.state_dict())
@@ -65,11 +65,11 @@ def test_looking_at_a_weight_leaves_the_layer_as_it_was() -> None:
 
 
 @torch.no_grad()
-def test_compiled_it_reads_the_weight_as_it_is_stored_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it was looked at before: a compiler cannot ask whether zero is zero."""
+def test_a_compiled_layer_reads_the_int8_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts must be cached before, because a compiler cannot read the zero points."""
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"
-    monkeypatch.setattr(Linear, "_is_on_its_own", lambda self, x: True)
+    monkeypatch.setattr(Linear, "_kernels_allowed", lambda self, x: True)
     calls: list[int] = []
 
     def counted(*args: Tensor, **kwargs: str) -> Tensor:
@@ -89,7 +89,7 @@ def test_compiled_it_reads_the_weight_as_it_is_stored_too(monkeypatch: pytest.Mo
 
 
 @torch.no_grad()
-def test_a_weight_that_was_moved_is_looked_at_again() -> None:
+def test_moving_a_weight_invalidates_the_cache() -> None:
     layer = quantized(Linear(64, 32))
     assert isinstance(layer, Linear)
     first = layer._int8()
@@ -99,24 +99,24 @@ def test_a_weight_that_was_moved_is_looked_at_again() -> None:
     assert again is not None and again is not first and again[0] is layer.weight.qdata
 
 
-def test_on_a_cpu_torch_multiplies() -> None:
+def test_a_cpu_uses_torch() -> None:
     layer = quantized(Linear(64, 32))
     layer.implementation = "auto"
-    assert layer.chosen() == "torch"
+    assert layer.active_implementation() == "torch"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 5, 32, 33, 64, 65])
-# Rows of 264 bytes begin where a block of 16 cannot be read at once.
+# Rows of 264 bytes are not aligned to 16 bytes.
 @pytest.mark.parametrize(("inputs", "most"), [(272, 64), (264, 32)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_a_gpu_multiplies_by_our_kernel(
+def test_a_gpu_uses_the_kernel(
     rows: int, inputs: int, most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = quantized(Linear(inputs, 520).cuda().to(dtype))
     layer.implementation = "auto"
-    assert layer.chosen() == f"int8_matmul up to {most} rows"
+    assert layer.active_implementation() == f"int8_matmul up to {most} rows"
     calls: list[int] = []
 
     def counted(*given: Tensor) -> Tensor:

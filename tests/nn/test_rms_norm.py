@@ -1,4 +1,4 @@
-"""A norm adds branches of half precision to a sum that stays exact."""
+"""Tests that under autocast the residual sum keeps its precision."""
 
 import torch
 

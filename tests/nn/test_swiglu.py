@@ -1,4 +1,4 @@
-"""The gated MLP against its formula, and that gate and up stay in the one tensor that their product gave."""
+"""Tests the gated MLP against its formula, and that gate and up stay in one tensor."""
 
 import pytest
 import torch
@@ -8,13 +8,13 @@ from redline.nn import swiglu
 from redline.nn.swiglu import SwiGLU
 
 
-def test_it_is_its_formula() -> None:
+def test_agrees_with_its_formula() -> None:
     mlp, x = SwiGLU(6, 10).double(), torch.randn(2, 3, 6, dtype=torch.float64)
     gate, up = mlp.gate_up.weight[:10], mlp.gate_up.weight[10:]
     torch.testing.assert_close(mlp(x), (F.silu(x @ gate.t()) * (x @ up.t())) @ mlp.down.weight.t())
 
 
-def test_gate_and_up_are_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_and_up_stay_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[torch.Size, str]] = []
 
     def packed(gate_up: torch.Tensor, implementation: str) -> torch.Tensor:

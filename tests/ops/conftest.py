@@ -1,4 +1,4 @@
-"""What tests of operators share: memory that was not clean before, exact references, and compilers."""
+"""Shared fixtures of the tests of ops: poisoned memory, comparison with fp64 references, simulated GPUs, compilers."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,29 +14,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
-# Where kernels can neither run nor be interpreted, their tests are not even read, unless they are asked for by name.
+from redline.ops.window_attention import constant
+
+# If kernels can neither run nor be interpreted, their tests are not collected, unless they are named explicitly.
 _KERNELS_RUN = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if _KERNELS_RUN else ["*/test_triton.py", "*/test_gpu.py"]
 
-# What a sum of many rounded numbers may be off, in units of the dtype's last digit, as seen over the whole tensor.
+# The allowed relative error of a tensor in units of the machine epsilon of its dtype.
 ROUNDINGS = {torch.float64: 64, torch.float32: 16, torch.float16: 2, torch.bfloat16: 2}
-# Tensor cores make fp32 products of three parts, and round their sums down.
+# Tensor cores compute fp32 products as three TF32 products, and round sums down.
 ROUNDINGS_ON_TENSOR_CORES = {**ROUNDINGS, torch.float32: 128}
 
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel forgets to write shows."""
+    """Fills new tensors with NaN, so that elements that a kernel does not write are detected."""
 
     def poisoned(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def call(*args: object, **kwargs: object) -> Tensor:
             tensor = allocate(*args, **kwargs)
-            with torch.no_grad():  # compilers ask for such as want gradients
+            with torch.no_grad():  # compilers create tensors that require grad
                 return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
         return call
 
-    # torch keeps a list of what makes tensors, for torch.device contexts: it must not be made of poisoned ones.
+    # torch caches a list of tensor constructors, which must be built before they are replaced.
     _device_constructors()
     monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
@@ -46,8 +48,8 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def agrees() -> Callable[..., None]:
     """Compares an implementation's outputs and all gradients with a reference in fp64, tensor by tensor.
 
-    What is small because large numbers cancel cannot be more exact than they are: it may be off by as many times what
-    a last digit in the inputs changes.
+    Where large terms cancel, the allowed error is the same multiple of what a relative change of the inputs by the
+    machine epsilon causes.
     """
 
     def check(
@@ -64,7 +66,7 @@ def agrees() -> Callable[..., None]:
         if roundings is None:
             roundings = (ROUNDINGS_ON_TENSOR_CORES if device == "cuda" else ROUNDINGS)[dtype]
         limit = roundings * torch.finfo(dtype).eps
-        # What is exactly zero is a difference of sums, which are as large as other gradients.
+        # A gradient of exactly zero is a difference of sums that are as large as the other gradients.
         largest = max((one.norm() for name, one in expected.items() if name.startswith("gradient")), default=0.0)
         for name, one in expected.items():
             other = found[name].double()
@@ -81,7 +83,7 @@ def agrees() -> Callable[..., None]:
 
 
 def _shaken(reference: Callable[..., Any], exact: list[Tensor], dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
-    """What comes of inputs that are off by less than a digit of the dtype."""
+    """Yields the results for inputs with random relative errors of the machine epsilon of the dtype."""
     digit = torch.finfo(dtype).eps
     for _ in range(8):
         inputs = [
@@ -102,7 +104,7 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
     outputs = [outputs] if isinstance(outputs, Tensor) else [one for one in outputs if one is not None]
     named = {f"output {index}": one.detach() for index, one in enumerate(outputs)}
     trained = [index for index, one in enumerate(inputs) if one.requires_grad]
-    # The same weights for both sides, whatever their dtype.
+    # Both sides use the same weights, whatever their dtype.
     device = outputs[0].device
     generator = torch.Generator(device).manual_seed(len(exact))
     loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -116,7 +118,7 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
 
 @dataclass(frozen=True)
 class Card:
-    """What host code asks of a device before it launches: the least that cards of a compute capability have."""
+    """The device properties that host code reads, with the smallest values of GPUs of a compute capability."""
 
     processors: int
     shared_bytes: int
@@ -132,7 +134,7 @@ CARDS = {
 
 
 class _Driver:
-    """A Triton driver for a card that is not in this machine: kernels can be compiled for it, but not launched."""
+    """A Triton driver for a GPU that is not present: kernels can be compiled for it, but not launched."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -150,7 +152,7 @@ class _Driver:
 
 
 class _AsOnCuda(TorchFunctionMode):
-    """Tensors say that they are on a CUDA device, and new ones that are asked for there are made on the CPU."""
+    """Tensors report a CUDA device, and new tensors for that device are created on the CPU."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function == Tensor.is_cuda.__get__:
@@ -163,7 +165,7 @@ class _AsOnCuda(TorchFunctionMode):
 
 @pytest.fixture(scope="session")
 def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one test process has compiled, the others need not compile again."""
+    """Returns a Triton cache folder that all test processes share."""
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "triton"
 
@@ -172,11 +174,11 @@ def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_card(
     monkeypatch: pytest.MonkeyPatch, triton_cache: Path
 ) -> Callable[..., AbstractContextManager[dict[str, Any]]]:
-    """`with on_card(90) as launched:` runs host code as on a card of that compute capability, which need not be here.
+    """`with on_card(90) as launched:` runs host code as on a GPU of that compute capability, which need not be present.
 
-    `launched` gets the kernels that would run, by name. Nothing is computed: their outputs stay NaN. With `compiling`
-    they are compiled as for the card, specialized by the arguments of the launch and through ptxas, and `launched` has
-    the compiled kernel.
+    `launched` receives the names of the kernels that would run. Nothing is computed: outputs stay NaN. With `compiling`
+    the kernels are compiled for the GPU through ptxas, specialized by the arguments of the launch, and are the values
+    of `launched`.
     """
     kernel = pytest.importorskip("redline.ops.kernel")
     if kernel.INTERPRETED:
@@ -200,8 +202,8 @@ def on_card(
             patch.setattr(JITFunction, "run", compile_only)
             patch.setattr(torch.cuda, "device_of", lambda _: nullcontext())
             patch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10))
-            # A constant that is made here must not be kept for the device of that name.
-            patch.setattr("redline.ops.window_attention.constant._faking", lambda: True)
+            # Constants that are created here must not be cached for a real device.
+            patch.setattr(constant, "_is_faking", lambda: True)
             patch.setattr(kernel, "processors", lambda _: card.processors)
             patch.setattr(kernel, "shared_bytes", lambda _: card.shared_bytes)
             patch.setattr(kernel, "has_descriptors", lambda _: capability >= 90)
@@ -214,14 +216,14 @@ def on_card(
 
 @pytest.fixture
 def compiled_agrees() -> Callable[..., None]:
-    """Compiles a function without graph breaks, by inductor on a GPU, and compares it with itself, gradients too."""
+    """Compiles a function without graph breaks, on a GPU by inductor, and compares outputs and gradients with eager."""
 
     def check(function: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
         backend = "inductor" if inputs[0].is_cuda else "aot_eager"
         compiled = torch.compile(function, fullgraph=True, backend=backend)
         found, expected = _with_gradients(compiled, list(inputs), []), _with_gradients(function, list(inputs), [])
         for name, one in expected.items():
-            # What a compiler fuses is not rounded in between.
+            # Fused operations do not round intermediate values.
             limit = 2 * ROUNDINGS[one.dtype] * torch.finfo(one.dtype).eps
             assert (found[name].double() - one.double()).norm() <= limit * one.double().norm(), name
 
@@ -230,7 +232,7 @@ def compiled_agrees() -> Callable[..., None]:
 
 @pytest.fixture
 def repeats() -> Callable[..., None]:
-    """The same inputs must give the same outputs and gradients, bit for bit, also when replayed as a CUDA graph."""
+    """Checks that outputs and gradients are bit-identical across calls and CUDA graph replays."""
 
     def check(function: Callable[..., Any], inputs: list[Tensor]) -> None:
         first = _with_gradients(function, inputs, [])
@@ -239,30 +241,30 @@ def repeats() -> Callable[..., None]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            _pulled(function, inputs)
+            _outputs_and_grads(function, inputs)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            replayed = _pulled(function, inputs)
+            replayed = _outputs_and_grads(function, inputs)
         with torch.no_grad():
             for one in inputs:
                 if one.is_floating_point():
                     one.normal_()
         graph.replay()
-        expected = _pulled(function, inputs)
+        expected = _outputs_and_grads(function, inputs)
         _assert_same_bits(dict(enumerate(replayed)), dict(enumerate(expected)))
 
     return check
 
 
-def _pulled(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
-    """Outputs and gradients, by weights that need neither the host nor chance."""
+def _outputs_and_grads(function: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+    """Returns outputs and gradients for deterministic gradients of the outputs that are computed on the device."""
     outputs = function(*inputs)
     outputs = [one for one in ([outputs] if isinstance(outputs, Tensor) else outputs) if one is not None]
     trained = [one for one in inputs if one.requires_grad]
-    pulls = [torch.linspace(-1, 1, one.numel(), device=one.device).view(one.shape).to(one.dtype) for one in outputs]
-    gradients = torch.autograd.grad(outputs, trained, pulls)
-    # With their history they would keep what adds up gradients alive, which belongs to the stream of this call.
+    grads = [torch.linspace(-1, 1, one.numel(), device=one.device).view(one.shape).to(one.dtype) for one in outputs]
+    gradients = torch.autograd.grad(outputs, trained, grads)
+    # With their history they would keep gradient accumulators alive, which are bound to the stream of this call.
     return [*(one.detach() for one in outputs), *gradients]
 
 

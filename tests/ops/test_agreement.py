@@ -1,4 +1,4 @@
-"""The judge of all operators: rounding passes, also where large numbers cancel, and errors do not."""
+"""Tests the `agrees` fixture: rounding passes, also where large terms cancel, and errors fail."""
 
 from collections.abc import Callable
 
@@ -16,14 +16,14 @@ def in_parts(a: Tensor, b: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_that_cancel_may_be_off_by_what_their_terms_are(agrees: Callable[..., None], dtype: torch.dtype) -> None:
+def test_cancellation_allows_the_rounding_error_of_its_terms(agrees: Callable[..., None], dtype: torch.dtype) -> None:
     a = torch.randn(3, 50)
     close = a * (1 + 1e-3 * torch.randn(3, 50))
     agrees(in_parts, difference, (a, close), dtype)
 
 
 @pytest.mark.parametrize("factor", [1.05, float("nan")])
-def test_an_error_is_seen_in_outputs_and_gradients(agrees: Callable[..., None], factor: float) -> None:
+def test_errors_in_outputs_and_gradients_are_detected(agrees: Callable[..., None], factor: float) -> None:
     a = torch.randn(3, 50)
     close = a * (1 + 1e-3 * torch.randn(3, 50))
     with pytest.raises(AssertionError, match="output 0 is off"):
@@ -35,8 +35,8 @@ def test_an_error_is_seen_in_outputs_and_gradients(agrees: Callable[..., None], 
             return one.sum(-1)
 
         @staticmethod
-        def backward(ctx, pull):
-            return (factor * pull)[..., None].expand(3, 50)
+        def backward(ctx, grad):
+            return (factor * grad)[..., None].expand(3, 50)
 
     with pytest.raises(AssertionError, match="gradient 1 is off"):
         agrees(lambda a, b: a.sum(-1) - WrongGradient.apply(b), difference, (a, close))

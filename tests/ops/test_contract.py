@@ -1,7 +1,6 @@
-"""What every operator promises: it is registered, takes Triton where it can and says why where it cannot, and its
-kernels compile for every supported card.
+"""The contract of every op: registered, runs Triton if supported, otherwise falls back with a reason, and compiles.
 
-That the kernels compute what the reference does is tested in `<operator>/test_triton.py`, interpreted or on a GPU.
+`<op>/test_triton.py` compares the kernels with the reference, interpreted or on a GPU.
 """
 
 import inspect
@@ -24,14 +23,12 @@ from redline.ops.registry import OPS, Op, Sizes
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 TESTS = Path(__file__).parent
-# Benchmarks switch it on; `linear_cross_entropy/test_one_pass.py` compiles it.
-ONLY_MEASURED = {"both_kernel"}
 OnCard = Callable[..., Any]
 
 every_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 
 
-def test_every_operator_is_registered_and_tested_alone() -> None:
+def test_every_op_is_registered_and_has_its_own_tests() -> None:
     packages = sorted(path.parent.name for path in Path(redline.ops.__file__).parent.glob("*/__init__.py"))
     found = []
     for package in packages:
@@ -51,7 +48,7 @@ def _is_in(module: str, package: str) -> bool:
 
 
 def run(op: Op, given: dict[str, Any], implementation: str = "auto") -> list[Tensor]:
-    """The outputs, and all arguments, into which some operators write, after the call without gradients."""
+    """Calls the op without gradients and returns its outputs and arguments, some of which it may have written."""
     given = tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, given)
     with torch.no_grad():
         found = op.function(**given, implementation=implementation)
@@ -59,7 +56,7 @@ def run(op: Op, given: dict[str, Any], implementation: str = "auto") -> list[Ten
 
 
 @every_op
-def test_a_card_takes_triton(op: Op, on_card: OnCard) -> None:
+def test_a_supported_gpu_runs_triton(op: Op, on_card: OnCard) -> None:
     for sizes in op.sizes:
         given = op.sample(torch.bfloat16, **sizes)
         expected = run(op, given, "reference")
@@ -73,19 +70,19 @@ def test_a_card_takes_triton(op: Op, on_card: OnCard) -> None:
 
 
 @every_op
-def test_a_card_below_8_0_takes_plain_pytorch_and_says_so(op: Op, on_card: OnCard) -> None:
+def test_a_gpu_below_8_0_falls_back_with_a_warning(op: Op, on_card: OnCard) -> None:
     given = op.sample(torch.bfloat16, **op.sizes[0])
-    reason = "it needs compute capability 8.0, and this device has 7.5"
+    reason = "compute capability 8.0 is required, and this device has 7.5"
     with on_card(75) as launched:
-        with pytest.warns(UserWarning, match=f"runs as plain PyTorch, .* Triton cannot: {reason}"):
+        with pytest.warns(UserWarning, match=f"falling back to plain PyTorch, .*: {reason}"):
             run(op, given)
-        with pytest.raises(MachineError, match=f"by Triton cannot run: {reason}"):
+        with pytest.raises(MachineError, match=f"the Triton kernels cannot run: {reason}"):
             run(op, given, "triton")
     assert not launched
 
 
 @every_op
-def test_a_cpu_takes_plain_pytorch_in_silence(op: Op) -> None:
+def test_a_cpu_runs_the_reference_without_a_warning(op: Op) -> None:
     given = op.sample(torch.float32, **op.sizes[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -95,15 +92,17 @@ def test_a_cpu_takes_plain_pytorch_in_silence(op: Op) -> None:
 
 
 @every_op
-def test_what_cannot_run_is_refused_by_name(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_implementations_are_refused(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     given = op.sample(torch.float32, **op.sizes[0])
-    with pytest.raises(ModelError, match="no implementation 'cuda': it has auto, reference, .*triton"):
+    with pytest.raises(ModelError, match="unknown implementation 'cuda' .supported: auto, reference, .*triton"):
         run(op, given, "cuda")
     if not pytest.importorskip("redline.ops.kernel").INTERPRETED:
-        with pytest.raises(MachineError, match="by Triton cannot run: it needs a CUDA device, and the input is on cpu"):
+        with pytest.raises(
+            MachineError, match="Triton kernels cannot run: a CUDA device is required, and the input is on cpu"
+        ):
             run(op, given, "triton")
     monkeypatch.setattr(dispatch, "_TRITON_INSTALLED", False)
-    with pytest.raises(MachineError, match="by Triton cannot run: it is not installed: pip install triton"):
+    with pytest.raises(MachineError, match="Triton kernels cannot run: Triton is not installed .pip install triton"):
         run(op, given, "triton")
 
 
@@ -123,7 +122,7 @@ def run_forward_and_backward(op: Op, dtype: torch.dtype, sizes: Sizes) -> None:
 
 
 def kernels_of(package: str) -> set[str]:
-    """The names of the kernels that are written in it."""
+    """Returns the names of the kernels that the package defines."""
     found = set()
     for path in (Path(redline.ops.__file__).parent / package).glob("triton*.py"):
         module = import_module(f"redline.ops.{package}.{path.stem}")
@@ -132,7 +131,7 @@ def kernels_of(package: str) -> set[str]:
             for name, one in vars(module).items()
             if name.endswith("_kernel") and package in one.__module__.split(".")
         }
-    return found - ONLY_MEASURED
+    return found
 
 
 @pytest.mark.parametrize("package", sorted({op.function.__module__.split(".")[2] for op in OPS}))
@@ -147,7 +146,7 @@ def test_samples_launch_all_kernels(package: str, on_card: OnCard) -> None:
     assert found and kernels_of(package) <= found
 
 
-# Compiling takes long: `make test` compiles each operator for 9.0, whose kernels differ most, and for one other
+# Compiling takes long: `make test` compiles each op for 9.0, whose kernels differ most, and for one other
 # capability, in turn; `make test-all` for all of them.
 IN_TURN = [capability for capability in CAPABILITIES if capability != 90]
 ON_CARDS = [
@@ -159,7 +158,7 @@ ON_CARDS = [
 
 @pytest.mark.parametrize(("op", "capability"), ON_CARDS, ids=lambda value: str(getattr(value, "name", value)))
 def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
-    # The kernels of causal attention with a far part take three times as long: `make test-all` compiles those.
+    # The kernels of causal attention with far keys take three times as long: `make test-all` compiles them.
     for sizes in ({"dim": 16},) if op.function is causal_attention else op.sizes:
         with on_card(capability, compiling=True) as launched:
             run_forward_and_backward(op, torch.bfloat16, sizes)
@@ -170,7 +169,7 @@ def each(name: str, *values: object) -> list[Sizes]:
     return [{name: value} for value in values]
 
 
-# The sizes of models, and those at the ends of what the kernels take.
+# The sizes of models, and the extreme sizes that the kernels support.
 SIZES: dict[str, list[Sizes]] = {
     "causal_attention": [{"dim": dim, "with_far": far} for dim in (16, 32, 64, 128) for far in (False, True)],
     "convolved_heads": [
@@ -180,7 +179,9 @@ SIZES: dict[str, list[Sizes]] = {
     ],
     "cross_entropy": each("smoothing", 0.0, 0.1),
     "decode_attention": each("ring", 200, 4096),
-    "fused_linear": [{"columns": columns, "around": around} for columns in (32, 64, 312) for around in (False, True)],
+    "fused_linear": [
+        {"columns": columns, "with_epilogue": around} for columns in (32, 64, 312) for around in (False, True)
+    ],
     "fused_mlp": [{"channels": c, "columns": n} for c, n in ((184, 32), (248, 32), (280, 32), (312, 32), (312, 184))],
     "gated_delta_rule": [
         *({"keys": keys, "values": values} for keys, values in ((64, 64), (128, 128), (96, 96), (16, 256), (256, 32))),
@@ -201,13 +202,13 @@ SIZES: dict[str, list[Sizes]] = {
     "packed_swiglu": [{}],
     "titans_memory": [
         *({"keys": keys, "values": values} for keys, values in ((64, 64), (128, 128), (96, 32))),
-        *({"chunk": chunk, "cut": False} for chunk in (16, 32, 64)),
+        *({"chunk": chunk, "split": False} for chunk in (16, 32, 64)),
     ],
     "window_attention": [
         *({"head_dim": dim, "heads": heads} for dim, heads in ((30, 6), (53, 4), (122, 2), (46, 6), (77, 4), (16, 1))),
         *({"head_dim": 46, "heads": 2, "window": window, "shift": 2} for window in (4, 8, 32)),
     ],
-    "window_attention_spread": [{"head_dim": dim, "heads": 4} for dim in (30, 48, 80, 96)],
+    "window_attention_expanded": [{"head_dim": dim, "heads": 4} for dim in (30, 48, 80, 96)],
 }
 
 

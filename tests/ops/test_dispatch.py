@@ -1,4 +1,4 @@
-"""A GPU that takes the slow path says so, also where a compiler traces the call."""
+"""A fallback to plain PyTorch on a GPU warns, also under torch.compile."""
 
 import warnings
 
@@ -10,18 +10,18 @@ from redline.ops.dispatch import choose
 
 
 def doubled(x: Tensor) -> Tensor:
-    chosen = choose("doubling", "auto", torch.device("cuda"), lambda: "it was never written")
+    chosen = choose("doubling", "auto", torch.device("cuda"), lambda: "the kernels were never written")
     return x * (2 if chosen == "reference" else 3)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_slow_path_is_loud(compiled: bool) -> None:
+def test_a_fallback_warns_once(compiled: bool) -> None:
     pytest.importorskip("triton")
     run = torch.compile(doubled, backend="eager", fullgraph=True) if compiled else doubled
-    with pytest.warns(UserWarning, match="doubling runs as plain PyTorch, .* because Triton cannot: it was never"):
+    with pytest.warns(UserWarning, match="doubling: falling back to plain PyTorch, .*: the kernels were never"):
         assert torch.equal(run(torch.ones(3)), torch.full((3,), 2.0))
     with warnings.catch_warnings(record=True) as again:
         warnings.simplefilter("always")
         run(torch.ones(3))
-    # What was traced is not run again.
+    # A traced warning is not repeated.
     assert len(again) == (0 if compiled else 1)

@@ -1,15 +1,75 @@
-"""Importing operators costs nothing that only a GPU needs."""
+"""`from redline.ops import <op>` gives the function in every import order, and imports neither Triton nor CUDA."""
 
 import subprocess
 import sys
-from pathlib import Path
+import textwrap
 
-import redline.ops
+import pytest
+
+from redline.ops.registry import OPS
 
 
-def test_importing_the_operators_starts_neither_triton_nor_cuda() -> None:
-    folder = Path(redline.ops.__file__).parent
-    names = sorted(f"redline.ops.{path.parent.name}" for path in folder.glob("*/__init__.py"))
-    assert "redline.ops.rms_norm" in names
-    look = f"import sys, torch, {', '.join(names)}; sys.exit('triton' in sys.modules or torch.cuda.is_initialized())"
-    assert subprocess.run([sys.executable, "-c", look], timeout=120).returncode == 0
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_every_op_is_a_function_in_every_import_order() -> None:
+    """Each order runs in a forked process that has imported torch, but nothing of redline."""
+    ops = [(op.function.__module__.split(".")[2], op.name) for op in OPS]
+    found = run(f"""
+        import importlib, os, sys
+        import torch
+
+        def is_function(name):
+            namespace = {{}}
+            exec(f"from redline.ops import {{name}}", namespace)
+            return type(namespace[name]).__name__ == "function"
+
+        failed = []
+        for package, name in {ops}:
+            submodules = [f"redline.ops.{{package}}", f"redline.ops.{{package}}.reference"]
+            for before in ([], submodules[:1], submodules, ["redline.ops.registry"]):
+                pid = os.fork()
+                if not pid:
+                    assert not any(module.startswith("redline") for module in sys.modules)
+                    for module in before:
+                        importlib.import_module(module)
+                    correct = is_function(name)
+                    # The submodule stays importable, and importing it again does not change the name.
+                    importlib.import_module(submodules[0])
+                    os._exit(0 if correct and is_function(name) else 1)
+                if os.waitpid(pid, 0)[1]:
+                    failed.append((name, before))
+        sys.exit(str(failed) if failed else 0)
+    """)
+    assert found.returncode == 0, found.stderr
+
+
+def test_an_op_is_a_function_after_its_kernels_were_imported() -> None:
+    pytest.importorskip("triton")
+    found = run("import redline.ops.rms_norm.triton\nfrom redline.ops import rms_norm\nassert callable(rms_norm)")
+    assert found.returncode == 0, found.stderr
+
+
+def test_importing_the_ops_starts_neither_triton_nor_cuda() -> None:
+    found = run("import sys, torch, redline.ops; assert not ('triton' in sys.modules or torch.cuda.is_initialized())")
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["climb", "--help"]])
+def test_help_imports_neither_torch_nor_triton(arguments: list[str]) -> None:
+    found = run(f"""
+        import sys
+        import redline
+        from redline.cli import main
+        assert not {{"torch", "triton"}} & set(sys.modules), "import redline"
+        sys.argv = ["redline", *{arguments}]
+        try:
+            main()
+        except SystemExit as exit:
+            assert not exit.code
+        assert not {{"torch", "triton"}} & set(sys.modules), "--help"
+    """)
+    assert found.returncode == 0, found.stderr

@@ -1,4 +1,4 @@
-"""Every op refuses every single input of a wrong shape, dtype or device with a `ModelError`, and takes right ones."""
+"""Every op raises a ModelError for each single input of a wrong shape, dtype or device, and accepts valid ones."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,8 +38,11 @@ def whole(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """`free` are the dimensions (argument, index) that may have any length, where -1 stands for one dimension more;
-    `checks` says what is checked besides shapes, and `any_dtype` for which inputs the dtype is not."""
+    """An op with valid inputs.
+
+    `free` are the dimensions (argument, index) that may have any length, where -1 is an additional dimension. `checks`
+    are the checks besides shapes, and `any_dtype` the inputs whose dtype is not checked.
+    """
 
     op: Callable[..., Any]
     inputs: dict[str, Any]
@@ -53,7 +56,7 @@ QKV = {"q": floats(2, 5, 3, 8), "k": floats(2, 5, 3, 8), "v": floats(2, 5, 3, 6)
 
 
 def named(op: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """The op called with these inputs in this order."""
+    """Returns the op with these inputs as positional arguments."""
     return lambda **inputs: op(*(inputs[name] for name in names))
 
 
@@ -214,7 +217,7 @@ def wrong(case: Case) -> Iterator[tuple[str, str, Tensor]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_wrong_input_is_refused(name: str) -> None:
+def test_every_invalid_input_is_refused(name: str) -> None:
     case = CASES[name]
     case.op(**case.inputs)
     accepted = []

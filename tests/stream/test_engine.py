@@ -33,14 +33,14 @@ class Counting:
     def __init__(self, device: torch.device | None = None) -> None:
         self.rehearsals = self.recordings = 0
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return True
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
+    def warm_up(self, run: Callable[[], Any]) -> Any:
         self.rehearsals += 1
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         self.recordings += 1
         return None, run
 

@@ -69,13 +69,13 @@ def test_a_graph_gives_bit_for_bit_what_the_same_kernels_give_unrecorded() -> No
     class Unrecorded:
         def __init__(self, device: torch.device) -> None: ...
 
-        def reaches(self, tensors: list[Tensor]) -> bool:
+        def supports(self, tensors: list[Tensor]) -> bool:
             return True
 
-        def rehearse(self, run: Any) -> Any:
+        def warm_up(self, run: Any) -> Any:
             return run()
 
-        def record(self, run: Any) -> Any:
+        def capture(self, run: Any) -> Any:
             return None, run
 
         def pool_bytes(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.cuda_graphs import CudaRecorder
+from redline.cuda_graphs import CudaGraphCapturer
 from redline.training.loop import train
 from redline.training.recorded_gradients import RecordedGradients
 from redline.training.super_resolution import DrctTask, DrctTraining
@@ -23,14 +23,14 @@ class FakeRecorder:
     def __init__(self, model: nn.Module) -> None:
         self.model, self.rehearsed = model, 0
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return True
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
+    def warm_up(self, run: Callable[[], Any]) -> Any:
         self.rehearsed += 1
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         output = run()
         recorded = [weight.grad for weight in self.model.parameters()]
 
@@ -100,7 +100,7 @@ def test_recorded_is_plain_on_a_gpu() -> None:
     def loss(given: Tensor, wanted: Tensor) -> Tensor:
         return F.mse_loss(model(given), wanted)
 
-    recorded = RecordedGradients(model, loss, CudaRecorder(torch.device("cuda")))
+    recorded = RecordedGradients(model, loss, CudaGraphCapturer(torch.device("cuda")))
     found, expected = trajectory(model, recorded, "cuda"), trajectory(plain, plainly(plain), "cuda")
     assert found == pytest.approx(expected, rel=1e-5)
 

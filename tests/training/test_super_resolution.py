@@ -13,7 +13,7 @@ from safetensors import safe_open
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import evaluate, find_pairs
 from redline.models.drct import Drct, load_drct
-from redline.nn import Choosing, WindowAttention
+from redline.nn import SwitchableModule, WindowAttention
 from redline.training.bundled import CONFIGS
 from redline.training.loop import Progress, train
 from redline.training.model_card import rounded, write_result
@@ -181,7 +181,9 @@ def test_it_learns_to_beat_bicubic(tmp_path: Path, settings: DrctTraining) -> No
 def test_on_a_cpu_scores_are_those_of_the_plain_operations(tmp_path: Path, settings: DrctTraining) -> None:
     """And who trains with which kernels may change on the way."""
     task = DrctTask(settings, CPU)
-    assert {module.implementation for module in task.model.modules() if isinstance(module, Choosing)} == {"reference"}
+    assert {module.implementation for module in task.model.modules() if isinstance(module, SwitchableModule)} == {
+        "reference"
+    }
     plain = DrctTask(replace(settings, loop=replace(settings.loop, fused_ops=False, compile=False)), CPU)
     assert plain.identity == task.identity
 
@@ -198,7 +200,9 @@ def test_fused_ops_give_the_gradients_of_plain_ones(precision: str, compiled: bo
     for fused in (False, True):
         chosen = replace(loop, fused_ops=fused, compile=compiled and fused)
         task = DrctTask(replace(settings, model=model, loop=chosen), gpu)
-        used = {module.chosen() for module in task.model.modules() if isinstance(module, WindowAttention)}
+        used = {
+            module.active_implementation() for module in task.model.modules() if isinstance(module, WindowAttention)
+        }
         assert used == {"triton" if fused else "reference"}
         random = torch.Generator().manual_seed(3)
         with torch.no_grad():  # as it starts, nothing of the body reaches the output

@@ -151,7 +151,7 @@ def test_one_graph_serves_all_tiles(pictures: list[Path], tmp_path: Path) -> Non
     assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in pictures], using))
     assert using._fast is not None
     tally = using._fast.job.evidence["cuda_graph"]
-    assert tally.graphs == 1 and tally.replays > 10 and not tally.unrecorded
+    assert tally.graphs == 1 and tally.replays > 10 and not tally.uncaptured
 
 
 class Hungry(nn.Module):
@@ -235,7 +235,7 @@ def test_a_graph_for_each_of_two_shapes(tmp_path: Path) -> None:
     assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in sources], using))
     assert using._fast is not None
     tally = using._fast.job.evidence["cuda_graph"]
-    assert tally.graphs == 2 and tally.replays > 10 and not tally.unrecorded
+    assert tally.graphs == 2 and tally.replays > 10 and not tally.uncaptured
     plain = Enlarger(network, Plan(), "cuda:0", tiling, 2)
     assert not any(o.error for o in run([Task(path, tmp_path / "exact" / path.name) for path in sources], plain))
     for path in sources:

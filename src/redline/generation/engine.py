@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import CudaRecorder, Recorder
+from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import MachineError, ModelError, RedlineError
 from redline.generation.language_model import LanguageModel, Remembering, Repeating
 from redline.generation.planned import PlannedModel
@@ -53,7 +53,7 @@ class InferenceEngine:
         graph: bool | None = None,
         chunk: int | None = None,
         vocabulary: int | None = None,
-        recorder: Recorder | None = None,
+        recorder: GraphCapturer | None = None,
     ) -> None:
         if chunk is not None and chunk < 1:
             raise RedlineError(f"a prompt is taken in by chunks of 1 token or more, not {chunk}.")
@@ -147,7 +147,7 @@ class InferenceEngine:
         recorder = self.recorder
         if recorder is None and self.records:
             # Each with memory of its own: that of a recording which is gone cannot be recorded into.
-            recorder = CudaRecorder(self.device)
+            recorder = CudaGraphCapturer(self.device)
         session = Session(self.model, batch, room, sampling, self.vocabulary, self.device, recorder)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

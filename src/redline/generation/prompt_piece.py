@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import Recorder
+from redline.cuda_graphs import GraphCapturer
 from redline.generation.language_model import Repeating, ValuedCache
 
 
@@ -17,7 +17,13 @@ class PromptPiece:
     """For `tokens` of every row. What the rehearsals and the recording do to the cache is undone."""
 
     def __init__(
-        self, model: Repeating, cache: ValuedCache, batch: int, tokens: int, recorder: Recorder, device: torch.device
+        self,
+        model: Repeating,
+        cache: ValuedCache,
+        batch: int,
+        tokens: int,
+        recorder: GraphCapturer,
+        device: torch.device,
     ) -> None:
         self.tokens = tokens
         self._model, self._cache = model, cache
@@ -26,9 +32,9 @@ class PromptPiece:
         try:
             # The first makes what is made lazily, and shows the form of the logits: these are kept outside of the
             # recording's memory, which other recordings share.
-            self._logits_BV = torch.empty_like(recorder.rehearse(self._take_in))
-            recorder.rehearse(self._take_in)
-            self._replay = recorder.record(lambda: self._logits_BV.copy_(self._take_in()))[1]
+            self._logits_BV = torch.empty_like(recorder.warm_up(self._take_in))
+            recorder.warm_up(self._take_in)
+            self._replay = recorder.capture(lambda: self._logits_BV.copy_(self._take_in()))[1]
         finally:
             cache.restore(before)
 

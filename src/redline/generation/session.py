@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import Recorder
+from redline.cuda_graphs import GraphCapturer
 from redline.generation.language_model import Cache, LanguageModel, ValuedCache
 from redline.generation.planned import PlannedModel
 from redline.generation.prompt_piece import PromptPiece
@@ -38,7 +38,7 @@ class Session:
         sampling: Sampling,
         vocabulary: int,
         device: torch.device,
-        recorder: Recorder | None,
+        recorder: GraphCapturer | None,
     ) -> None:
         self.model, self.device, self._recorder = model, device, recorder
         self._piece: PromptPiece | None = None
@@ -57,8 +57,8 @@ class Session:
         self._step: Callable[[], object] = run
         if recorder is not None:
             for _ in range(_REHEARSALS):
-                recorder.rehearse(run)
-            self._step = recorder.record(run)[1]
+                recorder.warm_up(run)
+            self._step = recorder.capture(run)[1]
 
     @torch.no_grad()
     def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int, state: Any = None) -> None:

@@ -1,6 +1,6 @@
-"""Modules over `ops`, each with a plain implementation that is right and a fast one that agrees with it."""
+"""Modules built on `redline.ops`, each with a reference implementation and a fused one that agrees with it."""
 
-from redline.nn.choosing import Choosing
+from redline.nn.switchable import SwitchableModule
 from redline.nn.window_attention import WindowAttention
 
-__all__ = ["Choosing", "WindowAttention"]
+__all__ = ["SwitchableModule", "WindowAttention"]

@@ -1,6 +1,6 @@
-"""Causal attention with rotary positions, where several heads share one key and value head.
+"""Causal self-attention with rotary position embedding and grouped query heads.
 
-B: batch, S: tokens, W: width, H: heads, G: key and value heads, D: width of a head.
+B: batch, S: tokens, W: width, H: query heads, G: key and value heads, D: head dimension.
 """
 
 from typing import Protocol
@@ -8,23 +8,23 @@ from typing import Protocol
 from torch import Tensor
 
 from redline.nn.causal_attention import causal_attention
-from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
 from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
 from redline.nn.rope import RotaryTables
+from redline.nn.switchable import DispatchedModule
 from redline.ops.rope import rope
 
 
 class Past(Protocol):
-    """What a layer remembers of earlier calls: takes new keys and values in, and lets queries attend to all."""
+    """The key-value cache of a layer: stores new keys and values and attends to all of them."""
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor: ...
 
 
-class GroupedQueryAttention(Dispatched):
+class GroupedQueryAttention(DispatchedModule):
     op = "rope"
-    # Whether one token a row attends by the kernel made for it, where `implementation` lets kernels run.
+    # Whether decoding uses `ops.decode_attention`, if `implementation` allows kernels.
     fused_step: bool = True
 
     def __init__(
@@ -39,7 +39,7 @@ class GroupedQueryAttention(Dispatched):
         norm_eps: float | None = None,
         window: int | None = None,
     ) -> None:
-        """`norm_eps` adds norms of queries and keys; `window` is how far back a token sees, itself counted."""
+        """`norm_eps` enables RMSNorm of queries and keys. `window` is the number of tokens that a token sees."""
         super().__init__()
         self.heads, self.key_value_heads, self.head_dim, self.window = heads, key_value_heads, head_dim, window
         self.qkv = Linear(width, (heads + 2 * key_value_heads) * head_dim, bias=qkv_bias)
@@ -48,7 +48,7 @@ class GroupedQueryAttention(Dispatched):
         self.k_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
 
     def step_implementation(self, x: Tensor) -> str:
-        """How one token a row attends; a CPU's own fused attention is faster there than plain PyTorch."""
+        """Returns the implementation of decode attention. On CPUs PyTorch's attention is used."""
         return self.implementation if self.fused_step and x.is_cuda else "reference"
 
     def forward(
@@ -59,7 +59,7 @@ class GroupedQueryAttention(Dispatched):
         packing: Packing | None = None,
         past: Past | None = None,
     ) -> Tensor:
-        """With a past, it decides what is seen; otherwise each token sees those before it in its document."""
+        """Attends through `past` if given; otherwise each token sees the tokens before it in its document."""
         counts = [self.heads, self.key_value_heads, self.key_value_heads]
         split = self.qkv(x_BSW).unflatten(-1, (sum(counts), self.head_dim)).split(counts, dim=2)
         q_BSHD, k_BSGD, v_BSGD = split

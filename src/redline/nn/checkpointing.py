@@ -1,7 +1,7 @@
-"""Activations that are thrown away in the forward pass and computed again in the backward pass.
+"""Activation checkpointing: discards activations in the forward pass and recomputes them in the backward pass.
 
-`selective` keeps the results of the dear operations (products, convolutions, attention, memory) and computes only the
-cheap pointwise rest again.
+`selective` saves the results of expensive operations (matrix products, convolutions, attention, neural memory) and
+recomputes only the cheap pointwise ones.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 GRANULARITIES = ("block", "layer", "selective")
 
-# The operations whose results are worth their memory: everything else is pointwise or a small reduction. Our own are
-# named as their triton.py registers them, which is not imported here: only a GPU needs it.
-DEAR = (
+# Operations whose results are worth their memory; all others are pointwise or small reductions. The ops of redline are
+# listed by the names that their triton.py registers, which is not imported here because only a GPU needs it.
+EXPENSIVE_OPS = (
     "mm",
     "addmm",
     "bmm",
@@ -42,19 +42,19 @@ DEAR = (
 )
 
 
-def recomputed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
-    """The function's result; what it computed on the way is not kept for the gradient."""
+def checkpointed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
+    """Calls the function without saving its intermediate activations for the backward pass."""
     if not torch.is_grad_enabled():
         return function(*args)
     if selective:
-        return checkpoint(function, *args, use_reentrant=False, context_fn=_keeping_dear_results)
+        return checkpoint(function, *args, use_reentrant=False, context_fn=_selective_contexts)
     return checkpoint(function, *args, use_reentrant=False)
 
 
-def _keeping_dear_results() -> Any:
+def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     name = operation.name().removeprefix("aten::").partition(".")[0]
-    return CheckpointPolicy.MUST_SAVE if name in DEAR else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if name in EXPENSIVE_OPS else CheckpointPolicy.PREFER_RECOMPUTE

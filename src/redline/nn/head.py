@@ -1,4 +1,4 @@
-"""The output layer of a language model: hidden states to logits, or straight to the loss, which keeps none of them."""
+"""The output layer of a language model, with a fused loss that does not store the logits."""
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ class Head(Linear):
         z_loss: float = 0.0,
         reduction: str = "mean",
     ) -> Tensor:
-        """Cross-entropy of the targets, whose shape is that of the hidden states without their width."""
+        """Returns the cross-entropy of the targets, whose shape is that of `hidden` without the last dimension."""
         return linear_cross_entropy(
             hidden.reshape(-1, self.in_features),
             self.weight,

@@ -1,4 +1,4 @@
-"""A linear layer that multiplies a few rows, as decoding does, by a kernel made for reading weights once."""
+"""A linear layer that uses a dedicated kernel for the few rows of decoding."""
 
 from typing import Any
 
@@ -6,28 +6,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.nn.choosing import Choosing
+from redline.nn.switchable import SwitchableModule
 from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
 from redline.ops.small_matmul.tiles import ALIGNED_BYTES, LARGEST_ROWS, LARGEST_UNALIGNED_ROWS
 
-# What the kernels take; from there on the library's own products are the better ones.
+# The most rows for which the kernels are tried.
 _MOST_ROWS = 16
 _MOST_ROWS_OF_INT8 = 64
 
 
-class Linear(nn.Linear, Choosing):
-    """`nn.Linear` in names and arithmetic, so that what quantizes linear layers finds it.
+class Linear(nn.Linear, SwitchableModule):
+    """A subclass of `nn.Linear`, so that tools that quantize linear layers find it.
 
-    `auto` takes the kernel for few rows where `small_matmul/tiles.py` says that it is faster, `triton` wherever it can.
-    A weight that torchao has made int8 is read as it is stored, where torchao alone would first make it whole.
+    `auto` uses the kernel for few rows where `small_matmul/tiles.py` lists it as faster, `triton` wherever it is
+    supported. A weight that torchao has quantized to int8 is read as int8; torchao alone would dequantize it first.
     """
 
-    # The numbers of an int8 weight, and its parts.
-    _known: tuple[Tensor, tuple[Tensor, Tensor] | None] | None = None
+    # The int8 data of the weight and the result of `int8_parts` for it.
+    _int8_cache: tuple[Tensor, tuple[Tensor, Tensor] | None] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.implementation != "reference" and self._is_on_its_own(input):
+        if self.implementation != "reference" and self._kernels_allowed(input):
             rows = input.numel() // self.in_features
             product = None
             if 0 < rows <= _MOST_ROWS and type(self.weight) is nn.Parameter and self.weight.dtype == input.dtype:
@@ -41,27 +41,30 @@ class Linear(nn.Linear, Choosing):
     def _rows(self, x: Tensor) -> Tensor:
         return x.reshape(-1, self.in_features)
 
-    def _is_on_its_own(self, x: Tensor) -> bool:
-        """On a GPU, and neither for a gradient nor in a dtype that somebody else chooses."""
+    def _kernels_allowed(self, x: Tensor) -> bool:
+        """Returns whether x is on a GPU and neither gradients nor autocast are enabled."""
         return x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
     def _int8(self) -> tuple[Tensor, Tensor] | None:
-        """Looked at once, by `pack` or the first rows: whether zero is zero is asked of the device, and neither a
-        recorded step nor a compiler may ask."""
+        """Returns the cached parts of an int8 weight.
+
+        Computing them synchronizes with the device, which is impossible during CUDA graph capture and tracing, so
+        `pack` or the first call does it.
+        """
         numbers = None if type(self.weight) is nn.Parameter else getattr(self.weight, "qdata", None)
         if numbers is None:
             return None
-        # Not by the weight itself, whose inside torch exchanges when it moves a module.
-        if self._known is None or self._known[0] is not numbers:
+        # The cache key is not the weight, because torch replaces its data in place when a module moves.
+        if self._int8_cache is None or self._int8_cache[0] is not numbers:
             if torch.compiler.is_compiling():
                 return None
-            self._known = numbers, int8_parts(self.weight)
-        return self._known[1]
+            self._int8_cache = numbers, int8_parts(self.weight)
+        return self._int8_cache[1]
 
     def pack(self, device: torch.device) -> None:
         self._int8()
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         if self.implementation == "reference" or not self.weight.is_cuda:
             return "torch"
         if self._int8() is not None:
@@ -75,9 +78,9 @@ class Linear(nn.Linear, Choosing):
 
 
 def int8_parts(weight: Any) -> tuple[Tensor, Tensor] | None:
-    """The int8 numbers and the fp32 scale of each output of a weight that torchao quantized; none of any other.
+    """Returns the int8 data and the fp32 scale per output of a weight that torchao quantized, or None.
 
-    None either where inputs are quantized too, or where zero is not stored as zero.
+    Returns None also if the activations are quantized too, or if the quantization is not symmetric.
     """
     numbers, scale, zero = (getattr(weight, name, None) for name in ("qdata", "scale", "zero_point"))
     if not isinstance(numbers, Tensor) or not isinstance(scale, Tensor) or numbers.dtype != torch.int8:

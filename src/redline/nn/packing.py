@@ -1,8 +1,8 @@
-"""Where the documents lie in rows of tokens that hold several: what attention must not cross.
+"""The document boundaries of packed sequences, which attention must not cross.
 
-A row of a packed batch holds documents one after the other. Attention stays inside a document, and positions begin
-anew in each. `Packing` holds what the attention kernels want to know of it. Counting the documents means waiting for
-the device, so it is best made on the host, where the batch is put together, and moved with it.
+A row of a packed batch holds several documents one after the other. Attention stays inside a document, and positions
+restart in each. `Packing` holds what the attention kernels need. Counting the documents synchronizes with the device,
+so create it on the host together with the batch, and move both.
 
 B: batch, S: tokens in a row.
 """
@@ -19,10 +19,10 @@ _LEAST_BORDERS = 16
 
 @dataclass(frozen=True)
 class Packing:
-    """Documents by number, by position inside, and by their borders in all rows laid end to end.
+    """The document index and the position of each token, and the boundaries of documents in the concatenated rows.
 
-    `borders` is filled up with empty documents to a power of two: a compiled model sees few sizes of it. Where every
-    row is one document nothing is filled up, so that its size, which the host knows, tells these batches apart.
+    `borders` is padded with empty documents to a power of two, so that a compiled model sees few sizes of it. If every
+    row is one document it is not padded, so its size, which the host knows, identifies such batches.
     """
 
     documents_BS: Tensor
@@ -31,10 +31,10 @@ class Packing:
 
     @classmethod
     def of(cls, documents_BS: Tensor) -> "Packing":
-        """From a number for each token; a new document begins where it changes, and in every row."""
+        """Creates it from document indices. A new document starts where the index changes, and in each row."""
         if documents_BS.ndim != 2 or documents_BS.is_floating_point():
             raise ModelError(
-                f"documents are whole numbers of shape (batch, tokens), not {documents_BS.dtype} of shape "
+                f"Packing: documents_BS must be integers of shape (batch, tokens), not {documents_BS.dtype} of shape "
                 f"{tuple(documents_BS.shape)}."
             )
         length = documents_BS.shape[1]
@@ -47,7 +47,7 @@ class Packing:
         size = len(found) if whole else max(_LEAST_BORDERS, 1 << len(found).bit_length())
         borders = torch.full((size + 1,), documents_BS.numel(), dtype=torch.int32, device=documents_BS.device)
         borders[: len(found)] = found
-        # A number that comes again later in the row is another document: numbered anew, equal means the same.
+        # An index that occurs again later in the row is another document, so documents are renumbered.
         return cls(begins.cumsum(dim=1), index - starts, borders)
 
     def to(self, device: torch.device | str) -> "Packing":
@@ -56,10 +56,10 @@ class Packing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row is one document, so that nothing keeps tokens apart."""
+        """Whether every row is one document, so that attention needs no boundaries."""
         return self.borders.shape[0] == self.documents_BS.shape[0] + 1
 
     @property
     def same_BSS(self) -> Tensor:
-        """Whether two tokens of a row are of one document."""
+        """Whether two tokens of a row are in the same document."""
         return self.documents_BS[:, :, None] == self.documents_BS[:, None, :]

@@ -1,14 +1,14 @@
-"""Root-mean-square norm, with the addition that comes before it in a residual stream."""
+"""RMSNorm, optionally fused with the residual addition before it."""
 
 import torch
 from torch import Tensor, nn
 
-from redline.nn.dispatched import Dispatched
+from redline.nn.switchable import DispatchedModule
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 
 
-class RMSNorm(Dispatched):
-    op = "RMSNorm"
+class RMSNorm(DispatchedModule):
+    op = "rms_norm"
 
     def __init__(self, width: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -19,11 +19,11 @@ class RMSNorm(Dispatched):
         return rms_norm(x, self.weight, self.eps, self.implementation)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The norm of the sum, and the sum; without a residual the sum is x itself."""
+        """Returns the norm of x + residual and the sum. Without a residual the sum is x."""
         if residual is None:
             return self(x), x
         if torch.is_autocast_enabled(x.device.type):
-            # Branches come in half precision; what they are added to stays as exact as it was.
+            # Under autocast x is in half precision, and the residual keeps its own precision.
             x = x.to(residual.dtype)
         return add_rms_norm(x, residual, self.weight, self.eps, self.implementation)
 

@@ -1,6 +1,6 @@
-"""The tables of rotary positions, which stay in fp32 whatever a model is converted to.
+"""The tables of rotary position embedding, which stay in fp32 when a model is converted to another dtype.
 
-At position 100,000 a bf16 angle is off by whole turns, and a bf16 cosine by half a percent; the tables cost little.
+At position 100,000 a bf16 angle is off by full rotations, and a bf16 cosine by half a percent. The tables are small.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from redline.ops.rope import Scaling, rope_tables
 
 
 class RotaryTables(nn.Module):
-    """`cos` and `sin` for every position up to `length`, half as wide as a head."""
+    """`cos` and `sin` of every position up to `length`, each (length, head_dim / 2)."""
 
     cos: Tensor
     sin: Tensor
@@ -29,7 +29,7 @@ class RotaryTables(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryTables":
-        """Follows the model to another device, but not to another dtype, and comes filled out of `to_empty`."""
+        """Moves the tables to another device, but keeps them fp32, and fills them after `to_empty`."""
         before = self.cos
         super()._apply(fn, recurse)
         after: Any = self.cos
@@ -38,7 +38,7 @@ class RotaryTables(nn.Module):
         return self
 
     def rows(self, count: int | None) -> tuple[Tensor, Tensor]:
-        """The first rows of both, or all, to be picked from by position."""
+        """Returns the first `count` rows of both tables, or all rows."""
         return self.cos[:count], self.sin[:count]
 
     def extra_repr(self) -> str:

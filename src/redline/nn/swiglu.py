@@ -1,14 +1,14 @@
-"""The gated MLP of Llama: down(silu(gate) · up), with gate and up in one product."""
+"""The gated MLP of Llama: down(silu(gate) · up), with one matrix product for gate and up."""
 
 from torch import Tensor
 
-from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
+from redline.nn.switchable import DispatchedModule
 from redline.ops.swiglu import packed_swiglu
 
 
-class SwiGLU(Dispatched):
-    op = "SwiGLU"
+class SwiGLU(DispatchedModule):
+    op = "swiglu"
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

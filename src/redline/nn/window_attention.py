@@ -1,13 +1,13 @@
-"""Attention inside windows, with a learned bias by relative position, on tokens (B, H, W, C)."""
+"""Swin window attention on tokens (B, H, W, C), with a learned relative position bias."""
 
 import torch
 from torch import Tensor, nn
 
-from redline.nn.choosing import Choosing
-from redline.ops.window_attention import fastest, window_attention
+from redline.nn.switchable import SwitchableModule
+from redline.ops.window_attention import auto_implementation, window_attention
 
 
-class WindowAttention(Choosing):
+class WindowAttention(SwitchableModule):
     def __init__(self, width: int, heads: int, window: int, shift: int) -> None:
         super().__init__()
         self.window, self.shift = window, shift
@@ -20,9 +20,9 @@ class WindowAttention(Choosing):
         qkv, table = self.qkv(tokens), self.relative_position_bias_table
         return self.proj(window_attention(qkv, table, self.window, self.shift, self.implementation))
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         if self.implementation != "auto":
             return self.implementation
         table = self.relative_position_bias_table
         some = table.new_zeros((1, self.window, self.window, 3 * self.proj.out_features))
-        return fastest(some, table, self.window)
+        return auto_implementation(some, table, self.window)

@@ -1,4 +1,4 @@
-"""Which implementation of an operator runs: the Triton kernels where they can, else plain PyTorch, never in silence."""
+"""Chooses the implementation of an op: Triton kernels where they are supported, otherwise plain PyTorch."""
 
 import warnings
 from collections.abc import Callable
@@ -14,38 +14,39 @@ _TRITON_INSTALLED = find_spec("triton") is not None
 
 def choose(
     op: str,
-    asked: str,
+    requested: str,
     device: torch.device,
     why_not: Callable[[], str],
     implementations: tuple[str, ...] = IMPLEMENTATIONS,
-    otherwise: str = "reference",
+    fallback: str = "reference",
 ) -> str:
-    """The implementation to run; a wish that cannot be met is refused, and a GPU that takes the slow path says so.
+    """Returns the implementation to run.
 
-    `why_not` says why the kernels cannot take the input, or nothing; it is asked only where Triton is installed, so
-    that it may import them. `otherwise` is what `auto` takes where they cannot.
+    `auto` takes Triton on a CUDA device, and `fallback` elsewhere. If the kernels do not support an input on a CUDA
+    device, `auto` warns and takes `fallback`, and `triton` raises a MachineError. `why_not` returns the reason, or an
+    empty string; it is called only if Triton is installed, so it may import Triton.
     """
-    if asked not in implementations:
-        raise ModelError(f"{op} has no implementation {asked!r}: it has {', '.join(implementations)}.")
-    if asked not in ("auto", "triton"):
-        return asked
-    if asked == "auto" and device.type != "cuda":
-        return otherwise
-    reason = why_not() if _TRITON_INSTALLED else "it is not installed: pip install triton"
+    if requested not in implementations:
+        raise ModelError(f"{op}: unknown implementation {requested!r} (supported: {', '.join(implementations)}).")
+    if requested not in ("auto", "triton"):
+        return requested
+    if requested == "auto" and device.type != "cuda":
+        return fallback
+    reason = why_not() if _TRITON_INSTALLED else "Triton is not installed (pip install triton)"
     if not reason:
         return "triton"
-    if asked == "triton":
-        raise MachineError(f"{op} by Triton cannot run: {reason}.")
-    warn_once_traced(f"{op} runs as plain PyTorch, which is slower, because Triton cannot: {reason}.")
-    return otherwise
+    if requested == "triton":
+        raise MachineError(f"{op}: the Triton kernels cannot run: {reason}.")
+    warn_once_traced(f"{op}: falling back to plain PyTorch, which is slower: {reason}.")
+    return fallback
 
 
-def warn_once_traced(sentence: str) -> bool:
-    """A warning in the name of whoever called the operator, under a compiler too."""
-    warnings.warn(sentence, stacklevel=4)
+def warn_once_traced(message: str) -> bool:
+    """Warns on behalf of the op's caller. Under torch.compile the warning is issued once, while tracing."""
+    warnings.warn(message, stacklevel=4)
     return True
 
 
-# A compiler runs it while it traces, and leaves it out of its graph: torch.compiler.assume_constant_result does just
-# this, but loads the whole compiler for it.
+# Dynamo calls the function while it traces and leaves it out of the graph. torch.compiler.assume_constant_result sets
+# the same attribute, but imports the whole compiler.
 vars(warn_once_traced)["_dynamo_marked_constant"] = True

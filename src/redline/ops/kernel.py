@@ -1,81 +1,102 @@
-"""What every Triton kernel's host side needs: whether it can run here, how wide the device is, and a launch on it."""
+"""Host-side helpers of every Triton kernel: device support, device limits, contiguity, block sizes and launches."""
 
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+T = TypeVar("T")
 Argument = Tensor | TensorDescriptor | float | None
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED: bool = knobs.runtime.interpret
 
 _COMPUTE_CAPABILITY = 8
-# From Hopper on, a unit of its own copies blocks of memory that a descriptor describes.
+# Hopper and newer GPUs have a tensor memory accelerator, which copies blocks of memory by descriptor.
 _DESCRIPTORS_FROM = 9
 _INTERPRETED_PROCESSORS = 2
 
 
 def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
-    """Why no kernel can take this tensor, or nothing."""
+    """Returns why no kernel supports this tensor, or an empty string."""
     if not (tensor.is_cuda or INTERPRETED):
-        return f"it needs a CUDA device, and the input is on {tensor.device.type}"
+        return f"a CUDA device is required, and the input is on {tensor.device.type}"
     if tensor.dtype not in dtypes:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        return f"it takes {names}, not {str(tensor.dtype).removeprefix('torch.')}"
+        return f"unsupported dtype {str(tensor.dtype).removeprefix('torch.')} (supported: {names})"
     if INTERPRETED and tensor.dtype == torch.bfloat16:
-        return "Triton's interpreter cannot compute in bf16"
+        return "Triton's interpreter does not support bfloat16"
     if not tensor.numel():
         return "the input is empty"
-    # A compiler that traces this call has asked the same already, and cannot ask here.
+    # The compute capability cannot be queried while a compiler traces; eager calls have checked it.
     if tensor.is_cuda and not torch.compiler.is_compiling():
         major, minor = torch.cuda.get_device_capability(tensor.device)
         if major < _COMPUTE_CAPABILITY:
-            return f"it needs compute capability {_COMPUTE_CAPABILITY}.0, and this device has {major}.{minor}"
+            return f"compute capability {_COMPUTE_CAPABILITY}.0 is required, and this device has {major}.{minor}"
     return ""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Argument, **constants: object) -> None:
-    """Runs the kernel on the device of its first argument: Triton itself takes the current one."""
+    """Launches the kernel on the device of its first argument. Triton alone would use the current device."""
     tensor = arguments[0]
     assert isinstance(tensor, Tensor)
     with torch.cuda.device_of(tensor):
         kernel[grid](*arguments, **constants)
 
 
+def empty_like(x: Tensor) -> Tensor:
+    """Returns an uninitialized contiguous tensor with the shape, dtype and device of x, whatever the strides of x."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """Returns x, copied only if its last dimension is not contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
 def dot_precision(dtype: torch.dtype) -> str:
-    """How products are taken: three of halves of fp32's numbers have its accuracy on tensor cores."""
+    """Returns `input_precision` of tl.dot: three TF32 products have the accuracy of fp32 on tensor cores."""
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
 def processors(tensor: Tensor) -> int:
-    """How many programs the device of this tensor runs side by side at the least."""
+    """Returns the number of multiprocessors of the tensor's device."""
     if not tensor.is_cuda:
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
 def has_descriptors(tensor: Tensor) -> bool:
-    """Whether the device of this tensor reads and writes blocks by descriptors in hardware."""
+    """Returns whether the tensor's device reads and writes blocks by descriptors in hardware."""
     return not tensor.is_cuda or torch.cuda.get_device_capability(tensor.device)[0] >= _DESCRIPTORS_FROM
 
 
 def shared_bytes(tensor: Tensor) -> int:
-    """How much shared memory a program may have on the device of this tensor."""
+    """Returns how much shared memory one program may use on the tensor's device."""
     if not tensor.is_cuda:
         return sys.maxsize
     return torch.cuda.get_device_properties(tensor.device).shared_memory_per_block_optin
 
 
 def pieces(size: int) -> tuple[int, int]:
-    """The power of two and the smaller one that a block of this many numbers is taken in; 0 where one is enough."""
+    """Splits a dimension into two power-of-two blocks that cover it; the second is 0 if one block is no larger."""
     first = padded(size) // 2
     rest = padded(size - first) if size > first else first
     return (2 * first, 0) if rest >= first else (first, rest)
 
 
+def tiles_up_to(choices: Mapping[int, T], size: int) -> T:
+    """Returns the choice with the smallest key that is at least `size`."""
+    return choices[min(key for key in choices if key >= size)]
+
+
 def padded(size: int, least: int = 16) -> int:
-    """The power of two that a block of this many numbers takes."""
+    """Returns the power of two that a block of this size is padded to, at least `least`."""
     return max(least, 1 << (size - 1).bit_length())

@@ -1,6 +1,6 @@
-"""Random arguments for every operator, by name, on torch's default device; the default sizes are those of models.
+"""Random arguments for every op, on torch's default device. The default sizes are those of real models.
 
-Each function takes the dtype of the activations and the sizes, and returns the operator's keyword arguments.
+Each function has the name of an op, takes the dtype of the activations and sizes, and returns keyword arguments.
 """
 
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops.causal_attention import Far
-from redline.ops.fused_linear import parts_of
+from redline.ops.fused_linear import moment_parts
 from redline.ops.memory_step import Learned, Projected
 from redline.ops.rope import rope_tables
 from redline.ops.slot_write import Slots
 from redline.ops.titans_memory import TitansState
-from redline.ops.window_attention import spread
+from redline.ops.window_attention import expand_bias_table
 
 Arguments = dict[str, Any]
 
@@ -23,8 +23,8 @@ Arguments = dict[str, Any]
 def causal_attention(
     dtype: torch.dtype, tokens: int = 130, heads: int = 4, shared: int = 2, dim: int = 64, with_far: bool = False
 ) -> Arguments:
-    q, far_q = _several(2, dtype, tokens, heads, dim)
-    k, v, far_k = _several(3, dtype, tokens, shared, dim)
+    q, far_q = _normals(2, dtype, tokens, heads, dim)
+    k, v, far_k = _normals(3, dtype, tokens, shared, dim)
     first = torch.zeros(tokens, dtype=torch.int32)
     near = (torch.arange(tokens, dtype=torch.int32) - 50).clamp_min(0)
     far = Far(far_q, far_k, _normal(torch.float32, tokens), first) if with_far else None
@@ -57,8 +57,8 @@ def cross_entropy(
 def decode_attention(
     dtype: torch.dtype, rows: int = 2, heads: int = 8, groups: int = 2, dim: int = 64, ring: int = 200
 ) -> Arguments:
-    k, v = _several(2, dtype, rows, groups, dim)
-    keys, values = _several(2, dtype, rows, ring, groups, dim)
+    k, v = _normals(2, dtype, rows, groups, dim)
+    keys, values = _normals(2, dtype, rows, ring, groups, dim)
     new = {"q_BHD": _normal(dtype, rows, heads, dim), "k_BGD": k, "v_BGD": v}
     held = {"keys_BCGD": keys, "values_BCGD": values, "lengths_B": torch.full((rows,), ring // 2)}
     return new | held | {"ring": ring}
@@ -70,19 +70,19 @@ def fused_linear(
     channels: int = 184,
     columns: int = 552,
     normalized: bool = True,
-    around: bool = False,
+    with_epilogue: bool = False,
     activation: str = "gelu",
 ) -> Arguments:
-    """`around` adds a residual, and asks for the moments of what is written."""
+    """`with_epilogue` adds a residual and computes the moments of the result."""
     weight = _normal(dtype, columns, channels)
     given: Arguments = {"x_MK": _normal(dtype, rows, channels), "weight_NK": weight, "bias_N": _normal(dtype, columns)}
     given |= {"out_MN": torch.empty(rows, columns, dtype=dtype), "activation": activation}
     if normalized:
         given |= {"moments_P2M": _normal(torch.float32, 1, 2, rows).abs(), "weight_sums_N": weight.float().sum(1)}
         given["channels"] = channels
-    if around:
+    if with_epilogue:
         given |= {"residual_MN": _normal(dtype, rows, columns), "share": 0.2}
-        given["new_moments_P2M"] = torch.empty(parts_of(columns), 2, rows)
+        given["new_moments_P2M"] = torch.empty(moment_parts(columns), 2, rows)
     return given
 
 
@@ -93,7 +93,7 @@ def fused_mlp(
     weights = {"inner_HK": inner, "outer_NJ": outer, "inner_sums_H": inner.float().sum(1)}
     biases = {"inner_bias_H": _normal(dtype, hidden), "outer_bias_N": _normal(dtype, columns)}
     moments = {"moments_P2M": _normal(torch.float32, 1, 2, rows).abs(), "channels": channels}
-    moments["new_moments_P2M"] = torch.empty(parts_of(columns), 2, rows)
+    moments["new_moments_P2M"] = torch.empty(moment_parts(columns), 2, rows)
     rest = {"activation": "leaky_relu", "residual_MN": _normal(dtype, rows, columns) if columns > 32 else None}
     given = {"x_MK": _normal(dtype, rows, channels), "out_MN": torch.empty(rows, columns, dtype=dtype)}
     return given | weights | biases | moments | rest
@@ -103,7 +103,7 @@ def gated_delta_rule(
     dtype: torch.dtype, tokens: int = 130, heads: int = 2, keys: int = 64, values: int = 64, packed: bool = True,
     chunk: int = 64, batch: int = 1,
 ) -> Arguments:  # fmt: skip
-    q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _several(2, dtype, batch, tokens, heads, keys))
+    q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _normals(2, dtype, batch, tokens, heads, keys))
     g, beta = -torch.rand(batch, tokens, heads), torch.rand(batch, tokens, heads)
     given: Arguments = {"q_BSHK": q, "k_BSHK": k, "v_BSHV": _normal(dtype, batch, tokens, heads, values), "g_BSH": g}
     given |= {"beta_BSH": beta, "chunk": chunk}
@@ -114,18 +114,18 @@ def gated_delta_rule(
 
 
 def int8_matmul(dtype: torch.dtype, rows: int = 8, columns: int = 512, depth: int = 2048) -> Arguments:
-    x, w = _whole(rows, depth), _whole(columns, depth)
+    x, w = _int8(rows, depth), _int8(columns, depth)
     given = {"x_MK": x, "w_NK": w, "x_scale": torch.rand(rows), "w_scale_N": torch.rand(columns)}
     return given | {"bias_N": _normal(dtype, columns), "out_dtype": dtype}
 
 
 def weight_only_matmul(dtype: torch.dtype, rows: int = 1, columns: int = 512, depth: int = 2048) -> Arguments:
-    given = {"x_MK": _normal(dtype, rows, depth), "w_NK": _whole(columns, depth), "w_scale_N": torch.rand(columns)}
+    given = {"x_MK": _normal(dtype, rows, depth), "w_NK": _int8(columns, depth), "w_scale_N": torch.rand(columns)}
     return given | {"bias_N": _normal(dtype, columns)}
 
 
 def layer_norm_dropout_relu(dtype: torch.dtype, rows: int = 45, width: int = 768, p: float = 0.1) -> Arguments:
-    weight, bias = _several(2, dtype, width)
+    weight, bias = _normals(2, dtype, width)
     return {"x": _normal(dtype, rows, width), "weight": weight, "bias": bias, "p": p, "seed": 7}
 
 
@@ -141,9 +141,9 @@ def memory_step(
     dtype: torch.dtype, batch: int = 2, heads: int = 3, keys: int = 64, values: int = 64, taps: int = 4
 ) -> Arguments:
     channels = heads * (2 * keys + values)
-    decay, strength = _several(2, dtype, batch, heads)
+    decay, strength = _normals(2, dtype, batch, heads)
     token = Projected(_normal(dtype, batch, channels), decay, strength, _normal(dtype, batch, heads * values))
-    bias, rate = _several(2, dtype, heads)
+    bias, rate = _normals(2, dtype, heads)
     learned = Learned(_normal(dtype, taps, channels), bias, rate, _normal(dtype, values))
     state = _normal(torch.float32, batch, heads, keys, values)
     recent = _normal(dtype, batch, taps - 1, channels)
@@ -170,8 +170,8 @@ def rope(
 def slot_write(
     dtype: torch.dtype, batch: int = 2, slots: int = 512, tokens: int = 32, heads: int = 12, dim: int = 64
 ) -> Arguments:
-    key, value = _several(2, dtype, batch, tokens, heads, dim)
-    held = _several(2, dtype, batch, slots, heads, dim)
+    key, value = _normals(2, dtype, batch, tokens, heads, dim)
+    held = _normals(2, dtype, batch, slots, heads, dim)
     score, usage, age = (torch.rand(batch, slots) for _ in range(3))
     mass = torch.randint(5, (batch, slots)).float()
     offered = {"key_BCHD": key, "value_BCHD": value, "score_BC": torch.rand(batch, tokens)}
@@ -185,7 +185,7 @@ def small_matmul(dtype: torch.dtype, rows: int = 1, columns: int = 512, depth: i
 
 
 def swiglu(dtype: torch.dtype, rows: int = 5, width: int = 3000) -> Arguments:
-    gate, up = _several(2, dtype, rows, width)
+    gate, up = _normals(2, dtype, rows, width)
     return {"gate": gate, "up": up}
 
 
@@ -194,11 +194,11 @@ def packed_swiglu(dtype: torch.dtype, rows: int = 5, width: int = 3000) -> Argum
 
 
 def titans_memory(
-    dtype: torch.dtype, tokens: int = 130, heads: int = 2, keys: int = 64, values: int = 64, cut: bool = True,
+    dtype: torch.dtype, tokens: int = 130, heads: int = 2, keys: int = 64, values: int = 64, split: bool = True,
     chunk: int = 64, batch: int = 1,
 ) -> Arguments:  # fmt: skip
-    """`cut` gives a state and two documents, so that chunks do not begin where a multiple of `chunk` does."""
-    q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _several(2, dtype, batch, tokens, heads, keys))
+    """`split` adds a state and documents, so that chunks do not start at multiples of `chunk`."""
+    q, k = (F.normalize(one.float(), dim=-1).to(dtype) for one in _normals(2, dtype, batch, tokens, heads, keys))
     alpha, eta, theta = (torch.rand(batch, tokens, heads) for _ in range(3))
     given: Arguments = {
         "q_BSHK": q,
@@ -207,8 +207,8 @@ def titans_memory(
         "alpha_BSH": alpha,
     }
     given |= {"eta_BSH": eta, "theta_BSH": theta, "chunk": chunk}
-    if cut:
-        memory, momentum, anchor = _several(3, torch.float32, batch, heads, keys, values)
+    if split:
+        memory, momentum, anchor = _normals(3, torch.float32, batch, heads, keys, values)
         given["state"] = TitansState(memory, momentum, anchor, torch.full((batch,), 5, dtype=torch.int32))
         given["documents_BS"] = (torch.arange(tokens, dtype=torch.int32) // 50).expand(batch, tokens)
     return given
@@ -222,20 +222,20 @@ def window_attention(
     return {"qkv_BHW3C": qkv, "table_RH": table, "window": window, "shift": shift}
 
 
-def window_attention_spread(
+def window_attention_expanded(
     dtype: torch.dtype, windows: int = 1, head_dim: int = 30, heads: int = 6, window: int = 16, shift: int = 8
 ) -> Arguments:
     given = window_attention(dtype, windows, head_dim, heads, window, shift)
-    return {"qkv_BHW3C": given["qkv_BHW3C"], "bias_HRWW": spread(given["table_RH"], window), "shift": shift}
+    return {"qkv_BHW3C": given["qkv_BHW3C"], "bias_HRWW": expand_bias_table(given["table_RH"], window), "shift": shift}
 
 
 def _normal(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape).to(dtype)
 
 
-def _several(count: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
+def _normals(count: int, dtype: torch.dtype, *shape: int) -> list[Tensor]:
     return [_normal(dtype, *shape) for _ in range(count)]
 
 
-def _whole(*shape: int) -> Tensor:
+def _int8(*shape: int) -> Tensor:
     return torch.randint(-128, 128, shape).to(torch.int8)

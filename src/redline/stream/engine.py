@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CudaRecorder, Recorder
+from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
 from redline.stream.canvas import Canvas
@@ -57,7 +57,7 @@ class Engine:
         settings: Settings | None = None,
         *,
         cut_threshold: float | None = None,
-        recorder: Callable[[torch.device], Recorder] | None = None,
+        recorder: Callable[[torch.device], GraphCapturer] | None = None,
     ) -> None:
         self.model, self.busy_s, self.setup_s, self.recordings = model, 0.0, 0.0, 0
         self.copies_s = (0.0, 0.0)
@@ -65,9 +65,9 @@ class Engine:
         self.most_under_way = PLACES if model.device.type == "cuda" else 1
         self._settings, self._cut_threshold = settings or Settings(), cut_threshold
         cuda = model.device.type == "cuda"
-        self._make_recorder = recorder or (CudaRecorder if cuda else None)
+        self._make_recorder = recorder or (CudaGraphCapturer if cuda else None)
         self._computing = torch.cuda.Stream(model.device) if cuda else None
-        self._recorder: Recorder | None = None
+        self._recorder: GraphCapturer | None = None
         self._canvas: Canvas | None = None
         self._transfers: Transfers | None = None
         self._playing: dict[int, _Playing] = {}
@@ -98,7 +98,7 @@ class Engine:
             with self._on_stream():
                 self._canvas = Canvas(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
-                if isinstance(self._recorder, CudaRecorder) and self._computing is not None:
+                if isinstance(self._recorder, CudaGraphCapturer) and self._computing is not None:
                     # Libraries keep work spaces for each stream that they have met: one is enough.
                     self._recorder.stream = self._computing
                 self._transfers = self._make_transfers(self._canvas)
@@ -199,11 +199,11 @@ class Engine:
         # What rehearsals leave behind is no history of the stream.
         kept = [tensor.clone() for tensor in canvas.history]
         for _ in range(_REHEARSALS):
-            self._recorder.rehearse(draw)
+            self._recorder.warm_up(draw)
         for tensor, before in zip(canvas.history, kept, strict=True):
             tensor.copy_(before)
         try:
-            _, replay = self._recorder.record(draw)
+            _, replay = self._recorder.capture(draw)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

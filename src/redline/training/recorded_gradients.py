@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import Recorder
+from redline.cuda_graphs import GraphCapturer
 
 # Lazily made things (compiled kernels, work spaces) must be there before the recording.
 _REHEARSALS = 3
@@ -19,7 +19,7 @@ _REHEARSALS = 3
 class RecordedGradients:
     """Called with a batch of always the same shapes; leaves gradients on the model's weights."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], recorder: Recorder) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], recorder: GraphCapturer) -> None:
         self._model, self._loss, self._recorder = model, loss, recorder
         self._buffers: tuple[Tensor, ...] = ()
         self._gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -44,8 +44,8 @@ class RecordedGradients:
     def _record(self, batch: tuple[Tensor, ...]) -> None:
         self._buffers = tuple(tensor.clone() for tensor in batch)
         for _ in range(_REHEARSALS):
-            self._recorder.rehearse(self._pass)
-        self._result, self._replay = self._recorder.record(self._pass)
+            self._recorder.warm_up(self._pass)
+        self._result, self._replay = self._recorder.capture(self._pass)
         self._gradients = [(weight, weight.grad) for weight in self._model.parameters() if weight.grad is not None]
 
     def _pass(self) -> Tensor:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from redline.cuda_graphs import CudaRecorder
+from redline.cuda_graphs import CudaGraphCapturer
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.files.untrusted import read_toml, reader
 from redline.models.drct import Drct, DrctConfig
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
@@ -144,7 +144,7 @@ class DrctTask(Task):
         if settings.loop.fused_ops and device.type == "cuda":
             # Plain attention writes out every score, and once more on the way back.
             for module in model.modules():
-                if isinstance(module, Choosing):
+                if isinstance(module, SwitchableModule):
                     module.implementation = "auto"
         if settings.loop.compile:
             # Groups are alike, so that one compiled serves all of them.
@@ -178,7 +178,7 @@ class DrctTask(Task):
             return super().backward(step, part, arithmetic)
         self._choose_loss(step)
         if self._recorded is None:
-            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(self.device))
+            self._recorded = RecordedGradients(self.model, self._loss_of, CudaGraphCapturer(self.device))
         return self._recorded(*self.crops.batch(step))
 
     def penalties(self, step: int) -> tuple[str, ...]:

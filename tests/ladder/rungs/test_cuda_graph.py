@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.cuda_graphs import CudaRecorder, GraphedCallable, Tally, TrainingState, without_collection
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState, no_garbage_collection
 from redline.errors import PlanError, RungError
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
@@ -29,15 +29,15 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def reaches(self, tensors: list[Tensor]) -> bool:
+    def supports(self, tensors: list[Tensor]) -> bool:
         return all(t.device.type == "cpu" for t in tensors)
 
-    def rehearse(self, run: Callable[[], Any]) -> Any:
-        self.events.append("rehearse")
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        self.events.append("warm_up")
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        self.events.append("record")
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.events.append("capture")
         buffers: list[Tensor] = []
         real = torch.empty_like
 
@@ -72,8 +72,8 @@ class FakeRecorder:
         return 4096
 
 
-def graphed(function: Callable[..., Any], **options: Any) -> tuple[GraphedCallable, FakeRecorder, Tally]:
-    recorder, tally = FakeRecorder(), Tally()
+def graphed(function: Callable[..., Any], **options: Any) -> tuple[GraphedCallable, FakeRecorder, CaptureCounts]:
+    recorder, tally = FakeRecorder(), CaptureCounts()
     return GraphedCallable(function, recorder, tally, **options), recorder, tally
 
 
@@ -81,15 +81,15 @@ def inputs(seed: int, *shape: int) -> Tensor:
     return torch.randn(*(shape or (2, 3)), generator=torch.Generator().manual_seed(seed))
 
 
-def test_rehearsals_then_a_recording_then_replays() -> None:
-    run, recorder, tally = graphed(lambda x: x * 2, rehearsals=2)
+def test_warms_up_then_captures_then_replays() -> None:
+    run, recorder, tally = graphed(lambda x: x * 2, warmup_calls=2)
     for seed in range(3):
         assert torch.equal(run(inputs(seed)), inputs(seed) * 2)
-    assert recorder.events == ["rehearse", "rehearse", "record", "replay", "replay", "replay"]
-    assert (tally.graphs, tally.replays, tally.unrecorded) == (1, 3, 0)
+    assert recorder.events == ["warm_up", "warm_up", "capture", "replay", "replay", "replay"]
+    assert (tally.graphs, tally.replays, tally.uncaptured) == (1, 3, 0)
 
 
-def test_every_form_of_input_gets_a_graph_of_its_own() -> None:
+def test_every_input_signature_gets_its_own_graph() -> None:
     def function(x: Tensor, *rest: Any, **named: Any) -> Tensor:
         flat = pytree.tree_leaves((rest, named))
         return x.double() + sum(float(v.sum() if isinstance(v, Tensor) else v or 0) for v in flat)
@@ -115,7 +115,7 @@ def test_every_form_of_input_gets_a_graph_of_its_own() -> None:
     assert tally.replays == 2 * len(forms)
 
 
-def test_results_stay_what_they_were() -> None:
+def test_results_are_not_overwritten_by_later_calls() -> None:
     run, _, _ = graphed(lambda x: (x + 1, {"y": x * 2}))
     first = run(inputs(0))
     run(inputs(1))
@@ -144,14 +144,14 @@ def test_a_model_that_returns_its_input_does_not_give_its_buffer_away() -> None:
     assert torch.equal(first, inputs(0))
 
 
-def test_beyond_the_limit_calls_run_without_a_graph_and_say_so_once() -> None:
+def test_calls_beyond_the_limit_run_without_a_graph_and_warn_once() -> None:
     run, recorder, tally = graphed(lambda x: x + 1, limit=2)
     run(inputs(0, 1)), run(inputs(0, 2))
-    with pytest.warns(UserWarning, match="2 forms of input"):
+    with pytest.warns(UserWarning, match="2 input signatures"):
         assert torch.equal(run(inputs(0, 3)), inputs(0, 3) + 1)
     assert torch.equal(run(inputs(0, 4)), inputs(0, 4) + 1)
     assert torch.equal(run(inputs(1, 2)), inputs(1, 2) + 1)
-    assert (tally.graphs, tally.unrecorded) == (2, 2)
+    assert (tally.graphs, tally.uncaptured) == (2, 2)
 
 
 class Pair(NamedTuple):
@@ -166,31 +166,31 @@ def test_named_tuples_and_dicts_arrive_as_they_are() -> None:
         assert torch.equal(run(pair, {"by": 2.0}), pair.x - pair.y * 2)
 
 
-def test_inputs_that_a_graph_cannot_follow_are_refused() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     run, _, _ = graphed(lambda x, y=None: x)
     with pytest.raises(RungError, match="host memory"):
         run(torch.empty(2, device="meta"))
-    with pytest.raises(RungError, match="cannot be told apart"):
+    with pytest.raises(RungError, match="not hashable"):
         run(inputs(0), {1, 2})
 
 
-def test_a_call_that_cannot_be_recorded_is_one_sentence() -> None:
+def test_a_failed_capture_raises_one_sentence() -> None:
     run, recorder, _ = graphed(lambda x: x)
 
     def refuse(run: Callable[[], Any]) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing.\nmore lines")
 
-    recorder.record = refuse  # type: ignore[method-assign]
-    with pytest.raises(RungError, match=r"cannot be recorded: operation not permitted when stream is capturing\.$"):
+    recorder.capture = refuse  # type: ignore[method-assign]
+    with pytest.raises(RungError, match=r"cannot be captured: operation not permitted when stream is capturing\.$"):
         run(inputs(0))
 
 
-def test_the_way_to_a_replay_is_short() -> None:
-    recorder, tally = FakeRecorder(), Tally()
+def test_a_replay_has_little_overhead() -> None:
+    recorder, tally = FakeRecorder(), CaptureCounts()
     run = GraphedCallable(lambda x, y: x, recorder, tally, clone=False)
     x, y = inputs(0), inputs(1)
     run(x, y)
-    (recording,) = run.recordings.values()
+    (recording,) = run.graphs.values()
     recording.replay = lambda: None
     run(x, y)
     best = float("inf")
@@ -227,18 +227,18 @@ def training_job(model: nn.Module, optimizer: str) -> Job:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_rehearsals_of_a_training_step_leave_nothing_behind(optimizer: str) -> None:
+def test_warm_up_of_a_training_step_leaves_no_changes(optimizer: str) -> None:
     """The first call must be exactly one step: weights, running means, states and gradients."""
     torch.manual_seed(0)
     model = Net().train()
     batches = [inputs(seed, 5, 6) for seed in range(2)]
     eager = training_job(model, optimizer).finish()
     step = training_job(model, optimizer).finish()
-    recorder, tally = FakeRecorder(), Tally()
+    recorder, tally = FakeRecorder(), CaptureCounts()
     # Each rehearsal and the recording itself run for real here, as if nothing were undone by itself.
     run = GraphedCallable(step._step, recorder, tally, state=TrainingState(step.model, step.optimizer))
     assert torch.equal(run(batches[0]), eager(batches[0]))
-    assert recorder.events == ["rehearse", "rehearse", "rehearse", "record"]
+    assert recorder.events == ["warm_up", "warm_up", "warm_up", "capture"]
     for (name, seen), expected in zip(step.model.state_dict().items(), eager.model.state_dict().values(), strict=True):
         assert torch.equal(seen, expected), name
     for name, gradient in eager.gradients().items():
@@ -250,7 +250,7 @@ def test_rehearsals_of_a_training_step_leave_nothing_behind(optimizer: str) -> N
         )
 
 
-def test_a_learning_rate_that_is_a_number_is_part_of_the_form() -> None:
+def test_a_float_learning_rate_is_part_of_the_signature() -> None:
     step = training_job(Net(), "sgd").finish()
     state = TrainingState(step.model, step.optimizer)
     before = state.settings()
@@ -258,12 +258,12 @@ def test_a_learning_rate_that_is_a_number_is_part_of_the_form() -> None:
     assert state.settings() != before
 
 
-def test_each_recording_shows_its_own_gradients() -> None:
+def test_each_graph_exposes_its_own_gradients() -> None:
     run, _, _ = graphed(lambda x: x)
     parameter = nn.Parameter(torch.zeros(1))
     one, two = torch.ones(1), torch.full((1,), 2.0)
     run(inputs(0, 1)), run(inputs(0, 2))
-    first, second = run.recordings.values()
+    first, second = run.graphs.values()
     first.gradients, second.gradients = [(parameter, one)], [(parameter, two)]
     run(inputs(0, 1))
     assert parameter.grad is one
@@ -398,22 +398,22 @@ class Littering(nn.Linear):
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> None:
+def test_on_cuda_no_graph_is_destroyed_during_a_capture() -> None:
     model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
-    graphed = GraphedCallable(model, CudaRecorder(torch.device(GPU)), Tally())
+    graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), CaptureCounts())
     with torch.no_grad():
         assert relative_error(model(x), graphed(x)) < 1e-6
     assert not model.ring
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
+def test_on_cuda_a_graph_has_its_own_workspaces() -> None:
     """As after inductor's graphs: what cuBLAS had for scratch is dropped, and its place goes to others' numbers."""
-    recorder = CudaRecorder(torch.device(GPU))
+    recorder = CudaGraphCapturer(torch.device(GPU))
     # So deep that parts of a sum are added up by way of scratch memory.
     left, right = (torch.randn(shape, device=GPU, dtype=torch.bfloat16) for shape in ((64, 65536), (65536, 64)))
-    expected = recorder.rehearse(lambda: left @ right)
-    output, replay = recorder.record(lambda: left @ right)
+    expected = recorder.warm_up(lambda: left @ right)
+    output, replay = recorder.capture(lambda: left @ right)
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.stream(recorder.stream):
         others = [torch.ones(2**20, device=GPU) for _ in range(64)]
@@ -425,11 +425,11 @@ def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
     assert relative_error(expected, output) < 1e-2
 
 
-def test_nothing_is_collected_during_a_recording() -> None:
+def test_garbage_collection_is_disabled_during_a_capture() -> None:
     for wanted in (True, False):
         (gc.enable if wanted else gc.disable)()
         try:
-            with without_collection():
+            with no_garbage_collection():
                 assert not gc.isenabled()
             assert gc.isenabled() == wanted
         finally:
@@ -437,7 +437,7 @@ def test_nothing_is_collected_during_a_recording() -> None:
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_scheduler_is_followed() -> None:
+def test_on_cuda_a_learning_rate_schedule_is_followed() -> None:
     torch.manual_seed(0)
     model = Net().cuda().train()
     losses = []
@@ -470,7 +470,7 @@ def test_on_cuda_with_other_rungs(plan: str) -> None:
 
 
 @pytest.mark.gpu
-def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
+def test_on_cuda_a_synchronizing_call_is_refused() -> None:
     class Waits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -480,7 +480,7 @@ def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
             return x * self.weight if float(x.sum()) > 0 else x
 
     _, job = Plan.parse("cuda_graph").build(Job.of(Waits().cuda()), Machine.detect("cuda"))
-    with pytest.raises(RungError, match="cannot be recorded"):
+    with pytest.raises(RungError, match="cannot be captured"):
         job.finish()(inputs(0).to(GPU))
     # Random numbers can still be drawn, and no stream is left in a recording.
     assert torch.isfinite(torch.randn(8, device=GPU)).all()
@@ -495,5 +495,5 @@ def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
         ("bf16 + compile", "bf16 + compile + cuda_graph"),
     ],
 )
-def test_joining_a_plan_takes_the_compilers_own_graphs_away(before: str, after: str) -> None:
+def test_joining_a_plan_disables_the_graphs_of_compile(before: str, after: str) -> None:
     assert Plan.parse(before).with_rung(CudaGraph()) == Plan.parse(after)

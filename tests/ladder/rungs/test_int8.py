@@ -126,7 +126,7 @@ def test_old_weights_are_given_back() -> None:
 
 def test_our_layers_know_their_weight_before_a_compiler_comes() -> None:
     layer = Int8().apply(Job.of(nn.Sequential(Linear(64, 96)))).model[0]
-    assert layer._known is not None and layer._known[1] is not None
+    assert layer._int8_cache is not None and layer._int8_cache[1] is not None
 
 
 def test_no_global_setting_changes() -> None:

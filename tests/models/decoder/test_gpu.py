@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from redline.models.decoder import Decoder, DecoderConfig
-from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
+from redline.nn.switchable import SwitchableModule
 
 pytestmark = pytest.mark.gpu
 CONFIG = DecoderConfig(
@@ -32,7 +32,7 @@ def test_training_in_bf16_follows_the_cpu(implementation: str, compiled: bool) -
     model = Decoder(CONFIG)
     half = copy.deepcopy(model).to("cuda", torch.bfloat16)
     for module in half.modules():
-        if isinstance(module, Choosing):
+        if isinstance(module, SwitchableModule):
             module.implementation = implementation
     tokens, targets, documents = batch()
     expected = model.loss(tokens, targets, documents)

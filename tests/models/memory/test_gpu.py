@@ -147,7 +147,7 @@ def test_what_sees_a_window_is_said(
     config = replace(KINDS[kind], width=256, attention_every=1)
     mixer = TitanModel(config).to("cuda", dtype).blocks[0].mixer
     mixer.implementation = "auto"
-    assert (mixer.chosen(), len(recwarn)) == (taken, 0)
+    assert (mixer.active_implementation(), len(recwarn)) == (taken, 0)
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])

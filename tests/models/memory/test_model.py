@@ -14,8 +14,8 @@ from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_mem
 from redline.models.memory.neural_memory import NeuralMemory, NeuralState
 from redline.models.memory.passage import Passage
 from redline.models.memory.updates import Titans
-from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
+from redline.nn.switchable import SwitchableModule
 
 SMALL = TitanConfig(
     vocabulary=31,
@@ -76,7 +76,7 @@ def test_a_window_without_a_bank_takes_long_pieces_at_once(
 def test_every_linear_layer_knows_the_kernels_for_few_rows(kind: str) -> None:
     """Which is what decoding one token is."""
     layers = [module for module in built(KINDS[kind]).modules() if isinstance(module, torch.nn.Linear)]
-    assert len(layers) > 8 and all(isinstance(layer, Choosing) for layer in layers)
+    assert len(layers) > 8 and all(isinstance(layer, SwitchableModule) for layer in layers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -438,11 +438,11 @@ def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None
 
 
 def test_every_module_with_a_choice_says_what_it_takes() -> None:
-    modules = [module for module in built(SMALL).modules() if isinstance(module, Choosing)]
+    modules = [module for module in built(SMALL).modules() if isinstance(module, SwitchableModule)]
     assert {type(module).__name__ for module in modules} >= {"NeuralMemory", "RMSNorm", "SwiGLU", "Head"}
     for module in modules:
         module.implementation = "auto"
-        assert module.chosen()
+        assert module.active_implementation()
 
 
 def test_what_cannot_be() -> None:

@@ -172,8 +172,8 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
 def test_kernels_of_stretches_see_what_the_plain_form_does(
     window: int, banked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windowed, "stretches_are_faster", lambda *_: True)
-    monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
+    monkeypatch.setattr(windowed, "span_kernels_are_faster", lambda *_: True)
+    monkeypatch.setattr(causal_attention, "span_attention_op", reference_of_stretches)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
     query, key, value = (torch.randn(2, 90, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))

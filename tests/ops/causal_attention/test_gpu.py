@@ -1,4 +1,4 @@
-"""Causal attention's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests causal attention on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def test_agrees(
         [torch.randn(tokens, count, dim, device="cuda") for count in (heads, groups, groups)],
         dtype,
         "cuda",
-        # Shares are rounded before they are mixed, and again before they pull.
+        # Probabilities are rounded before the product with the values, and again in backward.
         roundings=None if dtype == torch.float32 else 4,
     )
 
@@ -40,7 +40,7 @@ def test_agrees(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("heads", "groups", "dim"), [(4, 4, 64), (8, 2, 128), (3, 1, 32), (2, 2, 16)])
 @pytest.mark.parametrize(("tokens", "mean", "segment"), [(1024, 10_000, 256), (1999, 170, 32), (1001, 300, 128)])
-def test_what_is_far_agrees(
+def test_far_keys_agree(
     agrees: Agrees, heads: int, groups: int, dim: int, tokens: int, mean: int, segment: int, dtype: torch.dtype
 ) -> None:
     first = documents(tokens, mean)
@@ -61,7 +61,7 @@ def test_what_is_far_agrees(
 
 
 @pytest.mark.parametrize("far", [False, True])
-def test_repeats(repeats: Callable[..., None], far: bool) -> None:
+def test_is_deterministic(repeats: Callable[..., None], far: bool) -> None:
     first, index = documents(4096, 500), torch.arange(4096, device="cuda", dtype=torch.int32)
     inputs = [
         torch.randn(4096, heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -76,7 +76,7 @@ def test_repeats(repeats: Callable[..., None], far: bool) -> None:
     )
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     low = documents(300, 100)
 
     def block(x: Tensor) -> Tensor:
@@ -94,11 +94,11 @@ def test_no_scores_are_stored() -> None:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(causal_attention(q, k, v, low), (q, k, v), torch.ones_like(q))
-    # What is mixed, its pull, three gradients, and two numbers for each head of a token.
+    # The output, its gradient, three gradients, and two values per head and token.
     assert torch.cuda.max_memory_allocated() - before < 5.5 * q.nbytes
     far = Far(q, k, torch.randn(65_536, device="cuda", requires_grad=True), low)
     near, before = torch.arange(65_536, device="cuda", dtype=torch.int32), torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(causal_attention(q, k, v, near, far=far), (q, k, v, far.bias_T), torch.ones_like(q))
-    # The same for what is far, until both are added up.
+    # The same for far keys.
     assert torch.cuda.max_memory_allocated() - before < 8 * q.nbytes

@@ -1,4 +1,4 @@
-"""The Triton kernels of causal attention: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of causal attention, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
-    """Documents that begin at these tokens, seen through a window."""
+    """Returns the lowest visible token for documents that start at these tokens, with a window."""
     index = torch.arange(tokens, device=DEVICE, dtype=torch.int32)
     starts = torch.zeros_like(index)
     for begin in begins:
@@ -32,7 +32,7 @@ def lowest(tokens: int, begins: tuple[int, ...], window: int | None) -> Tensor:
 
 
 def compare(agrees: Agrees, low: Tensor, sizes: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> None:
-    """The kernels with the reference; `sizes` are heads of queries, of keys, and channels."""
+    """Compares the kernels with the reference. `sizes` are query heads, key heads and channels."""
     heads, shared, dim = sizes
     agrees(
         lambda q, k, v: triton.causal_attention(q, k, v, low),
@@ -63,7 +63,7 @@ def compare_with_far(
     )
 
 
-# In tiles of 32 tokens: some end within a tile, some with it.
+# Tiles have 32 tokens: some sequences end inside a tile, some at its end.
 TOKENS = 70
 STRETCHES = [((), None), ((13, 32, 33, 50), None), ((), 40), ((50,), 33), (tuple(range(0, 70, 3)), 2), ((69,), 1)]
 
@@ -81,33 +81,31 @@ FAR = [((), 1), ((13, 32, 33, 50), 10), ((20,), 33), (tuple(range(0, 70, 3)), 2)
 @pytest.mark.parametrize(
     ("begins", "window", "dtype"), [*((*one, torch.float32) for one in FAR), (*FAR[1], torch.float16)]
 )
-def test_what_is_far_agrees(agrees: Agrees, begins: tuple[int, ...], window: int, dtype: torch.dtype) -> None:
+def test_far_keys_agree(agrees: Agrees, begins: tuple[int, ...], window: int, dtype: torch.dtype) -> None:
     compare_with_far(agrees, lowest(TOKENS, begins, window), lowest(TOKENS, begins, None), (2, 1, 16), dtype)
 
 
 @pytest.mark.parametrize(("tokens", "heads", "shared", "dim"), [(1, 1, 1, 16), (33, 3, 3, 32), (70, 2, 1, 128)])
-def test_what_is_far_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: int, dim: int) -> None:
+def test_far_keys_agree_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: int, dim: int) -> None:
     first = lowest(tokens, (tokens // 2,), None).long()
     segments = torch.arange(tokens, device=DEVICE) // 8 * 8
     compare_with_far(agrees, torch.maximum(first, segments), first, (heads, shared, dim))
 
 
 @pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
-def test_what_is_far_agrees_in_tiles_of_any_shape(
-    agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]
-) -> None:
+def test_far_keys_agree_with_any_tiles(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
     monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2, 99))
     compare_with_far(agrees, lowest(TOKENS, (10, 50), 20), lowest(TOKENS, (10, 50), None), (1, 1, 16))
 
 
-def test_what_is_far_may_begin_before_the_first_token(agrees: Agrees) -> None:
+def test_far_keys_may_start_before_the_first_token(agrees: Agrees) -> None:
     index = torch.arange(40, device=DEVICE)
     for far, near in ((20, 3), (60, 3), (60, 50)):
         compare_with_far(agrees, (index - near).int(), index - far, (1, 1, 16))
 
 
-def test_what_is_far_is_read_where_it_lies() -> None:
-    """In an order of its own, not in that of what is near."""
+def test_far_keys_of_any_strides_are_read_in_place() -> None:
+    """The strides of far keys differ from those of near keys."""
     q, k, v = torch.randn(40, 6, 16, device=DEVICE).split((2, 2, 2), 1)
     far_q = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
     far_k = torch.randn(40, 16, 2, device=DEVICE).transpose(1, 2)
@@ -119,13 +117,13 @@ def test_what_is_far_is_read_where_it_lies() -> None:
         for attend in (triton.causal_attention, reference.causal_attention)
     ]
     torch.testing.assert_close(*both)
-    pull = torch.randn_like(both[0])
-    for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+    grad = torch.randn_like(both[0])
+    for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in both), strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_nothing_that_is_far_may_be_worth_anything() -> None:
-    """Its own token is always near: what counts for nothing makes no number that is none."""
+def test_far_keys_may_all_have_a_bias_of_minus_infinity() -> None:
+    """A token always sees itself, so far keys with a bias of -inf give no NaN."""
     tensors = [torch.randn(70, 1, 16, device=DEVICE).requires_grad_() for _ in range(5)]
     bias = torch.full((70,), -torch.inf, device=DEVICE)
     low, first = lowest(70, (), 20), lowest(70, (), None)
@@ -133,10 +131,10 @@ def test_nothing_that_is_far_may_be_worth_anything() -> None:
     found = triton.causal_attention(q, k, v, low, Far(far_q, far_k, bias, first))
     expected = triton.causal_attention(q, k, v, low)
     torch.testing.assert_close(found, expected)
-    pull = torch.randn_like(found)
-    near = torch.autograd.grad(expected, tensors[:3], pull)
-    pulls = torch.autograd.grad(found, tensors, pull)
-    for one, other in zip(pulls, (*near, torch.zeros_like(q), torch.zeros_like(k)), strict=True):
+    grad = torch.randn_like(found)
+    near = torch.autograd.grad(expected, tensors[:3], grad)
+    grads = torch.autograd.grad(found, tensors, grad)
+    for one, other in zip(grads, (*near, torch.zeros_like(q), torch.zeros_like(k)), strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -146,13 +144,13 @@ def test_agrees_at_odd_sizes(agrees: Agrees, tokens: int, heads: int, shared: in
     compare(agrees, low, (heads, shared, dim))
 
 
-def test_a_window_may_begin_before_the_first_token(agrees: Agrees) -> None:
+def test_a_window_may_start_before_the_first_token(agrees: Agrees) -> None:
     low = torch.arange(40, device=DEVICE) - 19
     compare(agrees, low, (1, 1, 16))
 
 
 @pytest.mark.parametrize("tiles", [(64, 16), (16, 64)])
-def test_tiles_of_any_shape_agree(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
+def test_any_tiles_agree(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, tiles: tuple[int, int]) -> None:
     monkeypatch.setattr(triton, "_SMALL", triton.Tiles(*tiles, 4, 2, 99))
     compare(agrees, lowest(TOKENS, (10, 50), 40), (1, 1, 16))
 
@@ -162,25 +160,25 @@ def test_large_scores_stay_finite() -> None:
     inputs, low = [t.requires_grad_() for t in (q, k, v)], lowest(70, (33,), None)
     found = triton.causal_attention(*inputs, low)
     expected = reference.causal_attention(*(t.double() for t in inputs), low)
-    # Exponents are in the thousands, where the last digit of fp32 is 1e-4.
+    # Exponents are in the thousands, where the spacing of fp32 is 1e-4.
     torch.testing.assert_close(found.double(), expected, atol=5e-4, rtol=0)
-    pull = torch.randn_like(found)
-    gradients = torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull.double())
+    grad = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad.double())
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=5e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # what a GPU has to say of the plain form
-def test_a_layer_that_takes_them_sees_the_same(window: int | None, packed: bool) -> None:
+@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # the fallback warning of a GPU
+def test_the_attention_layer_agrees(window: int | None, packed: bool) -> None:
     q, k, v = torch.randn(2, 40, 4, 16, device=DEVICE).split((2, 1, 1), 2)
     packing = Packing.of(torch.randint(2, (2, 40)).cumsum(1)).to(DEVICE) if packed else None
     found = attention_of_a_layer(q, k, v, window, packing, "triton")
     torch.testing.assert_close(found, attention_of_a_layer(q, k, v, window, packing))
 
 
-def test_slices_and_any_strides_are_read_where_they_lie() -> None:
+def test_slices_and_any_strides_are_read_in_place() -> None:
     packed = torch.randn(40, 6, 16, device=DEVICE)
     q, k, v = packed.split((2, 2, 2), 1)
     scattered = torch.randn(40, 16, 2, device=DEVICE).transpose(1, 2)
@@ -189,19 +187,19 @@ def test_slices_and_any_strides_are_read_where_they_lie() -> None:
         inputs = [t.detach().requires_grad_() for t in given]
         both = [function(*inputs, low) for function in (triton.causal_attention, reference.causal_attention)]
         torch.testing.assert_close(*both)
-        pull = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
-        for one, other in zip(*(torch.autograd.grad(out, inputs, pull) for out in both), strict=True):
+        grad = torch.randn(2, 40, 16, device=DEVICE).transpose(0, 1)
+        for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in both), strict=True):
             torch.testing.assert_close(one, other)
 
 
-def test_what_is_no_number_shows_where_it_is_seen() -> None:
+def test_nan_spreads_only_to_tokens_that_see_it() -> None:
     q, k, v = (torch.randn(40, 1, 16, device=DEVICE) for _ in range(3))
     v[10] = torch.nan
     found = triton.causal_attention(q, k, v, lowest(40, (5, 30), None))
     assert found[10:30].isnan().all()
 
 
-def test_its_arithmetic_is_counted_by_what_is_seen() -> None:
+def test_flops_are_counted_by_visible_pairs() -> None:
     q, k, v = (torch.randn(20, heads, 16, device=DEVICE, requires_grad=True) for heads in (2, 1, 1))
     with counting_flops() as counter:
         triton.causal_attention(q, k, v, torch.arange(20, device=DEVICE) - 3).sum().backward()
@@ -213,7 +211,7 @@ def test_its_arithmetic_is_counted_by_what_is_seen() -> None:
     assert counter.get_total_flops() == 2 * (2 + 5) * 2 * 16 * sum(range(21))
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     q, k, v = (torch.randn(5, heads, 16, device=DEVICE, requires_grad=True) for heads in (2, 1, 1))
     low = lowest(5, (2,), None)
     torch.library.opcheck(triton._forward, (q, k, v, low))
@@ -221,7 +219,7 @@ def test_is_an_operator_as_torch_wants_it() -> None:
     torch.library.opcheck(triton._forward, (q, k, v, torch.maximum(low, lowest(5, (), 2)), q, k, bias, low))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     low = lowest(20, (7,), None)
 
     def block(x: Tensor) -> Tensor:
@@ -231,8 +229,8 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
     compiled_agrees(block, [torch.randn(20, 64, device=DEVICE, requires_grad=True)])
 
 
-def test_what_is_far_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
-    """With the bias made in the same graph, where flex attention's gradients come out wrong."""
+def test_far_keys_compile_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
+    """The bias is computed in the same graph, where the gradients of flex attention are wrong."""
     low, first = lowest(20, (7,), 5), lowest(20, (7,), None)
 
     def block(x: Tensor, scores: Tensor) -> Tensor:
@@ -246,17 +244,17 @@ def test_what_is_far_compiles_whole(compiled_agrees: Callable[..., None]) -> Non
 @pytest.mark.parametrize(
     ("q", "sentence"),
     [
-        (torch.zeros(2, 1, 16, dtype=torch.float64), "float32, not float64"),
-        (torch.zeros(2, 1, 24), "heads of 16, 32, 64, 128 channels, not 24"),
+        (torch.zeros(2, 1, 16, dtype=torch.float64), "unsupported dtype float64 .*float32."),
+        (torch.zeros(2, 1, 24), "unsupported head dimension 24 .supported: 16, 32, 64, 128"),
     ],
 )
-def test_what_the_kernels_do_not_take_is_said(q: Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(q: Tensor, sentence: str) -> None:
     q = q.to(DEVICE)
     with pytest.raises(MachineError, match=sentence):
         causal_attention(q, q, q, torch.zeros(2, dtype=torch.int32, device=DEVICE), "triton")
 
 
-def test_a_head_may_be_told_apart_from_the_tensor() -> None:
-    """A layer asks before there are queries, with a weight in their place."""
+def test_the_head_dimension_is_separate_from_the_tensor() -> None:
+    """A layer chooses before it has queries, by the device and dtype of a weight."""
     assert not triton.why_not(torch.zeros(768, 768, device=DEVICE), 64)
-    assert "not 768" in triton.why_not(torch.zeros(768, 64, device=DEVICE), 768)
+    assert "dimension 768" in triton.why_not(torch.zeros(768, 64, device=DEVICE), 768)

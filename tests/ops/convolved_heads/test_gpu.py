@@ -1,4 +1,4 @@
-"""The kernels of convolved heads on a real device: full size, every dtype, graphs and compilation."""
+"""Tests convolved heads on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -34,12 +34,12 @@ def test_agrees(agrees: Agrees, sizes: tuple[int, ...], packed: bool, dtype: tor
     )
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
+def test_is_deterministic(repeats: Callable[..., None]) -> None:
     given = [t.bfloat16().requires_grad_() for t in inputs(2, 1000, 4, 12, 64, 64)]
     repeats(lambda *given: convolved_heads(*given, 12, 64), given)
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     def block(x: Tensor, taps: Tensor, recent: Tensor) -> tuple[Tensor, ...]:
         return convolved_heads(x * 2, taps, recent, 4, 32)
 

@@ -1,4 +1,4 @@
-"""The specification of convolved heads against torch's own convolution, document by document."""
+"""Tests the reference of convolved heads against torch's convolution, document by document."""
 
 import torch
 from torch.nn import functional as F
@@ -17,7 +17,7 @@ def expected(x_SC: torch.Tensor, taps_TC: torch.Tensor, recent_TC: torch.Tensor)
     return [one / one.norm(dim=-1, keepdim=True) for one in (query, key)] + [value]
 
 
-def test_is_a_convolution_of_each_channel() -> None:
+def test_is_a_convolution_per_channel() -> None:
     x, recent = torch.randn(3, 9, CHANNELS).double(), torch.randn(3, TAPS - 1, CHANNELS).double()
     taps = torch.randn(TAPS, CHANNELS).double()
     found = convolved_heads(x, taps, recent, HEADS, KEYS)
@@ -26,7 +26,7 @@ def test_is_a_convolution_of_each_channel() -> None:
             torch.testing.assert_close(one[row], other)
 
 
-def test_documents_see_nothing_of_each_other() -> None:
+def test_documents_are_independent() -> None:
     x, taps = torch.randn(1, 11, CHANNELS).double(), torch.randn(TAPS, CHANNELS).double()
     recent = torch.randn(1, TAPS - 1, CHANNELS).double()
     found = convolved_heads(x, taps, recent, HEADS, KEYS, torch.tensor([[7] * 2 + [8] + [9] * 8]))
@@ -36,7 +36,7 @@ def test_documents_see_nothing_of_each_other() -> None:
             torch.testing.assert_close(one[0, begin:end], other)
 
 
-def test_gradients_are_those_of_the_formula() -> None:
+def test_passes_gradcheck() -> None:
     x, recent = torch.randn(1, 5, CHANNELS).double(), torch.randn(1, TAPS - 1, CHANNELS).double()
     inputs = [t.requires_grad_() for t in (x, torch.randn(TAPS, CHANNELS).double(), recent)]
     documents = torch.tensor([[0, 0, 1, 1, 1]])

@@ -1,4 +1,4 @@
-"""The Triton kernels of convolved heads: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of convolved heads, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ def test_agrees(agrees: Agrees, sizes: tuple[int, ...], packed: bool, dtype: tor
     )
 
 
-def test_one_tap_sees_the_token_alone(agrees: Agrees) -> None:
+def test_one_tap_uses_only_the_token_itself(agrees: Agrees) -> None:
     x, taps, recent = inputs(2, 5, 1, 2, 4, 4)
     agrees(
         lambda x, taps: triton.convolved_heads(x, taps, recent.to(x), 2, 4),
@@ -51,21 +51,21 @@ def test_one_tap_sees_the_token_alone(agrees: Agrees) -> None:
     )
 
 
-def test_what_is_all_zero_stays_so_and_pulls_at_nothing_far() -> None:
+def test_zero_queries_have_the_gradients_of_the_reference() -> None:
     x, taps, recent = (t.to(DEVICE) for t in inputs(1, 6, 4, 1, 4, 4))
-    x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are no vectors
+    x[:, :4, :4], recent[..., :4] = 0, 0  # the first queries are zero
     given = [t.requires_grad_() for t in (x, taps, recent)]
     found, expected = (f(*given, 1, 4) for f in (triton.convolved_heads, reference.convolved_heads))
-    pulls = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]
+    grads = [torch.zeros_like(found[0]), *(torch.randn_like(one) for one in found[1:])]
     for one, other in zip(
-        (*found, *torch.autograd.grad(found, given, pulls)),
-        (*expected, *torch.autograd.grad(expected, given, pulls)),
+        (*found, *torch.autograd.grad(found, given, grads)),
+        (*expected, *torch.autograd.grad(expected, given, grads)),
         strict=True,
     ):
         torch.testing.assert_close(one, other)
 
 
-def test_slices_are_read_where_they_lie() -> None:
+def test_slices_are_read_in_place() -> None:
     x, taps, recent = (t.to(DEVICE) for t in inputs(2, 6, 4, 2, 4, 4))
     wide = torch.cat((x, torch.randn(2, 6, 7, device=DEVICE)), -1)
     for given in (wide[..., :24], x.transpose(1, 2).contiguous().transpose(1, 2)):
@@ -76,7 +76,7 @@ def test_slices_are_read_where_they_lie() -> None:
             torch.testing.assert_close(one, other)
 
 
-def test_numbers_of_two_kinds_make_the_finer_one() -> None:
+def test_mixed_dtypes_promote() -> None:
     x, taps, recent = (t.to(DEVICE) for t in inputs(1, 9, 4, 1, 4, 4))
     found = triton.convolved_heads(x.half(), taps, recent.half(), 1, 4)
     expected = reference.convolved_heads(x.half().float(), taps, recent.half().float(), 1, 4)
@@ -85,13 +85,13 @@ def test_numbers_of_two_kinds_make_the_finer_one() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     x, taps, recent = (t.to(DEVICE).requires_grad_() for t in inputs(1, 3, 2, 1, 4, 6))
     documents = torch.randint(2, (1, 3), device=DEVICE).cumsum(1)
-    torch.library.opcheck(triton._forward, (x, taps, recent, 1, 4, documents))
+    torch.library.opcheck(triton.convolved_heads, (x, taps, recent, 1, 4, documents))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     x, taps, recent = (t.to(DEVICE).requires_grad_() for t in inputs(1, 3, 2, 1, 4, 4))
 
     def block(x: Tensor, taps: Tensor, recent: Tensor) -> tuple[Tensor, ...]:
@@ -103,12 +103,12 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("taps", "key_dim", "dtype", "sentence"),
     [
-        (4, 4, torch.float64, "float32, not float64"),
-        (17, 4, torch.float32, "up to 16 taps, not 17"),
-        (4, 300, torch.float32, "up to 256 channels, not 300"),
+        (4, 4, torch.float64, "unsupported dtype float64 .*float32."),
+        (17, 4, torch.float32, "at most 16 taps are supported, not 17"),
+        (4, 300, torch.float32, "at most 256 channels, not 300"),
     ],
 )
-def test_what_the_kernels_do_not_take_is_said(taps: int, key_dim: int, dtype: torch.dtype, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(taps: int, key_dim: int, dtype: torch.dtype, sentence: str) -> None:
     given = (t.to(DEVICE, dtype) for t in inputs(1, 3, taps, 1, key_dim, 4))
     with pytest.raises(MachineError, match=sentence):
         convolved_heads(*given, 1, key_dim, implementation="triton")

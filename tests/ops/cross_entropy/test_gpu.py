@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ def test_agrees_past_two_to_the_31_logits() -> None:
     assert (gradient[last].double() - expected).norm() <= 0.01 * expected.norm()
 
 
-def test_the_same_input_gives_the_same_bits() -> None:
+def test_is_deterministic() -> None:
     logits, target = inputs(500, 32_000)
 
     def results() -> tuple[Tensor, ...]:
@@ -57,8 +57,8 @@ def test_the_same_input_gives_the_same_bits() -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, results(), strict=True))
 
 
-def test_a_graph_replays_with_new_inputs() -> None:
-    """Which it could not, had the host waited for anything."""
+def test_a_cuda_graph_replays_with_new_inputs() -> None:
+    """A capture fails if the host synchronizes."""
     logits, target = inputs(64, 10_001, torch.float32)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -81,7 +81,7 @@ def test_a_graph_replays_with_new_inputs() -> None:
         torch.testing.assert_close(gradient.double(), torch.autograd.grad(expected, exact)[0], atol=1e-7, rtol=1e-4)
 
 
-def test_a_wrong_target_is_nan_and_reads_nothing() -> None:
+def test_an_invalid_target_is_nan_and_reads_no_other_memory() -> None:
     logits, target = inputs(8, 1_000)
     target[3], target[5] = 2**50, -(2**50)
     loss = cross_entropy(logits, target, reduction="none")
@@ -90,7 +90,7 @@ def test_a_wrong_target_is_nan_and_reads_nothing() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_inductor_compiles_it_whole_for_training() -> None:
+def test_inductor_compiles_training_without_graph_breaks() -> None:
     logits, target = inputs(200, 5_003)
 
     def head(logits: Tensor) -> Tensor:

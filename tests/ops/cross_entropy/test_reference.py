@@ -1,4 +1,4 @@
-"""The specification of cross-entropy, against PyTorch's own and against finite differences."""
+"""Tests the reference of cross-entropy against PyTorch and finite differences."""
 
 from functools import partial
 
@@ -24,9 +24,9 @@ def test_agrees_with_torch(rows: int, classes: int, smoothing: float, reduction:
     found = cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
     expected = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
     torch.testing.assert_close(found, expected)
-    pull = torch.randn_like(expected)
+    grad = torch.randn_like(expected)
     torch.testing.assert_close(
-        torch.autograd.grad(found, logits, pull), torch.autograd.grad(expected, logits, pull), atol=1e-12, rtol=1e-9
+        torch.autograd.grad(found, logits, grad), torch.autograd.grad(expected, logits, grad), atol=1e-12, rtol=1e-9
     )
 
 
@@ -38,7 +38,7 @@ def test_z_loss_adds_the_square_of_the_log_of_the_sum() -> None:
     torch.testing.assert_close(more - plain, expected)
 
 
-def test_gradients_are_those_of_its_values() -> None:
+def test_passes_gradcheck() -> None:
     logits, target = inputs(4, 6)
     target[2] = -100
     whole = partial(reference.cross_entropy, target_N=target, label_smoothing=0.2, z_loss=0.1)
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_its_values() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_loss_of_half_precision_is_fp32(dtype: torch.dtype) -> None:
+def test_the_loss_of_half_precision_logits_is_fp32(dtype: torch.dtype) -> None:
     logits, target = inputs(40, 33, dtype)
     loss = cross_entropy(logits, target)
     assert loss.dtype == torch.float32
@@ -60,14 +60,14 @@ def test_the_mean_of_ignored_rows_is_zero_and_so_are_its_gradients() -> None:
     assert loss.item() == 0.0 and not torch.autograd.grad(loss, logits)[0].any()
 
 
-def test_no_rows_at_all_cost_nothing() -> None:
+def test_the_loss_of_no_rows_is_zero() -> None:
     logits, target = inputs(0, 5)
     assert cross_entropy(logits, target).item() == 0.0
 
 
 @pytest.mark.parametrize("wrong", [-1, 5, 2**40])
-def test_a_target_that_is_no_class_gives_nan(wrong: int) -> None:
-    """What a GPU does, where nobody can look before."""
+def test_an_invalid_target_gives_nan(wrong: int) -> None:
+    """Tests the behavior of a GPU, which does not check targets."""
     logits, target = inputs(3, 5)
     target[1] = wrong
     loss = reference.cross_entropy(logits, target, reduction="none")
@@ -76,7 +76,7 @@ def test_a_target_that_is_no_class_gives_nan(wrong: int) -> None:
     assert reference.cross_entropy(logits, target).isnan()
 
 
-def test_an_ignored_row_has_no_say_whatever_it_holds() -> None:
+def test_an_ignored_row_with_nan_has_no_effect() -> None:
     logits = torch.randn(3, 7)
     logits[1] = torch.nan
     logits.requires_grad_()
@@ -85,7 +85,7 @@ def test_an_ignored_row_has_no_say_whatever_it_holds() -> None:
     assert loss.isfinite() and logits.grad.isfinite().all() and not logits.grad[1].any()
 
 
-def test_the_reference_compiles_whole() -> None:
+def test_the_reference_compiles_without_graph_breaks() -> None:
     logits, target = torch.randn(4, 9, requires_grad=True), torch.randint(9, (4,))
     whole = torch.compile(lambda logits: cross_entropy(logits, target), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(

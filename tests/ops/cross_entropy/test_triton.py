@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(
         not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
     ),
-    # numpy, which interprets, warns of infinities and NaN that the kernels make on purpose.
+    # The interpreter uses numpy, which warns of the intentional infinities and NaN of the kernels.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
@@ -28,13 +28,13 @@ DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a short row is several blocks, the last one not full."""
+    """Uses small tiles, so that a short row has several blocks and the last one is partial."""
     for name in ("FORWARD_TILES", "GRADIENT_TILES"):
         monkeypatch.setattr(triton, name, dict.fromkeys((2, 4), triton.Tiles(64, 1)))
 
 
 def inputs(rows: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Logits that are sure of themselves, so that the largest moves from block to block."""
+    """Returns logits with a large spread, so that the running maximum changes between blocks."""
     return torch.randn(rows, classes) * 3, torch.randint(classes, (rows,))
 
 
@@ -44,12 +44,12 @@ def inputs(rows: int, classes: int) -> tuple[Tensor, Tensor]:
 )
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_agrees(agrees: Agrees, rows: int, classes: int, dtype: torch.dtype, reduction: str) -> None:
-    # One class alone has nothing to learn: its loss and its gradient are both 0, but for rounding.
+    # With a single class, loss and gradient are 0 up to rounding.
     options = {"reduction": reduction} | ({"z_loss": 0.3} if classes == 1 else {})
     one, other = (partial(module.cross_entropy, **options) for module in (triton, reference))
     logits, target = inputs(rows, classes)
     if classes == 1:
-        logits = logits + 2 * logits.sign()  # near 0 the z-loss has no gradient either, but for rounding
+        logits = logits + 2 * logits.sign()  # near 0 the gradient of the z-loss is 0 up to rounding
     agrees(one, other, (logits, target), dtype, DEVICE)
 
 
@@ -63,7 +63,7 @@ def test_agrees_with_smoothing_z_loss_and_ignored_rows(agrees: Agrees, dtype: to
     agrees(one, other, (logits, target), dtype, DEVICE)
 
 
-def test_a_class_can_be_the_one_that_is_ignored(agrees: Agrees) -> None:
+def test_ignore_index_may_be_a_class(agrees: Agrees) -> None:
     logits, target = inputs(5, 70)
     target[2:4] = 66
     agrees(
@@ -74,7 +74,7 @@ def test_a_class_can_be_the_one_that_is_ignored(agrees: Agrees) -> None:
     )
 
 
-def test_the_mean_of_ignored_rows_is_zero_whatever_they_hold() -> None:
+def test_the_mean_of_ignored_rows_is_zero_even_with_nan_logits() -> None:
     logits = torch.full((3, 70), torch.nan, device=DEVICE, requires_grad=True)
     loss = triton.cross_entropy(logits, torch.full((3,), -100, device=DEVICE), label_smoothing=0.1)
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -82,7 +82,7 @@ def test_the_mean_of_ignored_rows_is_zero_whatever_they_hold() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 70, 2**31 + 5, -(2**40)])
-def test_a_target_that_is_no_class_gives_nan_in_its_row_alone(wrong: int) -> None:
+def test_an_invalid_target_gives_nan_in_its_row_only(wrong: int) -> None:
     logits, target = (tensor.to(DEVICE) for tensor in inputs(3, 70))
     target[1] = wrong
     loss = triton.cross_entropy(logits.requires_grad_(), target, reduction="none")
@@ -91,7 +91,7 @@ def test_a_target_that_is_no_class_gives_nan_in_its_row_alone(wrong: int) -> Non
     assert gradient.isnan().all(1).tolist() == gradient.isnan().any(1).tolist() == [False, True, False]
 
 
-def test_classes_that_are_ruled_out_have_no_part() -> None:
+def test_logits_of_minus_infinity_have_no_effect() -> None:
     logits, target = (tensor.to(DEVICE) for tensor in inputs(2, 150))
     logits[0, :130], logits[1, 10:] = -torch.inf, torch.finfo(torch.float32).min
     target[:] = torch.tensor([140, 3])
@@ -114,12 +114,12 @@ def test_takes_any_strides_and_small_targets(of: str) -> None:
     torch.testing.assert_close(one.double(), other, atol=1e-6, rtol=1e-5)
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     logits, target = (tensor.to(DEVICE) for tensor in inputs(3, 70))
     torch.library.opcheck(triton._forward, (logits.requires_grad_(), target, -100, 0.1, 0.01))
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     logits, target = (tensor.to(DEVICE) for tensor in inputs(4, 70))
     logits.requires_grad_()
 

@@ -1,4 +1,4 @@
-"""Rings in every state: empty, part full, just full, wrapped, and what stands where nothing is held."""
+"""Rings in every state: empty, partly full, just full and wrapped, with NaN in unused positions."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 def example(
     ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Tensor, ...]:
-    """q, k, v as slices of one product; places that hold nothing are NaN, since nobody may look at them."""
+    """Returns q, k and v as slices of one projection, and a ring whose unused positions are NaN."""
     rows, places = len(lengths), ring + 5
     qkv = torch.randn(rows, heads + 2 * groups, dim, dtype=dtype, device=device)
     q, k, v = qkv.split([heads, groups, groups], dim=1)

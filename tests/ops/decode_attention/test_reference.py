@@ -1,4 +1,4 @@
-"""The specification against softmax over what a row has seen, written out; and arguments that are refused."""
+"""Tests the reference against a softmax over the stored tokens, and which arguments are refused."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from redline.ops.decode_attention import decode_attention
 from .decode_examples import example
 
 
-def test_it_is_softmax_over_the_last_tokens() -> None:
+def test_is_softmax_over_the_last_tokens() -> None:
     ring, heads, groups, dim, steps = 7, 6, 2, 4, 20
     history = [torch.randn(3, steps, count, dim, dtype=torch.float64) for count in (heads, groups, groups)]
     keys, values = (torch.full((3, ring + 2, groups, dim), float("nan"), dtype=torch.float64) for _ in range(2))
@@ -27,17 +27,17 @@ def test_it_is_softmax_over_the_last_tokens() -> None:
     assert keys[:, ring:].isnan().all()
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     q, k, v, keys, values, lengths = example(8, [3, 9], 4, 2, 6, torch.float32)
     for wrong, words in (
-        ((q[0], k, v, keys, values, lengths, 8), "takes new heads, their ring and lengths"),
-        ((q[:, :3], k, v, keys, values, lengths, 8), "cannot join"),
-        ((q, k, v[:1], keys, values, lengths, 8), "cannot join"),
-        ((q, k, v, keys, values, lengths, 14), "in a ring of 14"),
-        ((q, k, v, keys, values, lengths, 0), "in a ring of 0"),
-        ((q.half(), k, v, keys, values, lengths, 8), "one floating dtype"),
-        ((q, k, v, keys, values, lengths.float(), 8), "whole numbers"),
-        ((q, k, v, keys, values.clone().transpose(1, 3).contiguous().transpose(1, 3), lengths, 8), "lie alike"),
+        ((q[0], k, v, keys, values, lengths, 8), "q_BHD and k_BGD must have 3 dimensions"),
+        ((q[:, :3], k, v, keys, values, lengths, 8), "the 3 query heads must be a multiple of the 2"),
+        ((q, k, v[:1], keys, values, lengths, 8), "v_BGD must have shape"),
+        ((q, k, v, keys, values, lengths, 14), "ring must be from 1 to .*, not 14"),
+        ((q, k, v, keys, values, lengths, 0), "ring must be from 1 to .*, not 0"),
+        ((q.half(), k, v, keys, values, lengths, 8), "k_BGD is torch.float32, but q_BHD is torch.float16"),
+        ((q, k, v, keys, values, lengths.float(), 8), "lengths_B must be an integer tensor"),
+        ((q, k, v, keys, values.clone().transpose(1, 3).contiguous().transpose(1, 3), lengths, 8), "equal strides"),
     ):
         with pytest.raises(ModelError, match=words):
             decode_attention(*wrong)

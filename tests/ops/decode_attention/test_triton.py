@@ -1,4 +1,4 @@
-"""The kernels of decode attention: on a GPU as they are, elsewhere interpreted in a process of their own."""
+"""Tests the Triton kernels of decode attention, on a GPU or interpreted on a CPU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtyp
     with torch.no_grad():
         found = decode_attention(q, k, v, keys, values, held, ring, "triton")
     assert found.dtype == dtype and torch.isfinite(found).all()
-    # Weights are rounded to the dtype before they meet the values.
+    # Probabilities are rounded to the dtype before the product with the values.
     limit = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 1e-5
     assert (found.double() - expected).norm() <= limit * expected.norm()
     for one, other in ((keys, exact[3]), (values, exact[4])):
@@ -34,33 +34,33 @@ def check(ring: int, lengths: list[int], heads: int, groups: int, dim: int, dtyp
 
 
 @pytest.mark.parametrize(("heads", "groups", "dim", "dtype"), [(4, 4, 40, DTYPES[0]), *((6, 2, 16, d) for d in DTYPES)])
-def test_agrees_with_one_share(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
+def test_agrees_with_one_split(heads: int, groups: int, dim: int, dtype: torch.dtype) -> None:
     check(70, LENGTHS, heads, groups, dim, dtype)
 
 
-@pytest.mark.parametrize(("shares", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
-def test_agrees_with_several_shares(shares: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "shares_for", lambda *_: shares)
-    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, places=16))
+@pytest.mark.parametrize(("splits", "dtype"), [(2, DTYPES[0]), *((5, dtype) for dtype in DTYPES[1:])])
+def test_agrees_with_several_splits(splits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(triton, "TILES", replace(triton.TILES, block=16))
     check(70, LENGTHS, 5, 1, 16, dtype)
 
 
-def test_shares_follow_from_sizes_alone() -> None:
-    assert triton.shares_for(8, 255, 132) == 1
-    assert triton.shares_for(8, 4096, 132) == 16
-    assert triton.shares_for(200, 4096, 132) == 1
-    assert triton.shares_for(1, 131_072, 132) == 64
+def test_splits_depend_on_shapes_only() -> None:
+    assert triton.splits_for(8, 255, 132) == 1
+    assert triton.splits_for(8, 4096, 132) == 16
+    assert triton.splits_for(200, 4096, 132) == 1
+    assert triton.splits_for(1, 131_072, 132) == 64
 
 
-def test_torch_sees_that_the_ring_is_written() -> None:
+def test_passes_opcheck_with_a_mutated_ring() -> None:
     q, k, v, keys, values, held = example(9, [4, 20], 4, 2, 16, torch.float32, DEVICE)
     keys.nan_to_num_(), values.nan_to_num_()
-    torch.library.opcheck(triton._attend, (q, k, v, keys, values, held, 9))
+    torch.library.opcheck(triton.decode_attention, (q, k, v, keys, values, held, 9))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ring", [200, 5000])
-def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
+def test_a_cuda_graph_replay_is_deterministic_for_every_length(ring: int) -> None:
     q, k, v, keys, values, held = example(ring, [0, 90], 32, 8, 64, torch.bfloat16, "cuda")
     keys.nan_to_num_(), values.nan_to_num_()
     with torch.no_grad():
@@ -77,8 +77,8 @@ def test_a_replay_gives_the_same_bits_for_every_length(ring: int) -> None:
 
 
 @torch.no_grad()
-def test_compiles_whole() -> None:
-    """What it writes into the ring is there for what follows in the same graph."""
+def test_compiles_without_graph_breaks() -> None:
+    """Later operations of the same graph see what it writes into the ring."""
 
     def attended(q: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
         return [decode_attention(2 * q, *given, 9, "triton"), given[2].nan_to_num(), given[3].nan_to_num()]

@@ -1,4 +1,4 @@
-"""Random layers, and what they should give by torch's own modules in fp64."""
+"""Random layers, and their expected results from torch modules in fp64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.ops.fused_linear import fused_linear, moments, parts_of
+from redline.ops.fused_linear import fused_linear, moment_parts, moments
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 @pytest.fixture
 def agrees() -> Callable[..., None]:
-    """One layer by an implementation, of rows within wider ones, against LayerNorm, Linear and the rest in fp64."""
+    """Compares one layer, on rows inside wider ones, with torch modules in fp64."""
 
     def check(
         implementation: str,
@@ -36,7 +36,7 @@ def agrees() -> Callable[..., None]:
             return torch.randn(shape, device=device).to(dtype)
 
         wide = channels + filled
-        # Rows stand among others that must be neither read nor overwritten.
+        # The neighboring elements must be neither read nor overwritten.
         among = torch.full((rows, wide + 16), torch.nan, device=device, dtype=dtype)
         x = among[:, 8 : 8 + wide]
         x.copy_(F.pad(drawn(rows, channels) + offset, (0, filled)))
@@ -50,7 +50,7 @@ def agrees() -> Callable[..., None]:
             blocks = x.split(128, -1)
             options |= {"moments_P2M": torch.stack([moments(block) for block in blocks]), "channels": channels}
             options["weight_sums_N"] = weight.float().sum(1)
-        new = torch.full((parts_of(columns), 2, rows), torch.nan, device=device) if with_moments else None
+        new = torch.full((moment_parts(columns), 2, rows), torch.nan, device=device) if with_moments else None
         fused_linear(x, weight, bias, out, new_moments_P2M=new, implementation=implementation, **options)
 
         exact = x[:, :channels].double()

@@ -1,4 +1,4 @@
-"""Arguments of the fused linear layer that are refused."""
+"""Tests which arguments of the fused linear layer are refused."""
 
 import pytest
 import torch
@@ -15,18 +15,26 @@ MOMENTS, SUMS = torch.zeros(1, 2, 3), torch.zeros(5)
     [
         ((X[0], WEIGHT, BIAS, OUT), {}, r"not \(8,\) and \(5, 8\)"),
         ((X[:, :7], WEIGHT, BIAS, OUT), {}, r"not \(3, 7\) and \(5, 8\)"),
-        ((X, WEIGHT, BIAS[:4], OUT), {}, r"the bias of 5 columns cannot be \(4,\)"),
-        ((X, WEIGHT, BIAS, OUT[:2]), {}, r"out is \(3, 5\) in torch.float32 here, not \(2, 5\)"),
-        ((X, WEIGHT, BIAS, OUT), {"residual_MN": OUT.double()}, "residual is .* not .* in torch.float64"),
-        ((X, WEIGHT, BIAS, OUT), {"activation": "relu"}, "knows no 'relu': it knows gelu and leaky_relu"),
+        ((X, WEIGHT, BIAS[:4], OUT), {}, r"bias_N must have shape \(5,\), not \(4,\)"),
+        ((X, WEIGHT, BIAS, OUT[:2]), {}, r"out_MN must be \(3, 5\) torch.float32, not \(2, 5\)"),
+        ((X, WEIGHT, BIAS, OUT), {"residual_MN": OUT.double()}, "residual_MN must be .* not .* torch.float64"),
+        ((X, WEIGHT, BIAS, OUT), {"activation": "relu"}, "unknown activation 'relu' .supported: gelu, leaky_relu"),
         ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS[0]}, r"\(parts, 2, 3\), not \(2, 3\)"),
-        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS}, "takes the sums of all 5 rows of the weight"),
-        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS, "weight_sums_N": SUMS}, "between 1 and 8 channels .* not 0"),
-        ((X, WEIGHT, BIAS, OUT), {"new_moments_P2M": MOMENTS[:, :1]}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
-        ((X.clone().requires_grad_(), WEIGHT, BIAS, OUT), {}, "for inference: it has no gradient"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS}, r"sums of the weight.s rows, of shape \(5,\), not None"),
+        (
+            (X, WEIGHT, BIAS, OUT),
+            {"moments_P2M": MOMENTS, "weight_sums_N": SUMS},
+            "channels must be from 1 to 8, not 0",
+        ),
+        (
+            (X, WEIGHT, BIAS, OUT),
+            {"new_moments_P2M": MOMENTS[:, :1]},
+            r"new_moments_P2M must have shape \(1, 2, 3\), not \(1, 1, 3\)",
+        ),
+        ((X.clone().requires_grad_(), WEIGHT, BIAS, OUT), {}, "x_MK requires grad, but the op has no gradient"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_invalid_arguments_are_refused(
     given: tuple[torch.Tensor, ...], options: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(ModelError, match=sentence):

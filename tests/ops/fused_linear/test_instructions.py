@@ -10,21 +10,23 @@ from redline.ops.fused_linear import fused_linear
 from redline.ops.samples import fused_linear as sample
 
 
-@pytest.mark.parametrize("around", [False, True])
-def test_blocks_by_addresses_are_read_and_written_16_bytes_at_a_time(on_card: Callable[..., Any], around: bool) -> None:
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_blocks_by_pointers_use_16_byte_loads_and_stores(on_card: Callable[..., Any], with_epilogue: bool) -> None:
     with on_card(90, compiling=True) as launched:
-        fused_linear(**sample(torch.bfloat16, columns=64, around=around))
+        fused_linear(**sample(torch.bfloat16, columns=64, with_epilogue=with_epilogue))
     ptx = launched["linear_kernel"].asm["ptx"]
-    # Rows are no multiple of 16 numbers, and a compiler that is not told of the 8 reads them one by one; the bias is
-    # read so, one number a thread.
+    # Row widths are not multiples of 16. A compiler that does not know the multiple of 8 loads single elements. The
+    # bias is loaded so, one element per thread.
     assert "wgmma" in ptx and "cp.async.cg.shared.global" in ptx and ptx.count("ld.global.b16") <= 1
-    assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx) == around
+    assert "st.global.v4.b32" in ptx and ("ld.global.v4.b32" in ptx) == with_epilogue
 
 
-@pytest.mark.parametrize("around", [False, True])
-def test_blocks_by_descriptors_are_copied_by_the_copying_unit(on_card: Callable[..., Any], around: bool) -> None:
+@pytest.mark.parametrize("with_epilogue", [False, True])
+def test_blocks_by_descriptors_use_the_tensor_memory_accelerator(
+    on_card: Callable[..., Any], with_epilogue: bool
+) -> None:
     with on_card(90, compiling=True) as launched:
-        fused_linear(**sample(torch.bfloat16, around=around))
-    ptx = launched["described_kernel"].asm["ptx"]
+        fused_linear(**sample(torch.bfloat16, with_epilogue=with_epilogue))
+    ptx = launched["descriptor_kernel"].asm["ptx"]
     assert "wgmma" in ptx and "cp.async.bulk.tensor.2d.shared" in ptx and "cp.async.bulk.tensor.2d.global" in ptx
-    assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single numbers
+    assert ptx.count("ld.global.b16") <= 1 and "st.global.v4" not in ptx  # the bias; moments are single elements

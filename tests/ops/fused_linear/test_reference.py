@@ -1,4 +1,4 @@
-"""The specification against torch's own LayerNorm, Linear, GELU and leaky ReLU."""
+"""Tests the reference against torch's LayerNorm, Linear, GELU and leaky ReLU."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def test_agrees_with_torch(agrees: Agrees, normalize: bool, activation: str, res
     agrees("reference", 7, 13, 150, 3, normalize, activation, residual, 0.2 if residual else 1.0, True)
 
 
-def test_new_channels_need_no_second_look_at_the_old() -> None:
+def test_moments_of_extended_rows_add_up() -> None:
     old, new = torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
     both = torch.cat((old, new), 1)
     weight, bias, found = torch.randn(4, 11).double(), torch.zeros(4).double(), torch.empty(5, 4).double()
@@ -26,8 +26,8 @@ def test_new_channels_need_no_second_look_at_the_old() -> None:
     torch.testing.assert_close(found, torch.nn.functional.layer_norm(both, (11,)) @ weight.T)
 
 
-def test_equal_numbers_are_no_nan() -> None:
-    """Their variance is zero, or by rounding less."""
+def test_constant_rows_give_no_nan() -> None:
+    """Their variance is zero, or slightly negative by rounding."""
     x, weight, out = torch.full((3, 8), 1e3), torch.randn(4, 8), torch.empty(3, 4)
     sums = moments(x)[None]
     sums[:, 1] *= 1 - 1e-6

@@ -1,4 +1,4 @@
-"""The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
+"""Tests the Triton kernel, on a GPU or interpreted on a CPU (as `make test` runs this file)."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(params=[True, False], ids=["by descriptors", "by addresses"])
 def by_descriptors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both kernels take all sizes, whichever is chosen for them."""
+    """Both kernels support all sizes, whichever is chosen."""
     monkeypatch.setattr(kernel, "has_descriptors", lambda _: request.param)
     monkeypatch.setattr(triton, "_SOME", 0 if request.param else 64)
 
@@ -41,42 +41,47 @@ def test_agrees_at_odd_sizes(
 @pytest.mark.usefixtures("by_descriptors")
 @pytest.mark.parametrize("activation", ["", "gelu", "leaky_relu"])
 @pytest.mark.parametrize(("normalize", "share"), [(True, 1.0), (False, 0.2)])
-def test_agrees_with_all_that_stands_around(agrees: Agrees, activation: str, normalize: bool, share: float) -> None:
+def test_agrees_with_normalization_activation_and_residual(
+    agrees: Agrees, activation: str, normalize: bool, share: float
+) -> None:
     agrees("triton", 70, 24, 72, 0, normalize, activation, True, share, True, HALF, DEVICE)
 
 
-def test_a_row_far_from_zero_loses_little(agrees: Agrees) -> None:
-    """The mean is taken off after the product, where it has to cancel."""
+def test_a_large_mean_cancels_accurately(agrees: Agrees) -> None:
+    """The mean is subtracted after the product, where it must cancel accurately."""
     agrees("triton", 33, 64, 40, dtype=torch.float32, device=DEVICE, offset=10.0)
 
 
-@pytest.mark.parametrize(("channels", "columns", "sentence"), [(7, 8, "7 channels"), (8, 3, "3 columns")])
-def test_sizes_that_it_does_not_take(channels: int, columns: int, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("channels", "columns", "sentence"),
+    [(7, 8, "channels must be a multiple of 8, not 7"), (8, 3, "columns must be a multiple of 8, not 3")],
+)
+def test_unsupported_sizes_are_refused(channels: int, columns: int, sentence: str) -> None:
     x, out = torch.zeros(4, channels, device=DEVICE), torch.zeros(4, columns, device=DEVICE)
-    with pytest.raises(MachineError, match=f"{sentence} are no multiple of 8"):
+    with pytest.raises(MachineError, match=sentence):
         fused_linear(x, x.new_zeros(columns, channels), x.new_zeros(columns), out, implementation="triton")
 
 
 @pytest.mark.parametrize("begin", [4, 8])
-def test_rows_begin_where_they_can_be_read_at_once(begin: int) -> None:
+def test_rows_must_be_aligned(begin: int) -> None:
     among = torch.ones(4, 24, device=DEVICE)
     given = among[:, begin : begin + 8], among.new_ones(8, 8), among.new_ones(8), among.new_zeros(4, 8)
     if begin == 8:
         fused_linear(*given, implementation="triton")
         assert (given[3] == 9).all()
         return
-    with pytest.raises(ModelError, match="rows that begin at multiples of 8"):
+    with pytest.raises(ModelError, match="must start at multiples of 8 elements"):
         fused_linear(*given, implementation="triton")
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     x, weight, bias = (torch.randn(shape, device=DEVICE) for shape in ((6, 8), (16, 8), (16,)))
     out, new = torch.zeros(6, 16, device=DEVICE), torch.zeros(1, 2, 6, device=DEVICE)
     arguments = (x, weight, bias, out, None, None, 0, 1e-5, "gelu", None, 1.0, new)
     torch.library.opcheck(triton.fused_linear, arguments)
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         out = torch.zeros(x.shape[0], weight.shape[0] + 8, device=x.device)
         fused_linear(x + 1, weight, bias, out[:, 8:], activation="gelu", implementation="triton")

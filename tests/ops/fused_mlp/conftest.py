@@ -1,4 +1,4 @@
-"""Random MLPs, and what they should give by torch's own modules in fp64."""
+"""Random MLPs, and their expected results from torch modules in fp64."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.ops.fused_linear import moments_in_parts, parts_of
+from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -15,7 +15,7 @@ LIMITS = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 @pytest.fixture
 def agrees() -> Callable[..., None]:
-    """One MLP by an implementation, of rows within wider ones, against LayerNorm, Linear and the rest in fp64."""
+    """Compares one MLP, on rows inside wider ones, with torch modules in fp64."""
 
     def check(
         implementation: str,
@@ -35,7 +35,7 @@ def agrees() -> Callable[..., None]:
             return torch.randn(shape, device=device).to(dtype)
 
         wide = channels + filled
-        # Rows stand among others that must be neither read nor overwritten.
+        # The neighboring elements must be neither read nor overwritten.
         among = torch.full((rows, wide + 16), torch.nan, device=device, dtype=dtype)
         x = among[:, 8 : 8 + wide]
         x.copy_(F.pad(drawn(rows, channels) + 0.3, (0, filled)))
@@ -45,7 +45,7 @@ def agrees() -> Callable[..., None]:
         old = drawn(rows, columns + 8)[:, :columns] if residual else None
         target = torch.full((rows, columns + 16), 7.0, device=device, dtype=dtype)
         out = target[:, 8 : 8 + columns]
-        new = torch.full((parts_of(columns), 2, rows), torch.nan, device=device) if with_moments else None
+        new = torch.full((moment_parts(columns), 2, rows), torch.nan, device=device) if with_moments else None
         fused_mlp(
             x, inner, inner_bias, outer, outer_bias, out, moments_in_parts(x), inner.float().sum(1), channels, 1e-5,
             activation, old, share, new, implementation,

@@ -9,7 +9,7 @@ from redline.ops.fused_mlp import fused_mlp
 from redline.ops.samples import fused_mlp as sample
 
 
-def test_blocks_are_read_and_written_16_bytes_at_a_time(on_card: Callable[..., Any]) -> None:
+def test_uses_16_byte_loads_and_stores(on_card: Callable[..., Any]) -> None:
     with on_card(90, compiling=True) as launched:
         fused_mlp(**sample(torch.bfloat16))
     assert list(launched) == ["mlp_kernel"]

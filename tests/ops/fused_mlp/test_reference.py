@@ -1,4 +1,4 @@
-"""The specification against torch's own modules, and what the fused MLP refuses."""
+"""Tests the reference against torch modules, and which arguments are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def test_agrees(
 
 
 def given(**changes: Any) -> dict[str, Any]:
-    """Three rows of 8 channels, 16 hidden ones and 5 columns."""
+    """Returns arguments with 3 rows, 8 input channels, 16 hidden channels and 5 output columns."""
     whole: dict[str, Any] = {
         "x_MK": torch.zeros(3, 8),
         "inner_HK": torch.zeros(16, 8),
@@ -39,21 +39,21 @@ def given(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"x_MK": torch.zeros(8)}, r"takes \(rows, channels\)"),
-        ({"inner_HK": torch.zeros(16, 7)}, r"not \(16, 7\) and \(5, 24\)"),
-        ({"outer_NJ": torch.zeros(5, 16)}, r"\(columns, 24\), not \(16, 8\) and \(5, 16\)"),
-        ({"inner_bias_H": torch.zeros(5)}, r"the inner bias of 16 columns cannot be \(5,\)"),
-        ({"outer_bias_N": torch.zeros(16)}, r"the outer bias of 5 columns cannot be \(16,\)"),
-        ({"out_MN": torch.zeros(2, 5)}, r"out is \(3, 5\) in torch.float32 here, not \(2, 5\)"),
-        ({"residual_MN": torch.zeros(3, 5).double()}, "residual is .* not .* in torch.float64"),
-        ({"activation": "relu"}, "knows no 'relu': it knows gelu and leaky_relu"),
+        ({"x_MK": torch.zeros(8)}, "x_MK, inner_HK and outer_NJ must have two dimensions"),
+        ({"inner_HK": torch.zeros(16, 7)}, r"inner_HK must have shape \(16, 8\), not \(16, 7\)"),
+        ({"outer_NJ": torch.zeros(5, 16)}, r"outer_NJ must have shape \(5, 24\), not \(5, 16\)"),
+        ({"inner_bias_H": torch.zeros(5)}, r"inner_bias_H must have shape \(16,\), not \(5,\)"),
+        ({"outer_bias_N": torch.zeros(16)}, r"outer_bias_N must have shape \(5,\), not \(16,\)"),
+        ({"out_MN": torch.zeros(2, 5)}, r"out_MN must be \(3, 5\) torch.float32, not \(2, 5\)"),
+        ({"residual_MN": torch.zeros(3, 5).double()}, "residual_MN must be .* not .* torch.float64"),
+        ({"activation": "relu"}, "unknown activation 'relu' .supported: gelu, leaky_relu"),
         ({"moments_P2M": torch.zeros(2, 3)}, r"\(parts, 2, 3\), not \(2, 3\)"),
-        ({"inner_sums_H": torch.zeros(5)}, "sums of all 16 rows of the weight"),
-        ({"channels": 0}, "between 1 and 8 channels .* not 0"),
-        ({"new_moments_P2M": torch.zeros(1, 1, 3)}, r"\(1, 2, 3\) here, not \(1, 1, 3\)"),
-        ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "for inference: it has no gradient"),
+        ({"inner_sums_H": torch.zeros(5)}, r"sums of the weight.s rows, of shape \(16,\), not \(5,\)"),
+        ({"channels": 0}, "channels must be from 1 to 8, not 0"),
+        ({"new_moments_P2M": torch.zeros(1, 1, 3)}, r"new_moments_P2M must have shape \(1, 2, 3\), not \(1, 1, 3\)"),
+        ({"outer_NJ": torch.zeros(5, 24, requires_grad=True)}, "weight_1 requires grad, but the op has no gradient"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], sentence: str) -> None:
+def test_invalid_arguments_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         fused_mlp(**given(**changes))

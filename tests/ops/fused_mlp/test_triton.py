@@ -1,4 +1,4 @@
-"""The Triton kernel: on a GPU as it is, elsewhere interpreted (`make test` runs this file so)."""
+"""Tests the Triton kernel, on a GPU or interpreted on a CPU (as `make test` runs this file)."""
 
 from collections.abc import Callable
 
@@ -33,29 +33,27 @@ def test_agrees_at_odd_sizes(
 @pytest.mark.parametrize("with_moments", [False, True])
 @pytest.mark.parametrize(("activation", "residual", "share"), [("gelu", True, 0.2), ("leaky_relu", False, 1.0)])
 @pytest.mark.parametrize("columns", [32, 136])
-def test_agrees_with_all_that_stands_around(
+def test_agrees_with_normalization_activation_and_residual(
     agrees: Agrees, columns: int, activation: str, residual: bool, share: float, with_moments: bool
 ) -> None:
     agrees("triton", 70, 24, 72, columns, 0, activation, residual, share, with_moments, HALF, DEVICE)
 
 
 @pytest.mark.parametrize(("channels", "columns"), [(24, 200), (328, 32)], ids=["columns", "channels"])
-def test_what_is_too_wide_to_be_kept_is_two_layers(
-    agrees: Agrees, channels: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wide_rows_run_two_layers(agrees: Agrees, channels: int, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "mlp_kernel", None)
     agrees("triton", 70, channels, 72, columns, 0, "leaky_relu", True, 0.2, dtype=HALF, device=DEVICE)
 
 
-def test_and_so_it_is_on_cards_with_little_shared_memory(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_shared_memory_runs_two_layers(agrees: Agrees, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear.kernel, "shared_bytes", lambda _: 99 * 2**10)
     monkeypatch.setattr(triton, "mlp_kernel", None)
     monkeypatch.setattr(linear.kernel, "has_descriptors", lambda _: False)
-    monkeypatch.setattr(linear, "described_kernel", None)
+    monkeypatch.setattr(linear, "descriptor_kernel", None)
     agrees("triton", 70, 24, 72, 32, dtype=HALF, device=DEVICE)
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     shapes = ((6, 8), (16, 8), (16,), (24, 24), (24,))
     x, inner, inner_bias, outer, outer_bias = (torch.randn(shape, device=DEVICE).half() for shape in shapes)
     out, sums = x.new_zeros(6, 24), torch.zeros(1, 2, 6, device=DEVICE)
@@ -63,8 +61,8 @@ def test_is_an_operator_as_torch_wants_it() -> None:
     torch.library.opcheck(triton.fused_mlp, (*arguments, sums.clone()))
 
 
-def test_sizes_that_it_does_not_take() -> None:
+def test_unsupported_sizes_are_refused() -> None:
     x, inner, outer = (torch.zeros(shape, device=DEVICE) for shape in ((4, 8), (8, 8), (3, 16)))
     moments, out = x.new_zeros(1, 2, 4), x.new_zeros(4, 3)
-    with pytest.raises(MachineError, match="3 columns are no multiple of 8"):
+    with pytest.raises(MachineError, match="columns must be a multiple of 8, not 3"):
         fused_mlp(x, inner, inner[0], outer, outer[:, 0], out, moments, inner[0], 8, implementation="triton")

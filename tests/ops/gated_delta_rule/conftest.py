@@ -1,6 +1,6 @@
-"""What tests of the kernels of the gated delta rule share: inputs, and what every kernel should read and write.
+"""Inputs and the expected tensors of every kernel of the gated delta rule.
 
-The stages are written out in fp64, and autograd finds their gradients: no formula of the kernels is used.
+The stages are computed in fp64 and differentiated by autograd, without any formula of the kernels.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.ops.gated_delta_rule.reference import _borders, _in_chunks
+from redline.ops.gated_delta_rule.reference import _document_masks, _in_chunks
 
 
 @pytest.fixture
 def inputs() -> Callable[..., list[Tensor | None]]:
-    """q, k, v, g, beta, a state and documents; keys have much in common, so that corrections depend on each other."""
+    """Returns q, k, v, g, beta, a state and documents. Keys are similar, so that corrections depend on each other."""
 
     def make(
         batch: int, tokens: int, heads: int, keys: int, values: int, carried: bool = False, packed: bool = False
@@ -33,19 +33,19 @@ def inputs() -> Callable[..., list[Tensor | None]]:
 
 @pytest.fixture
 def stages() -> Callable[..., dict[str, Tensor | None]]:
-    """Every tensor that the kernels read or write, by the names they have there, in fp64."""
+    """Returns every tensor that the kernels read or write in fp64, under the names of the kernels' arguments."""
 
-    def compute(tensors: list[Tensor | None], out_pull: Tensor, final_pull: Tensor, C: int) -> dict[str, Tensor | None]:
+    def compute(tensors: list[Tensor | None], grad_out: Tensor, grad_final: Tensor, C: int) -> dict[str, Tensor | None]:
         q, k, v, g, beta, initial, documents = (
             tensor.double() if tensor is not None and tensor.is_floating_point() else tensor for tensor in tensors
         )
-        out_pull, final_pull = out_pull.double(), final_pull.double()
+        grad_out, grad_final = grad_out.double(), grad_final.double()
         padding = -q.shape[1] % C
-        same, carried = _borders(documents, q.shape[1], C, padding, q.device)
+        same, carried = _document_masks(documents, q.shape[1], C, padding, q.device)
         q_, k_, v_, g_, beta_ = leaves = [
             _in_chunks(tensor, C, padding).requires_grad_() for tensor in (q, k, v, g, beta)
         ]
-        S = torch.zeros_like(final_pull) if initial is None else initial
+        S = torch.zeros_like(grad_final) if initial is None else initial
         first = S = S.clone().requires_grad_()
         c = g_.cumsum(-1)
         c_outside, c_system, k_outside, k_system = c.clone(), c.clone(), k_.clone(), k_.clone()
@@ -68,31 +68,32 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
             S = gamma[:, :, n, -1, None, None] * S + kept.mT @ corrections[-1]
             ends.append(S)
         out = torch.stack(outputs, 2)
-        pull_ = _in_chunks(out_pull, C, padding)
-        loss = (out * pull_).sum() + (S * final_pull).sum()
+        grad_chunks = _in_chunks(grad_out, C, padding)
+        loss = (out * grad_chunks).sum() + (S * grad_final).sum()
         single = [*leaves, first, c_outside, k_outside, W, v_right, k_right]
         found = torch.autograd.grad(loss, [*single, *corrections, *ends])
-        q_pull, k_pull, v_pull, g_pull, beta_pull, initial_pull, c_pull, k_part, W_pull, v_right, k_right = found[:11]
-        correction_pull = torch.stack(found[11 : 11 + len(corrections)], 2)
+        grad_q, grad_k, grad_v, grad_g, grad_beta, grad_initial, grad_c, k_part, grad_W, v_right, k_right = found[:11]
+        grad_correction = torch.stack(found[11 : 11 + len(corrections)], 2)
         scores = (q_ @ k_.mT) * pairs
         named = {
             "inverse": T, "w": W, "u": U, "corrections": torch.stack(corrections, 2), "out": out,
-            "local_pull": scores.mT @ pull_, "correction_pull": correction_pull, "q_pull": q_pull, "w_pull": W_pull,
-            "k_part_pull": k_part, "v_right_pull": v_right, "k_right_pull": k_right, "k_pull": k_pull, "v_pull": v_pull,
+            "grad_local": scores.mT @ grad_chunks, "grad_correction": grad_correction, "grad_q": grad_q,
+            "grad_w": grad_W,
+            "grad_k_part": k_part, "grad_v_right": v_right, "grad_k_right": k_right, "grad_k": grad_k, "grad_v": grad_v,
         }  # fmt: skip
         named = {name: value if name == "inverse" else _in_rows(value, padding) for name, value in named.items()}
-        of_q = (q_ * q_pull).sum(-1)
-        numbers = {"decay": c, "g_pull": g_pull, "beta_pull": beta_pull, "q_decay_pull": of_q}
-        numbers |= {"k_decay_pull": c_pull - of_q, "g": g_, "beta": beta_}
+        of_q = (q_ * grad_q).sum(-1)
+        numbers = {"decay": c, "grad_g": grad_g, "grad_beta": grad_beta, "grad_q_decay": of_q}
+        numbers |= {"grad_k_decay": grad_c - of_q, "g": g_, "beta": beta_}
         if padding:
-            # All sums past the last token are the last one's: what they pull at, it does.
-            numbers["k_decay_pull"][:, :, -1, C - padding - 1] += numbers["k_decay_pull"][:, :, -1, C - padding :].sum(
+            # Cumulative sums past the last token repeat the last one, so their gradients are added to it.
+            numbers["grad_k_decay"][:, :, -1, C - padding - 1] += numbers["grad_k_decay"][:, :, -1, C - padding :].sum(
                 -1
             )
         named |= {name: value.flatten(2)[..., : q.shape[1]] for name, value in numbers.items()}
-        named |= {"states": torch.stack(states, 2), "state_pulls": torch.stack(found[11 + len(corrections) :], 2)}
+        named |= {"states": torch.stack(states, 2), "grad_states": torch.stack(found[11 + len(corrections) :], 2)}
         named |= {"q": q, "k": k, "v": v, "initial": initial, "documents": documents, "final": S}
-        return named | {"out_pull": out_pull, "final_pull": final_pull, "initial_pull": initial_pull}
+        return named | {"grad_out": grad_out, "grad_final": grad_final, "grad_initial": grad_initial}
 
     return compute
 

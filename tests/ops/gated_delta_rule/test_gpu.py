@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ Make = Callable[..., Any]
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Every number passes through several roundings, and the gradient of g is a difference of sums.
+# Values are rounded several times, and the gradient of g is a difference of sums.
 ROUNDINGS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 256}
-# Every length in one dtype; what another dtype changes shows at one length with a rest, and fp32 has tiles of its own.
+# Every length in one dtype; the other dtypes at one length that is not a multiple of the chunk, and fp32 tiles.
 LENGTHS = [(torch.bfloat16, tokens) for tokens in (1, 63, 64, 131, 1000)]
 LENGTHS += [(torch.float16, 131), (torch.float32, 64), (torch.float32, 131)]
 SIZES = [(16, 16), (32, 48), (96, 96), (128, 128), (64, 128), (256, 256), (200, 8)]
@@ -49,15 +49,15 @@ def test_agrees_at_every_head_size(agrees: Agrees, inputs: Make, keys: int, valu
     check(agrees, inputs(1, 300, 2, keys, values, carried=True, packed=True), dtype)
 
 
-def test_agrees_over_a_long_text(agrees: Agrees, inputs: Make) -> None:
+def test_agrees_over_a_long_sequence(agrees: Agrees, inputs: Make) -> None:
     tensors = inputs(1, 8192, 12, 64, 64, carried=True)
-    tensors[3] = tensors[3] * 0.05  # so that it is remembered over many chunks
+    tensors[3] = tensors[3] * 0.05  # so that it affects many chunks
     check(agrees, tensors, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("texts", "dtype"), [(5, torch.bfloat16), (5, torch.float16), (12, torch.bfloat16)])
-def test_agrees_where_programs_are_many(agrees: Agrees, inputs: Make, texts: int, dtype: torch.dtype) -> None:
-    """Few texts of few heads, as everywhere else here, have finer tiles, and very many wider ones."""
+def test_agrees_with_many_programs(agrees: Agrees, inputs: Make, texts: int, dtype: torch.dtype) -> None:
+    """Few sequences use smaller blocks, as in the other tests, and very many use wider ones."""
     check(agrees, inputs(texts, 300, 24, 64, 64, carried=True, packed=True), dtype)
 
 
@@ -69,7 +69,7 @@ def test_agrees_with_smaller_chunks(inputs: Make, chunk: int) -> None:
         assert (one - other).norm() <= 2e-5 * other.norm()
 
 
-def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole(inputs: Make) -> None:
+def test_a_sequence_may_be_split_anywhere(inputs: Make) -> None:
     tensors = [one.cuda() for one in inputs(2, 300, 2, 64, 64)[:5]]
     whole, last = gated_delta_rule(*tensors)
     now, outputs = None, []
@@ -80,7 +80,7 @@ def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole(inputs: Ma
 
 
 @pytest.mark.parametrize("size", [64, 128])
-def test_the_same_input_gives_the_same_bits(inputs: Make, size: int) -> None:
+def test_is_deterministic(inputs: Make, size: int) -> None:
     tensors = [one.cuda().bfloat16().requires_grad_() for one in inputs(4, 1000, 12, size, size)[:5]]
 
     def results() -> tuple[Tensor, ...]:
@@ -92,14 +92,14 @@ def test_the_same_input_gives_the_same_bits(inputs: Make, size: int) -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, results(), strict=True))
 
 
-def test_decay_beyond_all_numbers_gives_no_nan(inputs: Make) -> None:
+def test_a_decay_that_underflows_gives_no_nan(inputs: Make) -> None:
     tensors = [one.cuda().requires_grad_() for one in inputs(1, 200, 2, 64, 64)[:5]]
     out, last = triton.gated_delta_rule(*tensors[:3], tensors[3] * 2000, tensors[4])
     gradients = torch.autograd.grad(out.sum() + last.sum(), tensors)
     assert all(one.isfinite().all() for one in (out, last, *gradients))
 
 
-def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch, inputs: Make) -> None:
+def test_auto_uses_the_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch, inputs: Make) -> None:
     called: list[str] = []
     monkeypatch.setattr(triton, "gated_delta_rule", lambda *_, **__: called.append("triton"))
     for dtype in DTYPES:
@@ -107,17 +107,17 @@ def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch, inputs: Make) 
     assert len(called) == len(DTYPES)
 
 
-def test_what_the_kernels_cannot_take_is_said(inputs: Make) -> None:
-    with pytest.warns(UserWarning, match="slower, because Triton cannot: it takes .* not float64"):
+def test_a_fallback_warns(inputs: Make) -> None:
+    with pytest.warns(UserWarning, match="slower: unsupported dtype float64"):
         gated_delta_rule(*(one.cuda().double() for one in inputs(1, 5, 1, 16, 16)[:5]))
 
 
-def test_runs_inside_a_graph(inputs: Make) -> None:
+def test_runs_inside_a_cuda_graph(inputs: Make) -> None:
     tensors = [one.cuda().requires_grad_() for one in inputs(2, 200, 2, 64, 64)[:5]]
 
     def step() -> tuple[Tensor, ...]:
         out, last = gated_delta_rule(*tensors)
-        # Without its history, which would bind the inputs to the stream of the first call that is kept.
+        # Detached, because its history would bind the inputs to the stream of the first call.
         return out.detach(), *torch.autograd.grad(out.square().sum() + last.square().sum(), tensors)
 
     stream = torch.cuda.Stream()
@@ -136,7 +136,7 @@ def test_runs_inside_a_graph(inputs: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_inductor_compiles_it_whole_for_training(inputs: Make) -> None:
+def test_inductor_compiles_training_without_graph_breaks(inputs: Make) -> None:
     tensors = [one.cuda().bfloat16().requires_grad_() for one in inputs(2, 200, 2, 64, 64)[:5]]
 
     def block(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -149,10 +149,10 @@ def test_inductor_compiles_it_whole_for_training(inputs: Make) -> None:
         assert (one - other).norm() <= 0.02 * other.norm()
 
 
-def test_memory_grows_by_no_more_than_the_inputs_and_the_inverses(inputs: Make) -> None:
+def test_saved_memory_is_inputs_and_inverses(inputs: Make) -> None:
     tensors = [one.cuda().bfloat16().requires_grad_() for one in inputs(2, 2048, 4, 64, 64)[:5]]
     before = torch.cuda.memory_allocated()
     kept = triton.gated_delta_rule(*tensors)
     grown = torch.cuda.memory_allocated() - before
-    # The output and the inverses are as large as v each; the rest is a number a token and head, and the state.
+    # The output and the inverses have the size of v each; the rest is one value per token and head, and the state.
     assert kept[0].nbytes * 2 < grown < kept[0].nbytes * 2.6

@@ -1,4 +1,4 @@
-"""How the gated delta rule is cut into tiles for the size of a device."""
+"""Tests the tiles of the gated delta rule for the size of a device."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,14 +9,14 @@ import torch
 host = pytest.importorskip("redline.ops.gated_delta_rule.triton")
 
 
-def test_tiles_are_fine_where_most_of_a_device_would_wait_and_wide_where_there_are_many(
+def test_blocks_are_small_for_few_programs_and_wide_for_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
 
     def tiles(batch: int, dtype: torch.dtype, size: int = 64, chunk: int = 64) -> tuple[Any, Any]:
         q = torch.empty(batch, 128, 12, size, dtype=dtype, device="meta")
-        return host.Launch(q, q, None, chunk).tiles, host.tiles_for(q, q, chunk)
+        return host.launcher(q, q, None, chunk).tiles, host.tiles_for(q, q, chunk)
 
     for batch in (1, 2):
         fine, usual = tiles(batch, torch.bfloat16)

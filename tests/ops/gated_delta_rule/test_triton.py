@@ -1,6 +1,6 @@
-"""The Triton kernels, each alone and all together: on a GPU as they are, elsewhere interpreted.
+"""Tests the Triton kernels, each alone and all together, on a GPU or interpreted on a CPU.
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -22,26 +22,26 @@ Make = Callable[..., Any]
 pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
-# What each kernel writes; a number a token or a state at an end is fp32 whatever the inputs are.
+# The tensors that each kernel writes; values per token and final states are always fp32.
 WRITTEN = {
     "inverse_kernel": ("decay", "inverse"),
     "solve_kernel": ("w", "u"),
     "state_kernel": ("states", "corrections", "final"),
     "output_kernel": ("out",),
-    "local_pull_kernel": ("local_pull",),
-    "state_pull_kernel": ("correction_pull", "state_pulls", "initial_pull"),
-    "query_pull_kernel": ("q_pull", "q_decay_pull"),
-    "key_pull_kernel": ("k_part_pull", "w_pull", "k_decay_pull"),
-    "right_pull_kernel": ("v_right_pull", "k_right_pull"),
-    "system_pull_kernel": ("k_pull", "v_pull", "g_pull", "beta_pull"),
+    "local_grad_kernel": ("grad_local",),
+    "state_grad_kernel": ("grad_correction", "grad_states", "grad_initial"),
+    "query_grad_kernel": ("grad_q", "grad_q_decay"),
+    "key_grad_kernel": ("grad_k_part", "grad_w", "grad_k_decay"),
+    "right_grad_kernel": ("grad_v_right", "grad_k_right"),
+    "system_grad_kernel": ("grad_k", "grad_v", "grad_g", "grad_beta"),
 }
-# All but the one with shapes that vary, which takes long and which nothing here depends on.
+# All checks except that of dynamic shapes, which takes long.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-FP32 = {"g", "beta", "decay", "initial", "final", "final_pull", "initial_pull", "g_pull", "beta_pull"}
-FP32 |= {"q_decay_pull", "k_decay_pull"}
-# Without documents, so that the first tokens of a long chunk matter to its last ones.
+FP32 = {"g", "beta", "decay", "initial", "final", "grad_final", "grad_initial", "grad_g", "grad_beta"}
+FP32 |= {"grad_q_decay", "grad_k_decay"}
+# Without documents, so that the first tokens of a chunk affect its last ones.
 SMALL, LARGER = (torch.float32, 37, 16, 24, 16, True), (torch.float16, 70, 24, 16, 64, False)
-CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_pull_kernel")]
+CASES = [(name, *SMALL) for name in WRITTEN] + [(name, *LARGER) for name in ("inverse_kernel", "system_grad_kernel")]
 if DEVICE == "cuda":
     BF16 = torch.bfloat16
     SIZES = [(dtype, 150, 64, 64, 64, packed) for dtype in (torch.float32, torch.float16, BF16) for packed in (0, 1)]
@@ -51,7 +51,7 @@ if DEVICE == "cuda":
 
 
 @pytest.mark.parametrize(("name", "dtype", "tokens", "keys", "values", "chunk", "packed"), CASES)
-def test_each_kernel_writes_what_it_should(
+def test_each_kernel_agrees_with_its_definition(
     inputs: Make,
     stages: Make,
     name: str,
@@ -64,9 +64,9 @@ def test_each_kernel_writes_what_it_should(
 ) -> None:
     *tensors, documents = inputs(1 if DEVICE == "cpu" else 3, tokens, 2, keys, values, True, packed)
     tensors = [*(one.to(DEVICE, dtype) for one in tensors), documents.to(DEVICE) if packed else None]
-    start = triton.Launch(tensors[0], tensors[2], tensors[6], chunk)
-    out_pull, final_pull = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
-    exact = stages(tensors, out_pull, final_pull, start.tiles.chunk)
+    start = triton.launcher(tensors[0], tensors[2], tensors[6], chunk)
+    grad_out, grad_final = torch.randn_like(tensors[2]), torch.randn_like(tensors[5])
+    exact = stages(tensors, grad_out, grad_final, start.tiles.chunk)
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
     arguments: list[Tensor | None] = []
     for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:
@@ -79,7 +79,7 @@ def test_each_kernel_writes_what_it_should(
         if argument in WRITTEN[name]:
             expected = exact[argument]
             error = ((found.double() - expected).norm() / expected.norm()).item()
-            # Sums of numbers that were rounded on the way in are off by as much, though kept in fp32.
+            # fp32 sums of rounded inputs have the error of the inputs.
             limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
             assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"
 
@@ -122,28 +122,28 @@ def test_takes_dtypes_that_differ_and_any_strides() -> None:
         assert one.dtype == torch.float32 and (one - other).norm() <= 1e-5 * other.norm()
 
 
-def test_the_last_state_alone_can_be_trained(inputs: Make) -> None:
+def test_the_final_state_alone_has_gradients(inputs: Make) -> None:
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
-    pulls = [
+    grads = [
         torch.autograd.grad(run(*tensors)[1].square().sum(), tensors[1:])
         for run in (triton.gated_delta_rule, reference.chunked)
     ]
-    torch.testing.assert_close(*pulls, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
 
 
-def test_can_be_recomputed(inputs: Make) -> None:
-    """A checkpoint gives what was saved a single time."""
+def test_works_with_activation_checkpointing(inputs: Make) -> None:
+    """Activation checkpointing unpacks saved tensors only once."""
     tensors = [one.to(DEVICE).requires_grad_() for one in inputs(1, 9, 1, 16, 16)[:5]]
 
     def run(*given: Tensor) -> Tensor:
         return triton.gated_delta_rule(*given)[0].square().sum()
 
-    pulls = torch.autograd.grad(checkpoint(run, *tensors, use_reentrant=False), tensors)
-    for one, other in zip(pulls, torch.autograd.grad(run(*tensors), tensors), strict=True):
+    grads = torch.autograd.grad(checkpoint(run, *tensors, use_reentrant=False), tensors)
+    for one, other in zip(grads, torch.autograd.grad(run(*tensors), tensors), strict=True):
         assert torch.equal(one, other)
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
+def test_passes_opcheck(inputs: Make) -> None:
     q, k, v, g, beta, state, documents = (one.to(DEVICE) for one in inputs(1, 5, 1, 16, 16, True, True))
     given = [one.requires_grad_() for one in (q, k, v, g.mT.contiguous(), beta.mT.contiguous(), state)]
     torch.library.opcheck(triton._forward, (*given, documents, 16), test_utils=OPERATOR_CHECKS)
@@ -152,16 +152,16 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
 @pytest.mark.parametrize(
     ("dtype", "keys", "chunk", "sentence"),
     [
-        (torch.float64, 4, 64, "not float64"),
-        (torch.float32, 257, 64, "heads of up to 256 numbers, not 257"),
-        (torch.float32, 4, 8, "chunks of 16, 32 and 64 tokens, not 8"),
+        (torch.float64, 4, 64, "unsupported dtype float64"),
+        (torch.float32, 257, 64, "heads may have at most 256 elements, not 257"),
+        (torch.float32, 4, 8, "unsupported chunk 8 (supported: 16, 32, 64)"),
     ],
 )
-def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
     q = torch.zeros(1, 3, 1, keys, device=DEVICE, dtype=dtype)
     assert sentence in triton.why_not(q, q, q, chunk)
 
 
-def test_says_when_a_text_is_too_long() -> None:
+def test_too_many_tokens_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 4_194_241, 1, 1)
-    assert "up to 4194240 tokens at a time, not 4194241" in triton.why_not(q, q, q, 64)
+    assert "at most 4194240 tokens per call are supported, not 4194241" in triton.why_not(q, q, q, 64)

@@ -1,4 +1,4 @@
-"""Products with int8 weights on a real device: the sizes of a decoder, odd ones, every dtype, graphs, compilation."""
+"""Tests the int8 ops on a GPU: decoder sizes, odd sizes, every dtype, CUDA graphs and compilation."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from redline.ops.int8_matmul import int8_matmul, int_mm, reference, weight_only_
 triton = pytest.importorskip("redline.ops.int8_matmul.triton")
 
 pytestmark = pytest.mark.gpu
-# The tensor cores make fp32 products of three parts.
+# Tensor cores compute fp32 products as three TF32 products.
 LIMITS = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2**-16}
 SIZES = [(2048, 8192), (16_384, 2048), (512, 2048), (1000, 999), (3, 5000), (128, 256)]
 
@@ -40,7 +40,7 @@ def test_int8_rows_agree(rows: int, columns: int, depth: int) -> None:
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("rows", [1, 5, 16, 33, 64, 200])
 @pytest.mark.parametrize(("columns", "depth"), SIZES)
-def test_rows_as_they_are_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+def test_floating_point_rows_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     x, w, w_scale = torch.randn(rows, depth, device="cuda").to(dtype), whole(columns, depth), scales(columns)
     exact = reference.weight_only_matmul(x.double(), w, w_scale)
     assert error(triton.weight_only_matmul(x, w, w_scale), exact) <= LIMITS[dtype]
@@ -48,7 +48,7 @@ def test_rows_as_they_are_agree(rows: int, columns: int, depth: int, dtype: torc
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(16, 64, 64), (17, 63, 64), (17, 64, 63), (17, 64, 64)])
-def test_torch_refuses_what_is_not_asked_of_it(rows: int, columns: int, depth: int) -> None:
+def test_int_mm_refuses_the_shapes_that_auto_avoids(rows: int, columns: int, depth: int) -> None:
     x, w = whole(rows, depth), whole(columns, depth)
     if not int_mm.why_not(x, w):
         torch._int_mm(x, w.t())
@@ -57,13 +57,13 @@ def test_torch_refuses_what_is_not_asked_of_it(rows: int, columns: int, depth: i
         torch._int_mm(x, w.t())
 
 
-def test_the_same_input_gives_the_same_bits() -> None:
+def test_is_deterministic() -> None:
     x, w, w_scale = torch.randn(4, 8192, device="cuda").bfloat16(), whole(512, 8192), scales(512)
     first = weight_only_matmul(x, w, w_scale)
     assert all(torch.equal(first, weight_only_matmul(x, w, w_scale)) for _ in range(3))
 
 
-def test_a_graph_replays_with_new_inputs() -> None:
+def test_a_cuda_graph_replays_with_new_inputs() -> None:
     x, w, x_scale, w_scale = whole(4, 4096), whole(256, 4096), scales(4), scales(256)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -79,7 +79,7 @@ def test_a_graph_replays_with_new_inputs() -> None:
         assert error(out, reference.int8_matmul(x, w, x_scale, w_scale, out_dtype=torch.float64)) <= 1e-6
 
 
-def test_inductor_compiles_them_whole() -> None:
+def test_inductor_compiles_them_without_graph_breaks() -> None:
     x, w, x_scale, w_scale = whole(4, 256), whole(512, 256), scales(4), scales(512)
 
     def layers(x: Tensor) -> Tensor:

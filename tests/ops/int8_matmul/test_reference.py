@@ -1,4 +1,4 @@
-"""The specification of products with int8 weights, torch's own beside it, and what is refused."""
+"""Tests the references of the int8 ops, torch._int_mm, and which arguments are refused."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def whole(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scales_of_rows", [(), (1,), (5,)])
-def test_agrees_with_sums_in_whole_numbers(out_dtype: torch.dtype, scales_of_rows: tuple[int, ...]) -> None:
+def test_agrees_with_integer_sums(out_dtype: torch.dtype, scales_of_rows: tuple[int, ...]) -> None:
     x, w, bias = whole(5, 70), whole(9, 70), torch.randn(9)
     x_scale, w_scale = torch.rand(scales_of_rows) / 100, torch.rand(9) / 100
     sums = (x.long()[:, None] * w.long()).sum(2)
@@ -27,7 +27,7 @@ def test_agrees_with_sums_in_whole_numbers(out_dtype: torch.dtype, scales_of_row
         torch.testing.assert_close(found, expected, atol=limit, rtol=limit)
 
 
-def test_the_weight_alone_in_int8_agrees_with_a_product_of_floats() -> None:
+def test_weight_only_matmul_agrees_with_a_float_product() -> None:
     x, w, w_scale, bias = torch.randn(5, 70), whole(9, 70), torch.rand(9), torch.randn(9)
     expected = x.double() @ (w.double() * w_scale[:, None]).t() + bias
     torch.testing.assert_close(weight_only_matmul(x, w, w_scale, bias).double(), expected, atol=1e-2, rtol=1e-5)
@@ -44,39 +44,43 @@ X, W, SCALE = whole(3, 8), whole(4, 8), torch.ones(4)
     [
         ((X[0], W, SCALE[0], SCALE), {}, r"not \(8,\) and \(4, 8\)"),
         ((X[:, :7], W, SCALE[0], SCALE), {}, r"not \(3, 7\) and \(4, 8\)"),
-        ((X.float(), W, SCALE[0], SCALE), {}, "int8 rows and int8 weights, not torch.float32"),
-        ((X, W.int(), SCALE[0], SCALE), {}, "not torch.int8 and torch.int32"),
-        ((X, W, SCALE[:2], SCALE), {}, r"the scale of 3 int8 rows .* not \(2,\)"),
+        ((X.float(), W, SCALE[0], SCALE), {}, "x_MK must be int8, not torch.float32"),
+        ((X, W.int(), SCALE[0], SCALE), {}, "w_NK must be int8, not torch.int32"),
+        ((X, W, SCALE[:2], SCALE), {}, r"x_scale must be one float32 number or \(3,\) float32, not \(2,\)"),
         ((X, W, SCALE[0].double(), SCALE), {}, "torch.float64"),
-        ((X, W, SCALE[0], SCALE[:3]), {}, "4 outputs need as many fp32 scales"),
+        ((X, W, SCALE[0], SCALE[:3]), {}, r"w_scale_N must have shape \(4,\), not \(3,\)"),
         ((X, W, SCALE[0], SCALE.half()), {}, "torch.float16"),
-        ((X, W, SCALE[0], SCALE, SCALE[:3]), {}, "4 outputs need as many biases"),
-        ((X, W.to("meta"), SCALE[0], SCALE), {}, "the weight is on meta"),
-        ((X, W, SCALE[0], SCALE), {"out_dtype": torch.int32}, "gives fp16, bf16 or fp32, not torch.int32"),
+        ((X, W, SCALE[0], SCALE, SCALE[:3]), {}, r"bias_N must have shape \(4,\)"),
+        ((X, W.to("meta"), SCALE[0], SCALE), {}, "w_NK is on meta"),
+        (
+            (X, W, SCALE[0], SCALE),
+            {"out_dtype": torch.int32},
+            "out_dtype must be float16, bfloat16 or float32, not torch.int32",
+        ),
         (
             (X, W, SCALE[0], SCALE),
             {"implementation": "cuda"},
-            "no implementation 'cuda': it has auto, reference, int_mm, triton",
+            "unknown implementation 'cuda' .supported: auto, reference, int_mm, triton",
         ),
-        ((whole(1, 2**17), whole(1, 2**17), SCALE[0], SCALE[:1]), {}, "do not fit int32"),
-        ((X, W, SCALE[0], SCALE.clone().requires_grad_()), {}, "have no gradient"),
+        ((whole(1, 2**17), whole(1, 2**17), SCALE[0], SCALE[:1]), {}, "int32 sums could overflow"),
+        ((X, W, SCALE[0], SCALE.clone().requires_grad_()), {}, "has no gradient"),
     ],
 )
-def test_what_does_not_fit_is_refused(given: tuple[Tensor, ...], options: dict[str, object], sentence: str) -> None:
+def test_invalid_arguments_are_refused(given: tuple[Tensor, ...], options: dict[str, object], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         int8_matmul(*given, **options)
 
 
-def test_what_does_not_fit_the_weight_alone_is_refused() -> None:
-    with pytest.raises(ModelError, match="floating-point rows and int8 weights, not torch.int8"):
+def test_weight_only_matmul_refuses_invalid_arguments() -> None:
+    with pytest.raises(ModelError, match="x_MK must be floating-point, not torch.int8"):
         weight_only_matmul(X, W, SCALE)
-    with pytest.raises(ModelError, match="have no gradient"):
+    with pytest.raises(ModelError, match="has no gradient"):
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)
     with torch.no_grad():
         weight_only_matmul(X.float().requires_grad_(), W, SCALE)
 
 
-def test_torch_is_not_asked_for_what_it_refuses() -> None:
+def test_auto_avoids_shapes_that_int_mm_refuses() -> None:
     assert not int_mm.why_not(X, W)
 
     class OnCuda:
@@ -97,7 +101,7 @@ def test_the_reference_rounds_once() -> None:
     assert torch.equal(reference.int8_matmul(x, w, SCALE[:1] / 3, torch.ones(6) / 7), exact.to(torch.bfloat16))
 
 
-def test_the_deepest_product_still_fits_int32_sums() -> None:
+def test_the_largest_depth_fits_int32_sums() -> None:
     depth = 2**17 - 1
     deepest = torch.full((1, depth), -128, dtype=torch.int8)
     found = int8_matmul(deepest, deepest, torch.ones(()), torch.ones(1), out_dtype=torch.float32)

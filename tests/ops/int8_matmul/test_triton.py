@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 import pytest
@@ -17,18 +17,18 @@ pytestmark = pytest.mark.skipif(
     not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
-# Of a sum of int8 products: it becomes fp32, and is multiplied by two scales. Half a digit each.
+# The int32 sum is converted to fp32 and multiplied by two scales, with half an epsilon of error each.
 INT8_ROUNDINGS = 3 * 0.5
-# Of fp32 sums of rows as they are; tensor cores make fp32 products of three parts, and round their sums down.
+# For fp32 sums of floating-point rows; tensor cores use three TF32 products and round sums down.
 ROUNDINGS = 128.0
 SHAPES = [(1, 1, 1), (1, 5, 200), (7, 50, 96), (16, 17, 33), (33, 20, 70), (70, 35, 64)]
-# One row, few and many have kernels or tiles of their own.
+# One row, few rows and many rows use different kernels or tiles.
 HALF = [(*shape, dtype) for shape in ((1, 5, 200), (7, 20, 40), (33, 20, 70)) for dtype in DTYPES[1:]]
 
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small products are several blocks, and their depth several steps and, where few, several shares."""
+    """Uses small tiles, so that small products have several blocks, steps and splits."""
     monkeypatch.setitem(tiles.VECTOR_TILES, 1, tiles.Tiles(1, 4, 32, 1, 1))
     for sizes in ((1, 1), (2, 1), (4, 1)):
         choices = {16: tiles.Tiles(16, 16, 32, 1, 2), tiles.MANY_ROWS: tiles.Tiles(32, 16, 32, 1, 2)}
@@ -42,14 +42,14 @@ def whole(*shape: int) -> Tensor:
 
 
 def scales(count: int) -> Tensor:
-    """Small enough for fp16, which ends at 65,504."""
+    """Returns scales that keep the result below 65,504, the largest fp16 value."""
     return (torch.rand(count, device=DEVICE) + 0.1) / 100
 
 
 def is_near(found: Tensor, exact: Tensor, size: Tensor, roundings: float) -> bool:
-    """Each number by itself: so many fp32 roundings of the product, one of the sum with the bias, one to its own dtype.
+    """Allows, per element, this many fp32 roundings of the product, one of the bias, and one to the output dtype.
 
-    `size` is the product's, or that of what it adds up: a bias that cancels it leaves its roundings as they are.
+    `size` is the magnitude of the product before the bias, which determines the rounding error if the bias cancels it.
     """
     single, own = torch.finfo(torch.float32), torch.finfo(found.dtype)
     limit = roundings * single.eps * size + 0.5 * single.eps * exact.abs()
@@ -69,13 +69,13 @@ def test_int8_rows_agree(rows: int, columns: int, depth: int, out_dtype: torch.d
 
 
 def exact_int8(*given: Tensor) -> tuple[Tensor, Tensor]:
-    """The result, and the size of its product before the bias is added."""
+    """Returns the exact result, and the magnitude of the product before the bias."""
     result, product = (reference.int8_matmul(*part, out_dtype=torch.float64) for part in (given, given[:4]))
     return result, product.abs()
 
 
-def test_a_bias_that_cancels_the_product_is_no_error() -> None:
-    """What is left is small, and the roundings of what it is left from are not."""
+def test_a_bias_may_cancel_the_product() -> None:
+    """The result is small, but has the rounding error of the large product."""
     x, w = (torch.tensor([[value]], dtype=torch.int8, device=DEVICE) for value in (66, 111))
     x_scale, w_scale = (torch.tensor([value], device=DEVICE) for value in (0.0073, 0.0071))
     product = reference.int8_matmul(x, w, x_scale, w_scale, out_dtype=torch.float64)
@@ -88,7 +88,7 @@ def test_a_bias_that_cancels_the_product_is_no_error() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth", "dtype"), [*((*shape, DTYPES[0]) for shape in SHAPES), *HALF])
-def test_rows_as_they_are_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+def test_floating_point_rows_agree(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
     x, w, w_scale = torch.randn(rows, depth, device=DEVICE).to(dtype), whole(columns, depth), scales(columns)
     for bias in (None, torch.randn(columns, device=DEVICE).to(dtype)):
         found = triton.weight_only_matmul(x, w, w_scale, bias)
@@ -111,13 +111,13 @@ def test_takes_any_strides() -> None:
     assert is_near(found, *exact_int8(x, w, x_scale, w_scale), INT8_ROUNDINGS)
 
 
-def test_are_operators_as_torch_wants_them() -> None:
+def test_pass_opcheck() -> None:
     x, w, w_scale = whole(3, 40), whole(5, 40), scales(5)
-    torch.library.opcheck(triton._int8, (x, w, scales(3), w_scale, None, torch.float16))
-    torch.library.opcheck(triton._weight_only, (x.float(), w, w_scale, None))
+    torch.library.opcheck(triton.int8_matmul, (x, w, scales(3), w_scale, None, torch.float16))
+    torch.library.opcheck(triton.weight_only_matmul, (x.float(), w, w_scale, None))
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     x, w, w_scale, x_scale = whole(3, 40), whole(5, 40), scales(5), scales(3)
 
     def layers(x: Tensor) -> Tensor:

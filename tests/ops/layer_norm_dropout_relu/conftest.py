@@ -1,4 +1,4 @@
-"""What tests of LayerNorm, dropout and ReLU share: inputs that no rounding takes across the kink of ReLU."""
+"""Inputs for LayerNorm, dropout and ReLU that rounding does not move across the kink of ReLU."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The kernels of LayerNorm, dropout and ReLU on a real device: full size, every dtype, graphs and compilation."""
+"""Tests LayerNorm, dropout and ReLU on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -35,19 +35,19 @@ def test_agrees(
 
 @pytest.mark.parametrize(("rows", "width"), [(16384, 4096), (65536, 768), (30_001, 100)])
 def test_agrees_at_full_size(agrees: Agrees, rows: int, width: int) -> None:
-    # A few numbers fall on the other side of zero here, which bf16's limit leaves room for.
+    # A few elements cross zero here, which the tolerance of bf16 allows.
     check(
         agrees, (torch.randn(rows, width, device="cuda"), torch.randn(width), torch.randn(width)), 0.1, torch.bfloat16
     )
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
+def test_is_deterministic(repeats: Callable[..., None]) -> None:
     shapes = (2000, 768), (768,), (768,)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     repeats(lambda *given: layer_norm_dropout_relu(*given, 0.1, EPS, seed=3), inputs)
 
 
-def test_a_replayed_graph_drops_other_elements_each_time() -> None:
+def test_each_cuda_graph_replay_drops_other_elements() -> None:
     x, weight, bias = (
         torch.randn(64, 256, device="cuda"),
         torch.zeros(256, device="cuda"),
@@ -68,7 +68,7 @@ def test_a_replayed_graph_drops_other_elements_each_time() -> None:
     assert abs((out > 0).double().mean().item() - 0.5) < 0.05
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     shapes = (640, 768), (768,), (768,)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     compiled_agrees(lambda *given: layer_norm_dropout_relu(*given, 0.1, EPS, seed=3).sin(), inputs)

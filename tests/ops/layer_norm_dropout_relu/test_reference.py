@@ -1,4 +1,4 @@
-"""The specification of LayerNorm, dropout and ReLU against torch, and its random numbers against published ones."""
+"""Tests the reference of LayerNorm, dropout and ReLU against torch, and Philox against published values."""
 
 from collections.abc import Callable
 
@@ -13,21 +13,21 @@ from redline.ops.layer_norm_dropout_relu.reference import keep_mask, philox
 Inputs = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
-def test_without_dropout_it_is_what_torch_computes() -> None:
+def test_without_dropout_agrees_with_torch() -> None:
     x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 5, 37), (37,), (37,)))
     expected = F.layer_norm(x, (37,), weight, bias, 1e-3).relu()
     torch.testing.assert_close(layer_norm_dropout_relu(x, weight, bias, eps=1e-3), expected)
     torch.testing.assert_close(layer_norm_dropout_relu(x, weight, bias, 0.9, 1e-3, training=False), expected)
 
 
-def test_philox_gives_the_published_numbers() -> None:
-    # The known answers that come with Random123, as far as counters of two words go.
+def test_philox_agrees_with_published_values() -> None:
+    # The known answers of Random123 for counters of two words.
     zero = torch.zeros(1, dtype=torch.int64)
     words = [word.item() for word in philox(zero, zero, zero)]
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-def test_dropout_leaves_its_share_scaled_and_the_rest_zero() -> None:
+def test_dropout_scales_kept_elements_and_zeroes_the_rest() -> None:
     x, weight, bias = torch.randn(4000, 101), torch.zeros(101), torch.ones(101)
     for p in (0.1, 0.5, 0.9):
         out = layer_norm_dropout_relu(x, weight, bias, p, seed=7)
@@ -36,7 +36,7 @@ def test_dropout_leaves_its_share_scaled_and_the_rest_zero() -> None:
         torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - p)))
 
 
-def test_rows_columns_and_seeds_have_numbers_of_their_own() -> None:
+def test_masks_differ_by_row_column_and_seed() -> None:
     mask = keep_mask(torch.tensor(2**62 + 3), 200, 203, 0.5).double() * 2 - 1
     other = keep_mask(torch.tensor(2**62 + 4), 200, 203, 0.5).double() * 2 - 1
     high = keep_mask(torch.tensor(2**61 + 3), 200, 203, 0.5).double() * 2 - 1
@@ -46,7 +46,7 @@ def test_rows_columns_and_seeds_have_numbers_of_their_own() -> None:
     assert torch.equal(mask[:50, :100], keep_mask(torch.tensor(2**62 + 3), 50, 100, 0.5).double() * 2 - 1)
 
 
-def test_the_seed_is_a_number_a_tensor_or_drawn() -> None:
+def test_the_seed_may_be_an_int_a_tensor_or_drawn() -> None:
     x, weight, bias = torch.randn(9, 30), torch.zeros(30), torch.ones(30)
     by_number = layer_norm_dropout_relu(x, weight, bias, 0.5, seed=11)
     assert torch.equal(by_number, layer_norm_dropout_relu(x, weight, bias, 0.5, seed=torch.tensor([11])))

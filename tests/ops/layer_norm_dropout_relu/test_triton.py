@@ -1,4 +1,4 @@
-"""The Triton kernels of LayerNorm, dropout and ReLU: on a GPU as they are, elsewhere interpreted."""
+"""Tests the Triton kernels of LayerNorm, dropout and ReLU, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -59,14 +59,14 @@ def test_takes_any_strides_and_parameters_of_another_dtype(inputs: Inputs) -> No
     x = x.t().contiguous().t().reshape(3, 4, 30).requires_grad_()
     weight, bias = weight.float().requires_grad_(), bias.float().requires_grad_()
     out = layer_norm_dropout_relu(x, weight, bias, 0.2, seed=9, implementation="triton")
-    pulls = torch.autograd.grad(out.float().sum(), (x, weight, bias))
+    grads = torch.autograd.grad(out.float().sum(), (x, weight, bias))
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight, bias)]
     expected = layer_norm_dropout_relu(*exact, 0.2, seed=9, implementation="reference")
-    for one, other in zip((out, *pulls), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
+    for one, other in zip((out, *grads), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 
-def test_nan_stays() -> None:
+def test_nan_propagates() -> None:
     x = torch.randn(2, 8, device=DEVICE)
     x[1, 3] = torch.nan
     out = layer_norm_dropout_relu(
@@ -75,12 +75,12 @@ def test_nan_stays() -> None:
     assert out[0].isfinite().all() and out[1].isnan().all()
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Inputs) -> None:
+def test_passes_opcheck(inputs: Inputs) -> None:
     given = [tensor.to(DEVICE).requires_grad_() for tensor in inputs(3, 6)]
-    torch.library.opcheck(triton._forward, (*given, torch.tensor(3, device=DEVICE), 0.25, EPS))
+    torch.library.opcheck(triton.layer_norm_dropout_relu, (*given, 0.25, EPS, torch.tensor(3, device=DEVICE)))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None], inputs: Inputs) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None], inputs: Inputs) -> None:
     def block(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return layer_norm_dropout_relu(x, weight, bias, 0.25, seed=4, implementation="triton").sin()
 
@@ -88,7 +88,7 @@ def test_compiles_whole(compiled_agrees: Callable[..., None], inputs: Inputs) ->
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_backward_drops_what_forward_dropped_without_a_seed(compiled: bool) -> None:
+def test_backward_uses_the_mask_of_forward_without_a_seed(compiled: bool) -> None:
     x, weight = torch.randn(30, 50, device=DEVICE), torch.zeros(50, device=DEVICE)
     bias = torch.ones(50, device=DEVICE, requires_grad=True)
 
@@ -99,19 +99,19 @@ def test_backward_drops_what_forward_dropped_without_a_seed(compiled: bool) -> N
     first, second = (run(bias) if compiled else layer(bias) for _ in range(2))
     assert not torch.equal(first, second)
     for out in (first, second):
-        # Each element that is left is 2, and moves twice as much as the bias.
+        # Each kept element is 2, and changes twice as much as the bias.
         assert torch.equal(torch.autograd.grad(out.sum(), bias)[0], out.detach().sum(0))
 
 
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (torch.zeros(1, 4, dtype=torch.float64), "float32, not float64"),
+        (torch.zeros(1, 4, dtype=torch.float64), "unsupported dtype float64 .*float32."),
         (torch.zeros(0, 4), "the input is empty"),
-        (torch.zeros(1, 65537), "rows of up to 65536 numbers, not 65537"),
+        (torch.zeros(1, 65537), "rows may have at most 65536 elements, not 65537"),
     ],
 )
-def test_says_what_it_cannot_take(x: Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(x: Tensor, sentence: str) -> None:
     weight = torch.ones(x.shape[-1], device=DEVICE)
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         layer_norm_dropout_relu(x.to(DEVICE), weight, weight, implementation="triton")

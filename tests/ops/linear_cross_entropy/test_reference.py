@@ -1,4 +1,4 @@
-"""The specification of linear cross-entropy, against PyTorch's own two steps, and what is refused."""
+"""Tests the reference of linear cross-entropy against PyTorch, and which arguments are refused."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def test_agrees_with_torch(reduction: str, with_bias: bool) -> None:
     )
 
 
-def test_gradients_are_those_of_its_values() -> None:
+def test_passes_gradcheck() -> None:
     hidden, weight, target, bias = inputs(4, 3, 6)
     whole = partial(reference.linear_cross_entropy, target_N=target, z_loss=0.1)
     assert torch.autograd.gradcheck(
@@ -40,7 +40,7 @@ def test_gradients_are_those_of_its_values() -> None:
     )
 
 
-def test_autocast_is_that_of_a_linear_layer() -> None:
+def test_autocast_agrees_with_a_linear_layer() -> None:
     hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(hidden, weight, target, bias)
@@ -54,24 +54,24 @@ def test_autocast_is_that_of_a_linear_layer() -> None:
     ("changed", "sentence"),
     [
         ({"hidden_ND": torch.zeros(3, 4)}, r"not \(3, 4\) and \(7, 5\)"),
-        ({"hidden_ND": torch.zeros(3)}, r"takes \(rows, features\)"),
+        ({"hidden_ND": torch.zeros(3)}, r"hidden_ND must be \(rows, features\)"),
         ({"weight_VD": torch.zeros(0, 5)}, r"and \(0, 5\)"),
-        ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight is torch.float64, but the hidden rows"),
-        ({"weight_VD": torch.zeros(7, 5, device="meta")}, "the weight is on meta"),
-        ({"bias_V": torch.zeros(6)}, "7 classes need as many biases"),
-        ({"target_N": torch.zeros(2, dtype=torch.int64)}, "of 3 rows needs as many"),
-        ({"target_N": torch.full((3,), 7)}, "target 7 is neither one of 7 classes"),
-        ({"reduction": "max"}, "no reduction 'max'"),
+        ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight_VD is torch.float64, but hidden_ND"),
+        ({"weight_VD": torch.zeros(7, 5, device="meta")}, "weight_VD is on meta"),
+        ({"bias_V": torch.zeros(6)}, r"bias_V must have shape \(7,\)"),
+        ({"target_N": torch.zeros(2, dtype=torch.int64)}, r"target_N must have shape \(3,\)"),
+        ({"target_N": torch.full((3,), 7)}, "target 7 is not one of 7 classes"),
+        ({"reduction": "max"}, "unknown reduction 'max'"),
     ],
 )
-def test_what_does_not_fit_is_refused(changed: dict[str, object], sentence: str) -> None:
+def test_invalid_arguments_are_refused(changed: dict[str, object], sentence: str) -> None:
     target = torch.zeros(3, dtype=torch.int64)
     given = {"hidden_ND": torch.zeros(3, 5), "weight_VD": torch.zeros(7, 5), "target_N": target} | changed
     with pytest.raises(ModelError, match=sentence):
         linear_cross_entropy(**given)
 
 
-def test_the_reference_compiles_whole_under_autocast() -> None:
+def test_the_reference_compiles_under_autocast() -> None:
     hidden, weight, target, bias = inputs(6, 5, 9, torch.float32)
 
     def head(hidden: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ pytestmark = [
     pytest.mark.skipif(
         not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
     ),
-    # numpy, which interprets, warns of infinities and NaN that the kernels make on purpose.
+    # The interpreter uses numpy, which warns of the intentional infinities and NaN of the kernels.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
-# Logits are rounded to the dtype between the two steps, and again as gradients.
+# The logits and their gradients are rounded to the dtype.
 ROUNDINGS = {torch.float16: 4, torch.bfloat16: 4}
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows are several chunks, the last one not full."""
+    """Uses small chunks, so that a few rows make several and the last one is partial."""
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
     monkeypatch.setattr(chunks, "_ALIGNMENT", 4)
 
@@ -66,31 +66,7 @@ def test_agrees_with_all_options(agrees: Agrees, reduction: str, dtype: torch.dt
     agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
 
 
-@pytest.mark.parametrize(
-    ("reduction", "dtype"), [("mean", DTYPES[0]), ("sum", DTYPES[-1]), *(("none", dtype) for dtype in DTYPES)]
-)
-def test_one_pass_agrees(agrees: Agrees, monkeypatch: pytest.MonkeyPatch, reduction: str, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(chunks, "ONE_PASS", True)
-    monkeypatch.setattr(cross_entropy_triton, "BOTH_TILES", dict.fromkeys((2, 4), cross_entropy_triton.Tiles(16, 1)))
-    given = inputs(11, 6, 37)
-    given[2][3:6] = -1
-    options = {"ignore_index": -1, "label_smoothing": 0.1, "z_loss": 0.01, "reduction": reduction}
-    agrees(*both(**options), given, dtype, DEVICE, ROUNDINGS.get(dtype))
-    agrees(*both(reduction=reduction), inputs(9, 6, 32)[:3], dtype, DEVICE, ROUNDINGS.get(dtype))
-
-
-def test_one_pass_makes_a_target_that_is_no_class_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "ONE_PASS", True)
-    hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
-    target[4] = 21
-    loss = triton.linear_cross_entropy(hidden.requires_grad_(), weight, target, reduction="none")
-    (found,) = torch.autograd.grad(loss.sum(), hidden)
-    wrong = torch.arange(9, device=DEVICE) == 4
-    assert torch.equal(loss.isnan(), wrong) and torch.equal(found.isnan().all(1), wrong)
-    assert torch.equal(found.isnan().any(1), wrong)
-
-
-def test_a_pull_other_than_1_scales_the_gradients(agrees: Agrees) -> None:
+def test_a_loss_scale_scales_the_gradients(agrees: Agrees) -> None:
     def tenfold(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *given: 10 * function(*given) ** 2
 
@@ -100,7 +76,7 @@ def test_a_pull_other_than_1_scales_the_gradients(agrees: Agrees) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("trained", [(0,), (1,), (3,), (0, 3), (1, 3)])
-def test_only_what_is_trained_gets_a_gradient(trained: tuple[int, ...], reduction: str) -> None:
+def test_only_inputs_that_require_grad_have_gradients(trained: tuple[int, ...], reduction: str) -> None:
     given = [tensor.to(DEVICE) for tensor in inputs(9, 6, 21)]
     for index in trained:
         given[index].requires_grad_()
@@ -113,7 +89,7 @@ def test_only_what_is_trained_gets_a_gradient(trained: tuple[int, ...], reductio
     assert one.isfinite().all()
 
 
-def test_no_gradient_is_made_for_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_computes_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     def unwanted(*_: object) -> None:
         raise AssertionError("a gradient was made")
 
@@ -128,15 +104,15 @@ def test_no_gradient_is_made_for_inference(monkeypatch: pytest.MonkeyPatch) -> N
         triton.linear_cross_entropy(*given)
 
 
-def test_weights_can_be_those_of_the_embedding() -> None:
+def test_the_weight_may_be_tied_to_the_embedding() -> None:
     weight = torch.randn(19, 6, device=DEVICE, requires_grad=True)
     tokens, target = torch.randint(19, (9,), device=DEVICE), torch.randint(19, (9,), device=DEVICE)
     one, other = (torch.autograd.grad(function(weight[tokens], weight, target), weight) for function in both())
     torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
-def test_backward_can_be_asked_twice() -> None:
-    """Which it could not, were the gradients scaled in place the first time."""
+def test_backward_may_run_twice() -> None:
+    """The first backward must not scale the gradients in place."""
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), target)
     (first,) = torch.autograd.grad(loss, weight, torch.tensor(3.0, device=DEVICE), retain_graph=True)
@@ -146,14 +122,14 @@ def test_backward_can_be_asked_twice() -> None:
     assert torch.equal(first, kept)
 
 
-@pytest.mark.parametrize("pull", [1.0, 3.0])
-def test_gradients_add_up_over_losses(pull: float) -> None:
+@pytest.mark.parametrize("grad", [1.0, 3.0])
+def test_gradients_accumulate_over_losses(grad: float) -> None:
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     of_each = []
     for function in both():
         trained = weight.clone().requires_grad_()
         for rows in (slice(0, 4), slice(4, 9)):
-            (pull * function(hidden[rows], trained, target[rows])).backward()
+            (grad * function(hidden[rows], trained, target[rows])).backward()
         of_each.append(trained.grad)
     torch.testing.assert_close(*of_each, atol=1e-5, rtol=1e-4)
 
@@ -165,20 +141,20 @@ def test_the_last_backward_copies_no_gradient(monkeypatch: pytest.MonkeyPatch) -
     assert weight.grad is not None and weight.grad.abs().sum() > 0
 
 
-def test_gradients_that_are_asked_for_have_no_history() -> None:
+def test_gradients_have_no_autograd_history() -> None:
     x, weight = (torch.randn(*shape, device=DEVICE, requires_grad=True) for shape in ((5, 8), (11, 8)))
     loss = triton.linear_cross_entropy(x, weight, torch.randint(11, (5,), device=DEVICE))
     assert not any(one.requires_grad for one in torch.autograd.grad(loss, (x, weight)))
 
 
-def test_ignored_rows_alone_give_zero() -> None:
+def test_only_ignored_rows_give_zero() -> None:
     hidden, weight, target, _ = (tensor.to(DEVICE) for tensor in inputs(9, 6, 21))
     loss = triton.linear_cross_entropy(hidden, weight.requires_grad_(), torch.full_like(target, -100))
     assert loss.item() == 0.0 and not torch.autograd.grad(loss, weight)[0].any()
 
 
-def test_many_chunks_cost_the_weight_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half precision rounds the gradient of each chunk's logits, but never their sum: 16 chunks or 1 are as exact."""
+def test_many_chunks_keep_the_precision_of_the_weight_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half precision rounds the gradients of logits, but not their sum, so 16 chunks are as accurate as 1."""
     dtype = DTYPES[-1]
     given = inputs(64, 8, 24)
     hidden, weight, target = (tensor.to(DEVICE) for tensor in given[:3])
@@ -196,7 +172,7 @@ def test_many_chunks_cost_the_weight_no_precision(monkeypatch: pytest.MonkeyPatc
     assert errors[2] > 1.2 * errors[0], "sums in half precision would do"
 
 
-def test_chunks_are_even_and_keep_to_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_even_and_within_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "_ALIGNMENT", 128)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**30)
     assert chunks.rows_of_a_chunk(8192, 128_256, 2) == 4096
@@ -206,14 +182,14 @@ def test_chunks_are_even_and_keep_to_the_memory(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
     assert chunks.rows_of_a_chunk(8192, 128_256, 2) == 8192
     assert chunks.rows_of_a_chunk(8320, 128_256, 2) == 4224
-    # Rows enough: half of the memory does.
+    # With this many rows, half of the memory limit is used.
     assert chunks.rows_of_a_chunk(65_536, 50_304, 2) == 9472
     assert chunks.rows_of_a_chunk(10**6, 50_304, 2) * 50_304 * 2 <= 2**30
 
 
 @pytest.mark.parametrize(("classes", "seen"), [(33, 48), (40, 40)])
-def test_products_have_sides_that_are_fast(classes: int, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The classes that fill them up count in nothing."""
+def test_matrix_products_have_aligned_dimensions(classes: int, seen: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding classes do not affect the result."""
     sides: list[set[int]] = []
 
     def noting(one: Tensor, other: Tensor, **options: object) -> Tensor:
@@ -230,7 +206,7 @@ def test_products_have_sides_that_are_fast(classes: int, seen: int, monkeypatch:
     assert sides == [{8, 16, seen}] * 3
 
 
-def test_a_gradient_of_one_chunk_is_not_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_a_single_chunk_is_rounded_directly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**31)
     rows = {torch.bfloat16: 8192, torch.float32: 4096}
     for dtype, most in rows.items():
@@ -239,7 +215,7 @@ def test_a_gradient_of_one_chunk_is_not_a_sum(monkeypatch: pytest.MonkeyPatch) -
     assert chunks.sum_dtype(1, 128_256, torch.float16) == torch.float32
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     hidden, weight, target, bias = (tensor.to(DEVICE) for tensor in inputs(5, 4, 9))
     hidden, bias = hidden.requires_grad_(), bias.requires_grad_()
     torch.library.opcheck(triton._reduced, (hidden, weight, bias, target, -100, 0.1, 0.01, True, True, False, True))
@@ -247,7 +223,7 @@ def test_is_an_operator_as_torch_wants_it() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compiles_whole(reduction: str) -> None:
+def test_compiles_without_graph_breaks(reduction: str) -> None:
     hidden, weight, target, bias = (tensor.to(DEVICE) for tensor in inputs(9, 4, 13))
     parameters = (hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_())
 

@@ -1,4 +1,4 @@
-"""Tokens and layers at random, and a step written out head by head, in fp64."""
+"""Random tokens and layers, and a step computed head by head in fp64."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ EPS = 1e-5
 
 
 def example(sizes: Sizes, dtype: torch.dtype, device: str = "cpu") -> Given:
-    """Sequences, heads, keys, values and taps; decays from nearly none to more than all."""
+    """`sizes` are sequences, heads, keys, values and taps. Decays range from nearly none to complete."""
     batch, heads, keys, values, taps = sizes
     channels, exact = heads * (2 * keys + values), torch.promote_types(dtype, torch.float32)
 
@@ -35,7 +35,7 @@ def doubled(given: Given) -> Given:
 
 
 def assert_near(found: tuple[Tensor, ...], given: Given, of_read: float, of_state: float) -> None:
-    """Errors as shares of what they are errors of; those of a reading grow as RMSNorm makes it longer."""
+    """Returns relative errors. Those of the output are scaled by the amplification of RMSNorm."""
     gated, recent, state = (tensor.double() for tensor in found)
     *expected, lengthened_BH = by_hand(given)
     heads = lengthened_BH.shape[1]
@@ -46,7 +46,7 @@ def assert_near(found: tuple[Tensor, ...], given: Given, of_read: float, of_stat
 
 
 def by_hand(given: Given) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The results, and how much longer the matrix of each head is than what is read from it."""
+    """Returns the results, and the ratio of the norms of each head's state and output."""
     token, learned, recent, state = doubled(given)
     batch, heads, keys, values = state.shape
     gated, after, lengthened = (torch.empty_like(one) for one in (token.gate_BG, state, token.decay_BH))

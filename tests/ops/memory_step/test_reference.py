@@ -1,4 +1,4 @@
-"""The specification against a step written out by hand, and against the layer that takes many tokens at a time."""
+"""Tests the reference against a step by hand, and against the layer that processes many tokens at once."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SIZES: list[Sizes] = [(2, 3, 8, 8, 4), (1, 1, 5, 7, 1), (3, 2, 17, 3, 2)]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-def test_it_is_what_is_written_out_by_hand(sizes: Sizes) -> None:
+def test_agrees_with_a_step_by_hand(sizes: Sizes) -> None:
     given = example(sizes, torch.float64)
     before = [tensor.clone() for tensor in (given[2], given[3])]
     for found, expected in zip(memory_step(*given, EPS), by_hand(given)[:3], strict=True):
@@ -26,7 +26,7 @@ def test_it_is_what_is_written_out_by_hand(sizes: Sizes) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_in_less_precision_the_state_is_fp32(sizes: Sizes, dtype: torch.dtype) -> None:
+def test_the_state_is_fp32_in_half_precision(sizes: Sizes, dtype: torch.dtype) -> None:
     given = example(sizes, dtype)
     found = memory_step(*given, EPS)
     assert [one.dtype for one in found] == [dtype, dtype, torch.float32]
@@ -34,7 +34,7 @@ def test_in_less_precision_the_state_is_fp32(sizes: Sizes, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_token_by_token_it_is_the_layer_that_takes_them_at_once(heads: int) -> None:
+def test_agrees_with_the_layer_token_by_token(heads: int) -> None:
     config = TitanConfig(
         16, 24, 1, 1, memory_heads=heads, memory_key_dim=5, memory_value_dim=7, attention_every=0, memory_chunk=4
     )
@@ -53,7 +53,7 @@ def test_token_by_token_it_is_the_layer_that_takes_them_at_once(heads: int) -> N
     torch.testing.assert_close(state.recent_BTC, after.recent_BTC, rtol=1e-9, atol=1e-11)
 
 
-def test_nan_comes_out() -> None:
+def test_nan_propagates() -> None:
     token, learned, recent, state = example((1, 2, 4, 4, 3), torch.float32)
     token.mixed_BC[0, 0] = torch.nan
     gated, *_ = memory_step(token, learned, recent, state, EPS)

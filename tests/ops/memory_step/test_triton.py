@@ -1,4 +1,4 @@
-"""The kernel of the memory step: on a GPU as it is, elsewhere interpreted in a process of its own."""
+"""Tests the kernel of the memory step, on a GPU or interpreted on a CPU."""
 
 import pytest
 import torch
@@ -35,8 +35,8 @@ def test_agrees_with_a_step_by_hand(sizes: Sizes, dtype: torch.dtype) -> None:
     check(sizes, dtype)
 
 
-def test_what_hardly_fades_fades_by_the_right_amount() -> None:
-    """Over a thousand tokens that write nothing, as much is left as the sum of the decays says."""
+def test_a_small_decay_is_accurate() -> None:
+    """After a thousand tokens that write nothing, the state has decayed by the sum of the decays."""
     token, learned, recent, state = example((1, 1, 4, 4, 1), torch.float32, DEVICE)
     token = token._replace(strength_BH=torch.full_like(token.strength_BH, -60.0))
     token.decay_BH.fill_(-9.0)
@@ -50,19 +50,19 @@ def test_what_hardly_fades_fades_by_the_right_amount() -> None:
     torch.testing.assert_close(state.double(), left * first.double(), rtol=steps * 3e-7, atol=0)
 
 
-def test_torch_sees_what_is_written() -> None:
+def test_passes_opcheck() -> None:
     token, learned, recent, state = example((1, 2, 4, 4, 2), torch.float32, DEVICE)
     torch.library.opcheck(triton._step, (*token, *learned, recent, state, EPS))
 
 
-def test_what_it_cannot_take_is_refused_by_name() -> None:
+def test_unsupported_inputs_are_refused() -> None:
     token, learned, recent, state = example((1, 1, 4, 4, 2), torch.float32, DEVICE)
     with pytest.raises(MachineError, match="no backward pass"):
         memory_step(token, learned, recent, state.requires_grad_(), EPS, "triton")
-    with pytest.raises(MachineError, match="a state in fp32"):
+    with pytest.raises(MachineError, match="the state must be float32"):
         memory_step(token, learned, recent, state.detach().double(), EPS, "triton")
     token, learned, recent, state = example((1, 1, 256, 256, 2), torch.float32, DEVICE)
-    with pytest.raises(MachineError, match="heads of up to 32768 numbers, not 256 × 256"):
+    with pytest.raises(MachineError, match="at most 32768 elements, not 256 × 256"):
         memory_step(token, learned, recent, state, EPS, "triton")
 
 
@@ -74,7 +74,7 @@ def test_agrees_at_the_size_of_a_model(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_a_replay_gives_the_same_bits() -> None:
+def test_a_cuda_graph_replay_is_deterministic() -> None:
     given = example((2, 12, 64, 64, 4), torch.bfloat16, "cuda")
     with torch.no_grad():
         expected = memory_step(*given, EPS)
@@ -88,7 +88,7 @@ def test_a_replay_gives_the_same_bits() -> None:
 
 
 @torch.no_grad()
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     token, learned, recent, state = example((1, 2, 4, 4, 2), torch.float32, DEVICE)
 
     def stepped(recent: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Arguments of RMSNorm that are refused."""
+"""Tests which arguments of RMSNorm are refused."""
 
 import pytest
 import torch
@@ -7,17 +7,17 @@ from redline.errors import ModelError
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     x, weight = torch.randn(3, 4), torch.ones(4)
-    with pytest.raises(ModelError, match=r"not \(3, 4\) and \(3,\)"):
+    with pytest.raises(ModelError, match=r"weight must have shape \(4,\), not \(3,\)"):
         rms_norm(x, torch.ones(3))
-    with pytest.raises(ModelError, match=r"not \(3, 4\) and \(4, 1\)"):
+    with pytest.raises(ModelError, match=r"weight must have shape \(4,\), not \(4, 1\)"):
         rms_norm(x, torch.ones(4, 1))
-    with pytest.raises(ModelError, match="weight is on meta, but its input is on cpu"):
+    with pytest.raises(ModelError, match="weight is on meta, but x is on cpu"):
         rms_norm(x, weight.to("meta"))
-    with pytest.raises(ModelError, match="floating-point numbers, not torch.int64"):
+    with pytest.raises(ModelError, match="x must be floating-point, not torch.int64"):
         rms_norm(x.long(), weight)
-    with pytest.raises(ModelError, match=r"\(3, 4\) in float32 on cpu and \(1, 4\) in float32 on cpu"):
+    with pytest.raises(ModelError, match=r"residual must have shape \(3, 4\), not \(1, 4\)"):
         add_rms_norm(x, x[:1], weight)
-    with pytest.raises(ModelError, match="the same shape, dtype and device"):
+    with pytest.raises(ModelError, match="residual is torch.float64, but x is torch.float32"):
         add_rms_norm(x, x.double(), weight)

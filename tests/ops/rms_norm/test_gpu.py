@@ -1,4 +1,4 @@
-"""RMSNorm's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests RMSNorm on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, int]) -> None:
     inputs = *torch.randn(2, *shape, device="cuda"), torch.randn(shape[-1])
 
     def exact(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        # The sum is stored in bf16, and so it is what is normalised.
+        # The bf16 sum is normalized, as it is stored.
         total = x + residual
         total = total + (total.bfloat16().double() - total).detach()
         return reference.rms_norm(total, weight, EPS), total
@@ -46,14 +46,14 @@ def test_offsets_beyond_32_bits() -> None:
     assert (found[-5:].float() - last.float()).norm() <= 0.01 * last.float().norm()
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
+def test_is_deterministic(repeats: Callable[..., None]) -> None:
     shapes = (4000, 768), (4000, 768), (768,)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
     repeats(lambda *given: add_rms_norm(*given, EPS), inputs)
     repeats(lambda x, weight: rms_norm(x, weight, EPS), [inputs[0], inputs[2]])
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     shapes = (640, 768), (640, 768), (768,)
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
 
@@ -64,6 +64,6 @@ def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., 
     compiled_agrees(block, inputs)
 
 
-def test_what_the_kernels_cannot_take_is_said() -> None:
+def test_a_fallback_warns() -> None:
     with pytest.warns(UserWarning, match="RMSNorm runs as plain PyTorch, which is slower, because Triton cannot"):
         rms_norm(torch.randn(3, 4, device="cuda").double(), torch.ones(4, device="cuda"))

@@ -1,4 +1,4 @@
-"""RMSNorm's specification against torch's and against Llama's own code."""
+"""Tests the reference of RMSNorm against torch and against Llama's code."""
 
 import pytest
 import torch
@@ -7,12 +7,12 @@ from torch.nn import functional as F
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 
 
-def test_is_what_torch_computes() -> None:
+def test_agrees_with_torch() -> None:
     x, weight = torch.randn(3, 5, 37, dtype=torch.float64) * 3, torch.randn(37, dtype=torch.float64)
     torch.testing.assert_close(rms_norm(x, weight, 1e-3), F.rms_norm(x, (37,), weight, 1e-3))
 
 
-def test_is_what_llama_computes() -> None:
+def test_agrees_with_llama() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     norm = llama.LlamaRMSNorm(96, eps=1e-5)
     torch.nn.init.normal_(norm.weight)
@@ -20,7 +20,7 @@ def test_is_what_llama_computes() -> None:
     torch.testing.assert_close(rms_norm(x, norm.weight, 1e-5), norm(x), atol=1e-6, rtol=1e-6)
 
 
-def test_eps_keeps_a_row_of_zeros_finite() -> None:
+def test_a_row_of_zeros_stays_finite() -> None:
     assert torch.equal(rms_norm(torch.zeros(2, 5), torch.ones(5)), torch.zeros(2, 5))
 
 
@@ -33,7 +33,7 @@ def test_rounds_once(dtype: torch.dtype) -> None:
     assert ((found.double() - exact).abs() <= 0.501 * torch.finfo(dtype).eps * exact.abs() + 1e-7).all()
 
 
-def test_the_residual_is_added_first_and_given_out() -> None:
+def test_returns_the_sum_with_the_residual() -> None:
     x, residual, weight = torch.randn(6, 33).bfloat16(), torch.randn(6, 33).bfloat16(), torch.randn(33)
     normed, total = add_rms_norm(x, residual, weight)
     assert normed.dtype == total.dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""The Triton kernels of RMSNorm: on a GPU as they are, elsewhere interpreted, as `make test` runs them."""
+"""Tests the Triton kernels of RMSNorm, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ EPS = 1e-5
 
 @pytest.fixture(autouse=True)
 def wide_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the sums of long rows are few programs, each of which takes long when interpreted."""
+    """Uses large tiles for the sums, because every program takes long when interpreted."""
     if triton.INTERPRETED:
         monkeypatch.setattr(triton, "SUM_TILES", triton.SumTiles(512, 1024, 8))
 
@@ -50,7 +50,7 @@ def test_agrees_with_a_residual(agrees: Agrees, shape: tuple[int, ...]) -> None:
     agrees(add, lambda *exact: reference.add_rms_norm(*exact, EPS), inputs, torch.float32, DEVICE)
 
 
-def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+def test_the_sum_is_rounded_before_normalization() -> None:
     x, residual = (torch.randn(9, 70, device=DEVICE).half() for _ in range(2))
     weight = torch.randn(70, device=DEVICE)
     normed, total = add_rms_norm(x, residual, weight, EPS, "triton")
@@ -72,10 +72,10 @@ def test_many_partial_sums_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_either_output_alone_gives_gradients() -> None:
     x, residual = (torch.randn(4, 20, device=DEVICE, requires_grad=True) for _ in range(2))
-    weight, pull = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)
+    weight, grad = torch.randn(20, device=DEVICE, requires_grad=True), torch.randn(4, 20, device=DEVICE)
     for index, inputs in ((0, (x, residual, weight)), (1, (x, residual))):
-        found = torch.autograd.grad(add(x, residual, weight)[index], inputs, pull)
-        expected = torch.autograd.grad(reference.add_rms_norm(x, residual, weight, EPS)[index], inputs, pull)
+        found = torch.autograd.grad(add(x, residual, weight)[index], inputs, grad)
+        expected = torch.autograd.grad(reference.add_rms_norm(x, residual, weight, EPS)[index], inputs, grad)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -83,22 +83,22 @@ def test_takes_any_strides_and_a_weight_of_another_dtype() -> None:
     x = torch.randn(30, 6, 4, device=DEVICE).half().permute(2, 1, 0).requires_grad_()
     weight = torch.randn(60, device=DEVICE)[::2].requires_grad_()
     out = norm(x, weight)
-    pulls = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has no strides at all
+    grads = torch.autograd.grad(out.float().sum(), (x, weight))  # whose gradient has strides of zero
     exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = reference.rms_norm(*exact, EPS)
-    assert out.dtype == torch.float16 and [pull.dtype for pull in pulls] == [torch.float16, torch.float32]
-    for one, other in zip((out, *pulls), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
+    assert out.dtype == torch.float16 and [grad.dtype for grad in grads] == [torch.float16, torch.float32]
+    for one, other in zip((out, *grads), (expected, *torch.autograd.grad(expected.sum(), exact)), strict=True):
         assert (one.double() - other).norm() <= 2e-3 * other.norm()
 
 
-def test_are_operators_as_torch_wants_them() -> None:
+def test_pass_opcheck() -> None:
     x, residual = (torch.randn(3, 6, device=DEVICE, requires_grad=True) for _ in range(2))
     weight = torch.randn(6, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(triton._forward, (x, weight, EPS))
-    torch.library.opcheck(triton._add_forward, (x, residual, weight, EPS))
+    torch.library.opcheck(triton.rms_norm, (x, weight, EPS))
+    torch.library.opcheck(triton.add_rms_norm, (x, residual, weight, EPS))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normed, total = add_rms_norm(x + 1, residual, weight, EPS, "triton")
         return rms_norm(normed.sin(), weight, EPS, "triton"), total * 2
@@ -110,11 +110,11 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("x", "sentence"),
     [
-        (torch.zeros(1, 4, dtype=torch.float64), "float32, not float64"),
+        (torch.zeros(1, 4, dtype=torch.float64), "unsupported dtype float64 .*float32."),
         (torch.zeros(0, 4), "the input is empty"),
-        (torch.zeros(1, 65537), "rows of up to 65536 numbers, not 65537"),
+        (torch.zeros(1, 65537), "rows may have at most 65536 elements, not 65537"),
     ],
 )
-def test_says_what_it_cannot_take(x: torch.Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(x: torch.Tensor, sentence: str) -> None:
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         rms_norm(x.to(DEVICE), torch.ones(x.shape[-1], device=DEVICE), implementation="triton")

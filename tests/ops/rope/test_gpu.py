@@ -1,4 +1,4 @@
-"""Rope's kernel on a real device: full size, every dtype, graphs and compilation."""
+"""Tests rope on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -33,7 +33,7 @@ def test_tables_are_the_same_as_on_a_cpu() -> None:
         torch.testing.assert_close(one.cpu(), other, atol=1e-7, rtol=0)
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
+def test_is_deterministic(repeats: Callable[..., None]) -> None:
     cos, sin = rope_tables(300, 64, device="cuda")
     positions = torch.randint(300, (2, 200), device="cuda")
     shapes = (2, 200, 12, 64), (2, 200, 4, 64)
@@ -41,7 +41,7 @@ def test_repeats(repeats: Callable[..., None]) -> None:
     repeats(lambda q, k: rope(q, k, cos, sin, positions), inputs)
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     cos, sin = rope_tables(300, 64, device="cuda")
 
     def block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

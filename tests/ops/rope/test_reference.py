@@ -1,4 +1,4 @@
-"""Rotary embedding's specification and tables against transformers, and what a rotation must hold."""
+"""Tests the reference and the tables of rotary embedding against transformers, and properties of a rotation."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from redline.ops.rope import LinearScaling, Llama3Scaling, frequencies, rope, ro
 LLAMA_3 = Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
 
-def test_is_what_transformers_computes() -> None:
+def test_agrees_with_transformers() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     q, k = torch.randn(2, 11, 6, 32), torch.randn(2, 11, 2, 32)
     cos, sin = rope_tables(50, 32, 10_000.0)
@@ -31,7 +31,7 @@ def test_is_what_transformers_computes() -> None:
     ],
 )
 @pytest.mark.parametrize(("head_dim", "base"), [(64, 10_000.0), (128, 500_000.0)])
-def test_frequencies_are_those_of_transformers(
+def test_frequencies_agree_with_transformers(
     kind: str, scaling: LinearScaling | Llama3Scaling | None, parameters: dict[str, object], head_dim: int, base: float
 ) -> None:
     functions = pytest.importorskip("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
@@ -48,7 +48,7 @@ def test_frequencies_are_those_of_transformers(
     torch.testing.assert_close(frequencies(head_dim, base, scaling).float(), expected, atol=0, rtol=2e-6)
 
 
-def test_tables_are_exact_far_into_a_text() -> None:
+def test_tables_are_exact_at_large_positions() -> None:
     cos, sin = rope_tables(1_000_000, 8, 10_000.0)
     assert cos.dtype == sin.dtype == torch.float32 and cos.shape == sin.shape == (1_000_000, 4)
     angle = 999_999 * torch.tensor(10_000.0, dtype=torch.float64) ** -0.25
@@ -56,7 +56,7 @@ def test_tables_are_exact_far_into_a_text() -> None:
     torch.testing.assert_close(sin[-1, 1].double(), angle.sin(), atol=1e-7, rtol=0)
 
 
-def test_scores_depend_on_the_distance_alone() -> None:
+def test_scores_depend_only_on_the_distance() -> None:
     q, k = torch.randn(1, 1, 1, 16, dtype=torch.float64), torch.randn(1, 1, 1, 16, dtype=torch.float64)
     cos, sin = rope_tables(100, 16)
 
@@ -85,12 +85,12 @@ def test_gradients() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((4, 7), "an even number of channels a head, not 7"),
-        ((4, 8, 0.0), "base of a rotary embedding is more than 0"),
-        ((4, 8, 1e4, LinearScaling(0.0)), "factor .* is more than 0"),
+        ((4, 7), "head_dim must be even and at least 2, not 7"),
+        ((4, 8, 0.0), "base must be more than 0"),
+        ((4, 8, 1e4, LinearScaling(0.0)), "factor must be more than 0"),
         ((4, 8, 1e4, Llama3Scaling(8.0, 4.0, 1.0, 8192)), "0 < low_freq_factor < high_freq_factor, not 4.0 and 1.0"),
     ],
 )
-def test_tables_that_cannot_be_are_refused(arguments: tuple[object, ...], sentence: str) -> None:
+def test_invalid_tables_are_refused(arguments: tuple[object, ...], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):
         rope_tables(*arguments)

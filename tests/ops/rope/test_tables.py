@@ -1,4 +1,4 @@
-"""Which tables of rotary positions can be made."""
+"""Tests which tables of rotary positions are valid."""
 
 import pytest
 
@@ -20,12 +20,14 @@ from redline.ops.rope.tables import frequencies
         (4, 10.0, Llama3Scaling(8.0, 5.0, 4.0, 64)),
     ],
 )
-def test_what_cannot_be_is_refused(head_dim: int, base: float, scaling: LinearScaling | Llama3Scaling | None) -> None:
+def test_invalid_arguments_are_refused(
+    head_dim: int, base: float, scaling: LinearScaling | Llama3Scaling | None
+) -> None:
     with pytest.raises(ModelError):
         frequencies(head_dim, base, scaling)
 
 
-def test_a_pair_of_channels_turns_by_its_own_frequency() -> None:
+def test_each_pair_of_channels_has_its_own_frequency() -> None:
     assert frequencies(4, 100.0, None).tolist() == pytest.approx([1.0, 0.1])
     assert frequencies(2, 0.5, LinearScaling(4.0)).tolist() == [0.25]
     cos, sin = rope_tables(3, 4, 100.0)

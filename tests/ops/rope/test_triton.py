@@ -1,4 +1,4 @@
-"""The Triton kernel of rope: on a GPU as it is, elsewhere interpreted, as `make test` runs it."""
+"""Tests the Triton kernels of rope, on a GPU or interpreted on a CPU."""
 
 from collections.abc import Callable
 
@@ -44,28 +44,28 @@ def test_takes_slices_and_any_strides() -> None:
         torch.testing.assert_close(triton.rope(q, k, cos, sin), reference.rope(q, k, cos, sin))
 
 
-def test_either_gradient_alone() -> None:
+def test_agrees_with_only_one_gradient() -> None:
     cos, sin = rope_tables(4, 10, device=DEVICE)
     q, k = (torch.randn(1, 4, heads, 10, device=DEVICE, requires_grad=True) for heads in (3, 2))
     for index, one in ((0, q), (1, k)):
         (found,) = torch.autograd.grad(triton.rope(q, k, cos, sin)[index].square().sum(), one)
-        torch.testing.assert_close(found, 2 * one)  # turned there and back
+        torch.testing.assert_close(found, 2 * one)  # rotated by forward and backward
 
 
-def test_a_position_beyond_the_tables_shows() -> None:
+def test_a_position_outside_the_tables_gives_nan() -> None:
     cos, sin = rope_tables(4, 10, device=DEVICE)
     q = torch.randn(1, 3, 2, 10, device=DEVICE)
     out, _ = triton.rope(q, q, cos, sin, torch.tensor([[3, 4, -1]], device=DEVICE))
     assert out[0, 0].isfinite().all() and out[0, 1:].isnan().all()
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     q, k = (torch.randn(2, 3, heads, 8, device=DEVICE, requires_grad=True) for heads in (4, 2))
     cos, sin = rope_tables(9, 8, device=DEVICE)
-    torch.library.opcheck(triton._rope, (q, k, cos, sin, torch.randint(9, (2, 3), device=DEVICE), False))
+    torch.library.opcheck(triton.rope, (q, k, cos, sin, torch.randint(9, (2, 3), device=DEVICE), False))
 
 
-def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
+def test_compiles_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     cos, sin = rope_tables(9, 8, device=DEVICE)
 
     def block(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,12 +78,12 @@ def test_compiles_whole(compiled_agrees: Callable[..., None]) -> None:
 @pytest.mark.parametrize(
     ("q", "sentence"),
     [
-        (torch.zeros(1, 1, 1, 4, dtype=torch.float64), "float32, not float64"),
+        (torch.zeros(1, 1, 1, 4, dtype=torch.float64), "unsupported dtype float64 .*float32."),
         (torch.zeros(0, 1, 1, 4), "the input is empty"),
-        (torch.zeros(1, 1, 1, 1026), "heads of up to 1024 channels, not 1026"),
+        (torch.zeros(1, 1, 1, 1026), "heads may have at most 1024 channels, not 1026"),
     ],
 )
-def test_says_what_it_cannot_take(q: torch.Tensor, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(q: torch.Tensor, sentence: str) -> None:
     q = q.to(DEVICE)
     with pytest.raises(MachineError, match=f"{sentence}.$"):
         rope(q, q, *rope_tables(1, q.shape[-1], device=DEVICE), implementation="triton")

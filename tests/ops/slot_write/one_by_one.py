@@ -1,7 +1,4 @@
-"""Banks and tokens to take in, and what became of them before there was an operator: token by token, all of the bank.
-
-Every token looks at all keys anew, in fp32, and makes a new bank.
-"""
+"""Random banks and tokens, and a simple implementation of the op that rebuilds the bank for every token in fp32."""
 
 import torch
 from torch import Tensor
@@ -16,7 +13,7 @@ Sizes = tuple[int, int, int, int, int]
 def example(
     batch: int, slots: int, tokens: int, heads: int, dim: int, dtype: torch.dtype, filled: float, device: str = "cpu"
 ) -> tuple[Slots, Offered]:
-    """Keys near few directions, so that many are alike; the tokens come with falling scores, as a bank sorts them."""
+    """Returns keys near few directions, so that many are similar, and tokens with descending scores."""
     number = torch.promote_types(dtype, torch.float32)
     directions = torch.randn(2 * slots, heads * dim)
 

@@ -1,4 +1,4 @@
-"""The compiler puts barriers where the threads of slot write read what others have stored."""
+"""Tests that the compiled kernel has barriers between stores and loads of different threads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from redline.ops.samples import slot_write as sample
 from redline.ops.slot_write import slot_write
 
 
-def test_threads_wait_for_what_others_store(on_card: Callable[..., Any]) -> None:
+def test_stores_are_followed_by_barriers(on_card: Callable[..., Any]) -> None:
     with on_card(90, compiling=True) as launched:
         slot_write(**sample(torch.bfloat16))
     assert "bar.sync" in launched["write_kernel"].asm["ptx"]

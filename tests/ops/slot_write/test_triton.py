@@ -1,4 +1,4 @@
-"""The kernels of slot write: on a GPU as they are, elsewhere interpreted in a process of their own."""
+"""Tests the Triton kernels of slot write, on a GPU or interpreted on a CPU."""
 
 from itertools import product
 
@@ -14,13 +14,13 @@ triton = pytest.importorskip("redline.ops.slot_write.triton")
 DEVICE = "cpu" if triton.INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
 SIZES = [(2, 6, 11, 2, 8), (1, 5, 1, 1, 3), (1, 33, 9, 3, 5)]
-# Interpreted, which takes seconds, every size at every fill is seen in one of the dtypes.
+# Interpreted runs are slow, so every size and fill is tested in one of the dtypes.
 CASES = [
     (sizes, filled, dtype)
     for place, (sizes, filled) in enumerate(product(SIZES, (0.0, 0.6, 1.0)))
     for dtype in (DTYPES[place % 2 :][:1] if triton.INTERPRETED else DTYPES)
 ]
-# Means are rounded once for every token that was merged, and each side may have rounded the other way.
+# Every merge rounds the means once, and the two sides may round differently.
 ROUNDINGS = 4
 
 pytestmark = pytest.mark.skipif(
@@ -44,16 +44,16 @@ def check(sizes: Sizes, filled: float, dtype: torch.dtype, threshold: float = 0.
 
 
 @pytest.mark.parametrize(("sizes", "filled", "dtype"), CASES)
-def test_agrees_with_one_token_after_the_other(sizes: Sizes, filled: float, dtype: torch.dtype) -> None:
+def test_agrees_with_writing_one_token_at_a_time(sizes: Sizes, filled: float, dtype: torch.dtype) -> None:
     check(sizes, filled, dtype)
 
 
-def test_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "_MOST_OF_A_KEY", 16)
+def test_agrees_with_keys_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "_LARGEST_BLOCK", 16)
     check((1, 4, 6, 3, 13), 0.8, torch.float32)
 
 
-def test_nothing_is_wanted_and_nothing_changes() -> None:
+def test_unwanted_tokens_change_nothing() -> None:
     slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
     with torch.no_grad():
         after, written = slot_write(slots, keys, values, scores, torch.zeros_like(wanted), 0.85, "triton")
@@ -61,17 +61,17 @@ def test_nothing_is_wanted_and_nothing_changes() -> None:
     assert not any(one.any() for one in written)
 
 
-def test_torch_sees_what_is_written() -> None:
+def test_passes_opcheck() -> None:
     slots, (keys, values, scores, wanted) = example(1, 3, 2, 1, 4, torch.float32, 0.5, DEVICE)
     torch.library.opcheck(triton._write, (*slots, keys, values, scores, wanted.to(torch.int8), 0.85))
 
 
-def test_a_gradient_is_refused_by_name() -> None:
+def test_a_gradient_is_refused() -> None:
     slots, (keys, values, scores, wanted) = example(2, 7, 5, 1, 8, torch.float32, 0.5, DEVICE)
     with pytest.raises(MachineError, match="no backward pass"):
         slot_write(slots, keys.requires_grad_(), values, scores, wanted, 0.85, "triton")
     doubles, offered = example(2, 7, 5, 1, 8, torch.float64, 0.5, DEVICE)
-    with pytest.raises(MachineError, match="in fp32"):
+    with pytest.raises(MachineError, match="must be float32"):
         slot_write(doubles, *offered, 0.85, "triton")
 
 
@@ -82,7 +82,7 @@ def test_agrees_at_the_size_of_a_model(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_a_replay_gives_the_same_bits() -> None:
+def test_a_cuda_graph_replay_is_deterministic() -> None:
     slots, offered = example(2, 128, 32, 4, 64, torch.bfloat16, 0.9, "cuda")
     with torch.no_grad():
         expected, _ = slot_write(slots, *offered, 0.85)
@@ -96,7 +96,7 @@ def test_a_replay_gives_the_same_bits() -> None:
 
 
 @torch.no_grad()
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     slots, (keys, *others) = example(1, 4, 3, 1, 8, torch.float32, 0.5, DEVICE)
 
     def written(given: torch.Tensor) -> list[torch.Tensor]:

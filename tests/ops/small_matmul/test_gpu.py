@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: the sizes of a decoder, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: decoder sizes, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def test_agrees_in_every_dtype(agrees: Agrees, rows: int, columns: int, depth: i
 
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize(("columns", "depth"), LLAMA)
-def test_agrees_at_the_sizes_of_a_decoder_and_gives_the_same_bits(rows: int, columns: int, depth: int) -> None:
+def test_agrees_at_decoder_sizes_and_is_deterministic(rows: int, columns: int, depth: int) -> None:
     x = torch.randn(rows, depth, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(columns, depth, device="cuda", dtype=torch.bfloat16)
     found = small_matmul(x, w)
@@ -36,7 +36,7 @@ def test_agrees_at_the_sizes_of_a_decoder_and_gives_the_same_bits(rows: int, col
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-def test_a_graph_replays_with_new_inputs(rows: int) -> None:
+def test_a_cuda_graph_replays_with_new_inputs(rows: int) -> None:
     x = torch.randn(rows, 4096, device="cuda", dtype=torch.float16)
     w = torch.randn(256, 4096, device="cuda", dtype=torch.float16)
     stream = torch.cuda.Stream()
@@ -54,7 +54,7 @@ def test_a_graph_replays_with_new_inputs(rows: int) -> None:
         assert (out.double() - expected).norm() <= 2e-3 * expected.norm()
 
 
-def test_inductor_compiles_it_whole_for_training() -> None:
+def test_inductor_compiles_training_without_graph_breaks() -> None:
     x = torch.randn(3, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(512, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 

@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU as they are, elsewhere interpreted (`make test` runs this file so).
+"""Tests the Triton kernels, on a GPU or interpreted on a CPU (as `make test` runs this file).
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small products are several blocks, and their depth several steps and, where few, several shares."""
+    """Uses small tiles, so that small products have several blocks, steps and splits."""
     for size in (2, 4):
         monkeypatch.setitem(tiles.VECTOR_TILES, size, tiles.Tiles(1, 4, 32, 1, 1))
         monkeypatch.setitem(tiles.BLOCK_TILES, (size, size), {16: tiles.Tiles(16, 16, 32, 1, 2)})
@@ -43,7 +43,7 @@ def test_agrees(agrees: Agrees, rows: int, columns: int, depth: int, dtype: torc
     agrees(triton.small_matmul, reference.small_matmul, given[:2], dtype, DEVICE)
 
 
-def test_depth_is_shared_out_where_programs_are_few() -> None:
+def test_features_are_split_for_few_programs() -> None:
     assert tiles.cut_depth(1, 200, 32, 2) == tiles.Cut(4, 64)
     assert tiles.cut_depth(3, 200, 32, 2) == tiles.Cut(2, 128)
     assert tiles.cut_depth(4, 200, 32, 2) == tiles.Cut(1, 224)
@@ -60,7 +60,7 @@ def test_takes_any_strides(rows: int) -> None:
 
 
 @pytest.mark.parametrize("trained", [0, 1, 2])
-def test_only_what_is_trained_gets_a_gradient(trained: int) -> None:
+def test_only_inputs_that_require_grad_have_gradients(trained: int) -> None:
     given = [tensor.to(DEVICE) for tensor in inputs(3, 5, 40)]
     given[trained].requires_grad_()
     one, other = (function(*given).square().sum() for function in (triton.small_matmul, reference.small_matmul))
@@ -69,12 +69,12 @@ def test_only_what_is_trained_gets_a_gradient(trained: int) -> None:
     )
 
 
-def test_is_an_operator_as_torch_wants_it() -> None:
+def test_passes_opcheck() -> None:
     x, w, bias = (tensor.to(DEVICE).requires_grad_() for tensor in inputs(2, 5, 40))
-    torch.library.opcheck(triton._forward, (x, w, bias))
+    torch.library.opcheck(triton.small_matmul, (x, w, bias))
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     x, w, bias = (tensor.to(DEVICE).requires_grad_() for tensor in inputs(2, 5, 40))
 
     def layer(x: Tensor) -> Tensor:

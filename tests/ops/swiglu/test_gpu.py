@@ -1,4 +1,4 @@
-"""SwiGLU's kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests SwiGLU on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -37,22 +37,22 @@ def test_agrees_on_halves_of_one_tensor(agrees: Agrees, shape: tuple[int, ...]) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(2, 1000, 22016), (4000, 4096), (5, 77, 1554), (6,)])
-def test_agrees_on_one_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_agrees_on_a_packed_tensor(agrees: Agrees, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     agrees(packed_swiglu, reference.packed_swiglu, (torch.randn(shape, device="cuda"),), dtype, "cuda")
 
 
-def test_the_gradient_of_one_tensor_is_written_once() -> None:
+def test_the_gradient_of_a_packed_tensor_is_written_once() -> None:
     gate_up = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    pull = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    torch.autograd.grad(packed_swiglu(gate_up), gate_up, pull)
+    grad = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    torch.autograd.grad(packed_swiglu(gate_up), gate_up, grad)
     out = packed_swiglu(gate_up)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    (found,) = torch.autograd.grad(out, gate_up, pull)
+    (found,) = torch.autograd.grad(out, gate_up, grad)
     assert torch.cuda.max_memory_allocated() - before == found.nbytes
 
 
-def test_halves_are_not_copied() -> None:
+def test_halves_are_read_without_a_copy() -> None:
     gate, up = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16).chunk(2, -1)
     swiglu(gate, up)
     before = torch.cuda.memory_allocated()
@@ -69,13 +69,13 @@ def test_offsets_beyond_32_bits() -> None:
         del found, expected
 
 
-def test_repeats(repeats: Callable[..., None]) -> None:
+def test_is_deterministic(repeats: Callable[..., None]) -> None:
     inputs = [torch.randn(999, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
     repeats(swiglu, inputs)
     repeats(packed_swiglu, inputs[:1])
 
 
-def test_inductor_compiles_it_whole_for_training(compiled_agrees: Callable[..., None]) -> None:
+def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callable[..., None]) -> None:
     x = torch.randn(640, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     compiled_agrees(lambda x: swiglu(*(x * 2).chunk(2, -1)).sin(), [x])
     compiled_agrees(lambda x: packed_swiglu(x * 2).sin(), [x])

@@ -1,4 +1,4 @@
-"""SwiGLU's specification against its formula."""
+"""Tests the reference of SwiGLU against its formula."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 from redline.ops.swiglu import packed_swiglu, swiglu
 
 
-def test_is_its_formula() -> None:
+def test_agrees_with_its_formula() -> None:
     gate, up = torch.randn(3, 5, 7, dtype=torch.float64) * 4, torch.randn(3, 5, 7, dtype=torch.float64)
     torch.testing.assert_close(swiglu(gate, up), gate / (1 + torch.exp(-gate)) * up)
 
 
-def test_one_tensor_is_the_gate_and_then_the_up() -> None:
+def test_a_packed_tensor_has_the_gate_first() -> None:
     gate, up = torch.randn(3, 5, 7, dtype=torch.float64) * 4, torch.randn(3, 5, 7, dtype=torch.float64)
     torch.testing.assert_close(packed_swiglu(torch.cat((gate, up), -1)), gate / (1 + torch.exp(-gate)) * up)
 
@@ -24,7 +24,7 @@ def test_rounds_once(dtype: torch.dtype) -> None:
     assert ((found.double() - exact).abs() <= 0.501 * torch.finfo(dtype).eps * exact.abs() + 1e-7).all()
 
 
-def test_gates_far_from_zero_stay_finite() -> None:
+def test_large_gates_stay_finite() -> None:
     gate = torch.tensor([-1e4, -100.0, 100.0, 1e4])
     torch.testing.assert_close(swiglu(gate, torch.ones(4)), torch.tensor([0.0, 0.0, 100.0, 1e4]))
 

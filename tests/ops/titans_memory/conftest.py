@@ -1,7 +1,7 @@
-"""What tests of the kernels of the Titans memory share: inputs, and what every kernel should read and write.
+"""Inputs and the expected tensors of every kernel of the Titans memory.
 
-The stages are written out in fp64, one sequence and chunk at a time, and autograd finds their gradients: no formula of
-the kernels' backward pass is used.
+The stages are computed in fp64, one sequence and chunk at a time, and differentiated by autograd, without any formula
+of the kernels' backward pass.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from redline.ops.titans_memory.reference import _products
 
 @pytest.fixture
 def inputs() -> Callable[..., tuple[list[Tensor], TitansState | None, Tensor | None]]:
-    """q, k, v, alpha, eta and theta (some gates are 0, some 1), a state, and documents."""
+    """Returns q, k, v, alpha, eta and theta (some gates are 0, some 1), a state, and documents."""
 
     def make(
         batch: int,
@@ -44,12 +44,12 @@ def inputs() -> Callable[..., tuple[list[Tensor], TitansState | None, Tensor | N
 
 @pytest.fixture
 def stages() -> Callable[..., dict[str, Tensor | None]]:
-    """Every tensor that the kernels read or write, by the names they have there, in fp64."""
+    """Returns every tensor that the kernels read or write in fp64, under the names of the kernels' arguments."""
 
     def compute(
-        given: dict[str, Tensor | None], pulls: dict[str, Tensor], C: int, split: int
+        given: dict[str, Tensor | None], grads: dict[str, Tensor], C: int, split: int
     ) -> dict[str, Tensor | None]:
-        """`given` has what the operator is given; `pulls` has out_pull and three of final states."""
+        """`given` holds the inputs of the op; `grads` holds grad_out and the gradients of the three final states."""
         names = ("q", "k", "v", "keep", "eta", "theta", "memory", "momentum", "anchor")
         exact = {name: given[name].double().requires_grad_() for name in names if given[name] is not None}
         q, k, v, *gates = (exact[name] for name in names[:6])
@@ -57,7 +57,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
         chunks = split * -(-tokens // C)
         first = [exact.get(name, q.new_zeros(batch, heads, keys, v.shape[-1])) for name in names[6:]]
         parts: dict[str, list[list[Tensor]]] = {}
-        rows: dict[str, list[Tensor]] = {"errors": [], "out": [], "local_pull": []}
+        rows: dict[str, list[Tensor]] = {"errors": [], "out": [], "grad_local": []}
         numbers: dict[str, list[Tensor]] = {"of_memory": [], "of_momentum": [], "products": []}
         loss, ends = q.new_zeros(()), []
         for b in range(batch):
@@ -76,7 +76,7 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
                 (L_a, a), (L_m, m) = _products(keep), _products(eta)
                 s = L_m * theta[:, None, :]
                 G, f = L_a @ s, (L_a @ m[..., None])[..., 0]
-                # As nodes of their own, so that each has a gradient.
+                # Separate autograd nodes, so that each has a gradient.
                 gain, of_memory, of_momentum = G.clone(), a.clone(), f.clone()
                 empty = torch.zeros(heads, 0, dtype=M.dtype, device=M.device, requires_grad=True)
                 last = torch.stack((G[:, -1], s[:, -1]), 1) if end > begin else torch.stack((empty, empty), 1)
@@ -86,8 +86,8 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
                 old = torch.ones(end - begin) if split == 1 else 1 - given["fresh"][b, begin:end].cpu()
                 D = V - old.to(V)[:, None] * (K @ A)
                 out = of_memory[..., None] * (Q @ M) + of_momentum[..., None] * (Q @ S) + ((Q @ K.mT) * gain) @ D
-                pull = pulls["out_pull"][b, begin:end].transpose(0, 1).double()
-                loss = loss + (out * pull).sum()
+                grad = grads["grad_out"][b, begin:end].transpose(0, 1).double()
+                loss = loss + (out * grad).sum()
                 found = {"gain": gain, "momentum_rows": s, "last": last, "whole": whole}
                 found |= {"memories": M, "momenta": S, "anchors": A}
                 M, S = (
@@ -99,23 +99,23 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
                     parts.setdefault(name, [[] for _ in range(batch)])[b].append(value)
                 rows["errors"].append(D.transpose(0, 1))
                 rows["out"].append(out.transpose(0, 1))
-                rows["local_pull"].append((((Q @ K.mT) * gain).mT @ pull).transpose(0, 1))
+                rows["grad_local"].append((((Q @ K.mT) * gain).mT @ grad).transpose(0, 1))
                 for name, value in (("of_memory", of_memory), ("of_momentum", of_momentum), ("products", m)):
                     numbers[name].append(value)
             ends.append((M, S, A))
             for final, name in zip((M, S, A), ("memory", "momentum", "anchor"), strict=True):
-                loss = loss + (final * pulls[f"final_{name}_pull"][b].double()).sum()
+                loss = loss + (final * grads[f"grad_final_{name}"][b].double()).sum()
 
         def gradient(*tensors: Tensor) -> list[Tensor]:
             return [
-                torch.zeros_like(one) if pull is None else pull
-                for one, pull in zip(
+                torch.zeros_like(one) if grad is None else grad
+                for one, grad in zip(
                     tensors, torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True), strict=True
                 )
             ]
 
         def stacked(name: str, of: Callable[..., list[Tensor]] | None = None) -> Tensor:
-            """(B, H, chunks, …), filled up to whole chunks with zeros."""
+            """Returns (B, H, chunks, …), padded with zeros to whole chunks."""
             flat = [one for line in parts[name] for one in line]
             flat = of(*flat) if of else flat
             if name in ("gain", "momentum_rows"):
@@ -130,27 +130,27 @@ def stages() -> Callable[..., dict[str, Tensor | None]]:
         named: dict[str, Tensor | None] = {name: joined(pieces, 0) for name, pieces in rows.items()}
         named |= {name: joined(pieces, 1) for name, pieces in numbers.items()}
         flat = {name: [one for line in parts[name] for one in line] for name in ("of", "of_m", "D")}
-        named["of_memory_pull"] = joined(gradient(*flat["of"]), 1)
-        named["of_momentum_pull"] = joined(gradient(*flat["of_m"]), 1)
-        named["v_pull"] = joined([pull.transpose(0, 1) for pull in gradient(*flat["D"])], 0)
+        named["grad_of_memory"] = joined(gradient(*flat["of"]), 1)
+        named["grad_of_momentum"] = joined(gradient(*flat["of_m"]), 1)
+        named["grad_v"] = joined([grad.transpose(0, 1) for grad in gradient(*flat["D"])], 0)
         for name in ("gain", "last", "whole", "memories", "momenta", "anchors"):
             named[name] = stacked(name)
         named["momentum_gain"] = stacked("momentum_rows")
-        for name, of in (("gain", "gain_pull"), ("last", "last_pull"), ("whole", "whole_pull")):
+        for name, of in (("gain", "grad_gain"), ("last", "grad_last"), ("whole", "grad_whole")):
             named[of] = stacked(name, gradient)
         named |= {
-            "memory_pulls": stacked("memory_ends", gradient),
-            "momentum_pulls": stacked("momentum_ends", gradient),
+            "grad_memories": stacked("memory_ends", gradient),
+            "grad_momenta": stacked("momentum_ends", gradient),
         }
         for index, name in enumerate(("memory", "momentum", "anchor")):
             named[f"final_{name}"] = torch.stack([end[index] for end in ends])
             named[name] = given[name]
-            named[f"{name}_pull"] = gradient(first[index])[0] if first[index].requires_grad else None
+            named[f"grad_{name}"] = gradient(first[index])[0] if first[index].requires_grad else None
         leaves = ("q", "k", "keep", "eta", "theta")
         named |= {
-            f"{name}_pull": pull for name, pull in zip(leaves, gradient(*(exact[x] for x in leaves)), strict=True)
+            f"grad_{name}": grad for name, grad in zip(leaves, gradient(*(exact[x] for x in leaves)), strict=True)
         }
         named |= {name: given[name] for name in ("q", "k", "v", "keep", "eta", "theta", "wrap", "fresh")}
-        return named | pulls
+        return named | grads
 
     return compute

@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,9 +16,9 @@ Make = Callable[..., Any]
 
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Every number passes through several roundings, and the gradients of gates are sums of products of such.
+# Values are rounded several times, and the gradients of gates are sums of products of rounded values.
 ROUNDINGS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 256}
-# Every length in one dtype; what another dtype changes shows at one length with a rest, and fp32 has tiles of its own.
+# Every length in one dtype; the other dtypes at one length that is not a multiple of the chunk, and fp32 tiles.
 LENGTHS = [(torch.bfloat16, tokens) for tokens in (1, 63, 64, 131, 700)]
 LENGTHS += [(torch.float16, 131), (torch.float32, 64), (torch.float32, 131)]
 SIZES = [(16, 16), (32, 48), (96, 96), (128, 128), (64, 128), (100, 8)]
@@ -40,7 +40,7 @@ def check(agrees: Agrees, made: Any, dtype: torch.dtype, chunk: int = 64) -> Non
 
 
 def tamed(made: Any) -> Any:
-    """Gates as a trained model's: much is kept, so that the past counts, and steps are small, so that it is finite."""
+    """Returns gates as in a trained model: slow decay, so that the past matters, and small learning rates."""
     (q, k, v, alpha, eta, theta), state, documents = made
     return [q, k, v, alpha * 0.05, eta * 0.9, theta * 0.1], state, documents
 
@@ -57,8 +57,8 @@ def test_agrees_at_every_head_size(agrees: Agrees, inputs: Make, keys: int, valu
     check(agrees, inputs(1, 200, 2, keys, values, 64, True, True), dtype)
 
 
-def test_agrees_where_programs_are_many(agrees: Agrees, inputs: Make) -> None:
-    """Few texts of few heads, as everywhere else here, have finer tiles."""
+def test_agrees_with_many_programs(agrees: Agrees, inputs: Make) -> None:
+    """The other tests have few sequences, which use smaller blocks."""
     check(agrees, tamed(inputs(5, 300, 24, 64, 64, 64, True, True)), torch.bfloat16)
 
 
@@ -68,7 +68,7 @@ def test_agrees_with_smaller_chunks(agrees: Agrees, inputs: Make, chunk: int, cu
     check(agrees, inputs(2, 150, 2, 64, 64, chunk, cut, cut), torch.float32, chunk)
 
 
-def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole(inputs: Make) -> None:
+def test_a_sequence_may_be_split_anywhere(inputs: Make) -> None:
     tensors = [one.cuda() for one in tamed(inputs(2, 300, 2, 64, 64, 64))[0]]
     whole, last = titans_memory(*tensors)
     now, outputs = None, []
@@ -80,7 +80,7 @@ def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole(inputs: Ma
         assert (one - other).norm() <= 2e-5 * other.norm()
 
 
-def test_the_same_input_gives_the_same_bits(inputs: Make) -> None:
+def test_is_deterministic(inputs: Make) -> None:
     given, _, documents = tamed(inputs(4, 1000, 12, 64, 64, 64, packed=True))
     tensors, documents = [one.cuda().bfloat16().requires_grad_() for one in given], documents.cuda()
 
@@ -94,7 +94,7 @@ def test_the_same_input_gives_the_same_bits(inputs: Make) -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, results(), strict=True))
 
 
-def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch, inputs: Make) -> None:
+def test_auto_uses_the_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch, inputs: Make) -> None:
     called: list[str] = []
     monkeypatch.setattr(triton, "titans_memory", lambda *_: called.append("triton"))
     for dtype in DTYPES:
@@ -102,18 +102,18 @@ def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch, inputs: Make) 
     assert len(called) == len(DTYPES)
 
 
-def test_what_the_kernels_cannot_take_is_said(inputs: Make) -> None:
-    with pytest.warns(UserWarning, match="slower, because Triton cannot: it takes .* not float64"):
+def test_a_fallback_warns(inputs: Make) -> None:
+    with pytest.warns(UserWarning, match="slower: unsupported dtype float64"):
         titans_memory(*(one.cuda().double() for one in inputs(1, 5, 1, 16, 16, 64)[0]))
 
 
-def test_runs_inside_a_graph(inputs: Make) -> None:
+def test_runs_inside_a_cuda_graph(inputs: Make) -> None:
     given, _, documents = tamed(inputs(2, 200, 2, 64, 64, 64, packed=True))
     tensors, documents = [one.cuda().requires_grad_() for one in given], documents.cuda()
 
     def step() -> tuple[Tensor, ...]:
         out, last = titans_memory(*tensors, None, documents)
-        # Without its history, which would bind the inputs to the stream of the first call that is kept.
+        # Detached, because its history would bind the inputs to the stream of the first call.
         return out.detach(), *torch.autograd.grad(out.square().sum() + last.memory_BHKV.square().sum(), tensors)
 
     stream = torch.cuda.Stream()
@@ -132,7 +132,7 @@ def test_runs_inside_a_graph(inputs: Make) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_inductor_compiles_it_whole_for_training(inputs: Make) -> None:
+def test_inductor_compiles_training_without_graph_breaks(inputs: Make) -> None:
     tensors = [one.cuda().bfloat16().requires_grad_() for one in tamed(inputs(2, 200, 2, 64, 64, 64))[0]]
 
     def block(q: Tensor, k: Tensor, v: Tensor, *gates: Tensor) -> Tensor:

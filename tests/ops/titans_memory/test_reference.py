@@ -1,4 +1,4 @@
-"""The two plain forms of the Titans memory against each other and against what must hold of any memory."""
+"""Tests the two reference forms of the Titans memory against each other, and properties of a memory."""
 
 import random
 
@@ -14,7 +14,7 @@ LENGTHS = [(1, 4), (3, 8), (8, 8), (29, 5), (37, 16)]
 
 
 def inputs(batch: int, tokens: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """q, k, v, alpha, eta and theta of 2 heads with keys of 5 and values of 3 numbers; some gates are 0, some 1."""
+    """Returns q, k, v, alpha, eta and theta of 2 heads with keys of 5 and values of 3; some gates are 0 or 1."""
     q, k = (F.normalize(torch.randn(batch, tokens, 2, 5, dtype=dtype), dim=-1) for _ in range(2))
     v = torch.randn(batch, tokens, 2, 3, dtype=dtype)
     gates = (torch.rand(batch, tokens, 2, dtype=dtype).mul(1.4).sub(0.2).clamp(0, 1) for _ in range(3))
@@ -39,13 +39,13 @@ def close(found: tuple[Tensor, TitansState], expected: tuple[Tensor, TitansState
 @pytest.mark.parametrize(("tokens", "chunk"), LENGTHS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("carried", [False, True])
-def test_chunks_give_what_the_definition_gives(tokens: int, chunk: int, packed: bool, carried: bool) -> None:
+def test_the_chunked_form_agrees_with_the_recurrent_form(tokens: int, chunk: int, packed: bool, carried: bool) -> None:
     before = state(3, chunk) if carried else None
     given = (*inputs(3, tokens), before, documents(3, tokens) if packed else None, chunk)
     close(chunked(*given), recurrent(*given))
 
 
-def test_the_definition_is_the_equation() -> None:
+def test_the_recurrent_form_is_the_equation() -> None:
     q, k, v, alpha, eta, theta = (tensor[0, :, 0] for tensor in inputs(1, 7))
     M = S = M0 = torch.zeros(5, 3, dtype=torch.float64)
     expected = []
@@ -60,7 +60,7 @@ def test_the_definition_is_the_equation() -> None:
     assert last.position_B.tolist() == [1]
 
 
-def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole() -> None:
+def test_a_sequence_may_be_split_anywhere() -> None:
     tokens = 41
     given = inputs(2, tokens)
     whole = chunked(*given, chunk=8)
@@ -74,9 +74,9 @@ def test_a_text_cut_anywhere_and_carried_on_gives_what_it_gives_whole() -> None:
 
 
 @pytest.mark.parametrize("prefill", [7, 8, 11])
-def test_decoding_goes_on_where_a_prefill_ended(prefill: int) -> None:
+def test_decoding_continues_from_a_prefill(prefill: int) -> None:
     given = inputs(2, 19)
-    borders = torch.tensor([[0] * 19, [0] * 3 + [1] * 16])  # so that the two are at different places of their chunks
+    borders = torch.tensor([[0] * 19, [0] * 3 + [1] * 16])  # so that the two are at different positions in their chunks
     whole = chunked(*given, None, borders, chunk=8)
     o, now = chunked(*(tensor[:, :prefill] for tensor in given), None, borders[:, :prefill], chunk=8)
     outputs = [o]
@@ -86,7 +86,7 @@ def test_decoding_goes_on_where_a_prefill_ended(prefill: int) -> None:
     close((torch.cat(outputs, 1), now), whole)
 
 
-def test_packed_documents_give_what_each_gives_alone() -> None:
+def test_packed_documents_agree_with_separate_ones() -> None:
     given, lengths = inputs(1, 48), (3, 1, 22, 8, 14)
     borders = torch.repeat_interleave(torch.tensor([2, 5, 6, 9, 10]), torch.tensor(lengths))[None].int()
     o, last = chunked(*given, None, borders, chunk=8)
@@ -99,7 +99,7 @@ def test_packed_documents_give_what_each_gives_alone() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 7, 8, 20])
-def test_a_change_leaves_every_earlier_output_as_it_was(position: int) -> None:
+def test_is_causal(position: int) -> None:
     given = inputs(2, 23)
     o, _ = chunked(*given, chunk=8)
     for index in range(6):
@@ -107,12 +107,12 @@ def test_a_change_leaves_every_earlier_output_as_it_was(position: int) -> None:
         other[index][:, position] += 0.1
         changed, _ = chunked(*other, chunk=8)
         assert torch.equal(changed[:, :position], o[:, :position])
-        # A first token has no past to forget.
+        # The first token has no previous state to decay.
         assert torch.equal(changed[:, position], o[:, position]) == (position == 0 and index in (3, 4))
 
 
 @pytest.mark.parametrize("form", [recurrent, chunked])
-def test_gradients_are_those_of_the_function_at_zeros_too(form: object) -> None:
+def test_passes_gradcheck_with_zero_gates(form: object) -> None:
     before = state(2, 4)
     given = [tensor.requires_grad_() for tensor in (*inputs(2, 7), *before[:3])]
     borders = torch.tensor([[0, 0, 0, 0, 0, 1, 1], [0, 0, 2, 2, 2, 2, 2]])
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_the_function_at_zeros_too(form: object) -> None:
     assert torch.autograd.gradcheck(run, given, fast_mode=True)
 
 
-def test_half_inputs_give_half_outputs_and_an_exact_state() -> None:
+def test_half_precision_inputs_keep_an_fp32_state() -> None:
     given = inputs(2, 9, torch.float16)
     o, last = titans_memory(*given, chunk=4)
     assert o.dtype == torch.float16 and last.memory_BHKV.dtype == torch.float32
@@ -141,7 +141,7 @@ def test_autocast_does_not_round_the_state() -> None:
     close(found, titans_memory(*given, chunk=4), 0)
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     given = [tensor.requires_grad_() for tensor in inputs(1, 5)]
     borders = documents(1, 5)
     compiled = torch.compile(titans_memory, fullgraph=True, backend="aot_eager")

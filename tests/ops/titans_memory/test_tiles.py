@@ -1,4 +1,4 @@
-"""How the Titans memory is cut into tiles for the size of a device."""
+"""Tests the tiles of the Titans memory for the size of a device."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 host = pytest.importorskip("redline.ops.titans_memory.triton")
 
 
-def test_tiles_are_fine_where_most_of_a_device_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_small_if_few_programs_would_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.kernel, "_INTERPRETED_PROCESSORS", 132)
 
     def values(batch: int, size: int = 64) -> int:
         q = torch.empty(batch, 128, 12, size, dtype=torch.bfloat16, device="meta")
-        return host.Launch(q, q, None, 64).tiles.values
+        return host.launcher(q, q, None, 64).tiles.values
 
     assert [values(1), values(2), values(4)] == [16, 16, 32]
     assert [values(1, 128), values(22, 128)] == [16, 16]

@@ -1,6 +1,6 @@
-"""The Triton kernels, each alone and all together: on a GPU as they are, elsewhere interpreted.
+"""Tests the Triton kernels, each alone and all together, on a GPU or interpreted on a CPU.
 
-Whether Triton interprets is decided when it is imported, by TRITON_INTERPRET.
+TRITON_INTERPRET must be set before Triton is imported.
 """
 
 from collections.abc import Callable
@@ -26,22 +26,22 @@ WRITTEN = {
         "memories", "momenta", "anchors", "errors", "final_memory", "final_momentum", "final_anchor",
     ),
     "output_kernel": ("out",),
-    "local_pull_kernel": ("local_pull",),
-    "state_pull_kernel": (
-        "v_pull", "memory_pulls", "momentum_pulls", "memory_pull", "momentum_pull", "anchor_pull",
+    "local_grad_kernel": ("grad_local",),
+    "state_grad_kernel": (
+        "grad_v", "grad_memories", "grad_momenta", "grad_memory", "grad_momentum", "grad_anchor",
     ),
-    "query_pull_kernel": ("q_pull", "gain_pull", "of_memory_pull", "of_momentum_pull"),
-    "key_pull_kernel": ("k_pull", "last_pull", "whole_pull"),
-    "gate_pull_kernel": ("keep_pull", "eta_pull", "theta_pull"),
+    "query_grad_kernel": ("grad_q", "grad_gain", "grad_of_memory", "grad_of_momentum"),
+    "key_grad_kernel": ("grad_k", "grad_last", "grad_whole"),
+    "gate_grad_kernel": ("grad_keep", "grad_eta", "grad_theta"),
 }  # fmt: skip
-# What has the inputs' dtype; all else is fp32.
-ROUNDED = {"q", "k", "v", "errors", "out", "out_pull", "local_pull", "v_pull", "q_pull", "k_pull"}
-ROUNDED |= {"memories", "momenta", "anchors", "memory_pulls", "momentum_pulls"}
-# All but the one with shapes that vary, which takes long and which nothing here depends on.
+# The tensors with the dtype of the inputs; all others are fp32.
+ROUNDED = {"q", "k", "v", "errors", "out", "grad_out", "grad_local", "grad_v", "grad_q", "grad_k"}
+ROUNDED |= {"memories", "momenta", "anchors", "grad_memories", "grad_momenta"}
+# All checks except that of dynamic shapes, which takes long.
 OPERATOR_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 CASES = [(name, torch.float32, 23, 16, 24, 16, True) for name in WRITTEN]
 CASES += [
-    (name, torch.float32, 18, 16, 16, 16, False) for name in ("state_kernel", "state_pull_kernel", "key_pull_kernel")
+    (name, torch.float32, 18, 16, 16, 16, False) for name in ("state_kernel", "state_grad_kernel", "key_grad_kernel")
 ]
 if DEVICE == "cuda":
     SIZES = [
@@ -54,7 +54,7 @@ if DEVICE == "cuda":
 def operands(
     inputs: Make, dtype: torch.dtype, tokens: int, keys: int, values: int, chunk: int, cut: bool
 ) -> dict[str, Tensor | None]:
-    """What the operator itself is given, by its names."""
+    """Returns the inputs of the op by name."""
     caught: dict[str, Tensor | None] = {}
 
     def catch(*arguments: Tensor | None) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ def operands(
 
 
 @pytest.mark.parametrize(("name", "dtype", "tokens", "keys", "values", "chunk", "cut"), CASES)
-def test_each_kernel_writes_what_it_should(
+def test_each_kernel_agrees_with_its_definition(
     inputs: Make,
     stages: Make,
     name: str,
@@ -86,11 +86,11 @@ def test_each_kernel_writes_what_it_should(
     cut: bool,
 ) -> None:
     given = operands(inputs, dtype, tokens, keys, values, chunk, cut)
-    start = triton.Launch(given["q"], given["v"], given["wrap"], chunk)
+    start = triton.launcher(given["q"], given["v"], given["wrap"], chunk)
     batch, heads = start.states[:2]
-    finals = {f"final_{one}_pull": torch.randn(batch, heads, keys, values) for one in ("memory", "momentum", "anchor")}
-    pulls = {one: pull.to(DEVICE) for one, pull in finals.items()}
-    exact = stages(given, pulls | {"out_pull": torch.randn_like(given["v"])}, chunk, start.split)
+    finals = {f"grad_final_{one}": torch.randn(batch, heads, keys, values) for one in ("memory", "momentum", "anchor")}
+    grads = {one: grad.to(DEVICE) for one, grad in finals.items()}
+    exact = stages(given, grads | {"grad_out": torch.randn_like(given["v"])}, chunk, start.options["SPLIT"])
     kernel = getattr(triton.forward, name, None) or getattr(triton.backward, name)
     arguments: list[Tensor | None] = []
     for argument in kernel.arg_names[: kernel.arg_names.index("tokens")]:
@@ -105,11 +105,11 @@ def test_each_kernel_writes_what_it_should(
         if argument not in WRITTEN[name] or exact[argument] is None or (argument == "anchors" and not cut):
             continue
         expected = exact[argument].double()
-        # Rows past a chunk's end are nobody's.
+        # Rows past the end of a chunk are not written.
         found = (
             torch.where(expected == 0, 0, found.double()) if argument in ("gain", "momentum_gain") else found.double()
         )
-        # Gates that are zero can leave nothing at all of what was before a chunk.
+        # Gates of zero can erase everything from before a chunk.
         error = ((found - expected).norm() / expected.norm().clamp_min(1e-30)).item()
         limit = 2 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
         assert error <= limit, f"{argument} is off by {error:.2e}, and {limit:.2e} would be rounding"
@@ -135,7 +135,7 @@ def test_agrees_with_the_reference(agrees: Agrees, inputs: Make, tokens: int, cu
     )
 
 
-def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
+def test_passes_opcheck(inputs: Make) -> None:
     q, k, v, *gates = (one.to(DEVICE).requires_grad_() for one in inputs(1, 2, 1, 16, 16, 16)[0])
     gates = [one.detach().transpose(1, 2).contiguous().requires_grad_() for one in gates]
     arguments = (q, k, v, *gates, None, None, None, None, None, 16)
@@ -145,16 +145,16 @@ def test_is_an_operator_as_torch_wants_it(inputs: Make) -> None:
 @pytest.mark.parametrize(
     ("dtype", "keys", "chunk", "sentence"),
     [
-        (torch.float64, 4, 64, "not float64"),
-        (torch.float32, 129, 64, "heads of up to 128 numbers, not 129"),
-        (torch.float32, 4, 8, "chunks of 16, 32 and 64 tokens, not 8"),
+        (torch.float64, 4, 64, "unsupported dtype float64"),
+        (torch.float32, 129, 64, "heads may have at most 128 elements, not 129"),
+        (torch.float32, 4, 8, "unsupported chunk 8 (supported: 16, 32, 64)"),
     ],
 )
-def test_says_what_it_cannot_take(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
+def test_unsupported_inputs_are_refused(dtype: torch.dtype, keys: int, chunk: int, sentence: str) -> None:
     q = torch.zeros(1, 3, 1, keys, device=DEVICE, dtype=dtype)
     assert sentence in triton.why_not(q, q, q, chunk)
 
 
-def test_says_when_a_text_is_too_long() -> None:
+def test_too_many_tokens_are_refused() -> None:
     q = torch.zeros(1, 1, 1, 1, device=DEVICE).expand(1, 2_097_089, 1, 1)
-    assert "up to 2097088 tokens at a time, not 2097089" in triton.why_not(q, q, q, 64)
+    assert "at most 2097088 tokens per call are supported, not 2097089" in triton.why_not(q, q, q, 64)

@@ -1,4 +1,4 @@
-"""What tests of window attention share: fresh inputs for the comparison with the reference in fp64."""
+"""The comparison of window attention with its reference in fp64."""
 
 from collections.abc import Callable
 

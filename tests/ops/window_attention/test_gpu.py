@@ -1,4 +1,4 @@
-"""The Triton kernels on a real device: full size, every dtype, graphs and compilation."""
+"""Tests the Triton kernels on a GPU: full size, every dtype, CUDA graphs and compilation."""
 
 from collections.abc import Callable
 
@@ -37,7 +37,7 @@ def test_agrees_at_full_size(agrees: Agrees, channels: int, heads: int, shift: i
     agrees(triton.window_attention, (1, 256, 256, channels), heads, 16, shift, torch.bfloat16, "cuda")
 
 
-def test_the_same_input_gives_the_same_bits() -> None:
+def test_is_deterministic() -> None:
     qkv = torch.randn(2, 64, 64, 540, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     table = torch.randn(961, 6, device="cuda", requires_grad=True)
 
@@ -49,7 +49,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
         assert all(torch.equal(one, other) for one, other in zip(first, gradients(), strict=True))
 
 
-def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_the_kernels_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(triton, "window_attention", lambda *_: called.append("triton"))
     for dtype in DTYPES:
@@ -57,14 +57,14 @@ def test_a_gpu_takes_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(called) == len(DTYPES)
 
 
-def test_what_the_kernels_cannot_take_is_said() -> None:
+def test_a_fallback_warns() -> None:
     qkv, table = torch.randn(1, 8, 8, 18, device="cuda").double(), torch.randn(49, 2, device="cuda").double()
-    with pytest.warns(UserWarning, match="slower, because Triton cannot: it takes .* not float64"):
+    with pytest.warns(UserWarning, match="slower: unsupported dtype float64"):
         window_attention(qkv, table, 4)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "sdpa", "triton"])
-def test_a_graph_replays_with_new_inputs(implementation: str) -> None:
+def test_a_cuda_graph_replays_with_new_inputs(implementation: str) -> None:
     qkv, table = torch.randn(1, 32, 32, 180, device="cuda"), torch.randn(961, 2, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -83,7 +83,7 @@ def test_a_graph_replays_with_new_inputs(implementation: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32")
-def test_inductor_compiles_it_whole_for_training() -> None:
+def test_inductor_compiles_training_without_graph_breaks() -> None:
     qkv = torch.randn(1, 32, 32, 180, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     table = torch.randn(961, 2, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 

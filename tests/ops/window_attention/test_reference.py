@@ -1,4 +1,4 @@
-"""Which implementation of window attention a CPU takes, that all agree, and arguments that are refused."""
+"""Tests which implementation of window attention a CPU uses, that all agree, and which arguments are refused."""
 
 import pytest
 import torch
@@ -9,11 +9,10 @@ from redline.ops.window_attention import (
     IMPLEMENTATIONS,
     reference,
     sdpa,
-    spread,
     window_attention,
-    window_attention_spread,
+    window_attention_expanded,
 )
-from redline.ops.window_attention.spread import table_of
+from redline.ops.window_attention.bias_table import compact_bias_table, expand_bias_table
 
 
 def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, rows: int = 49) -> tuple[Tensor, Tensor]:
@@ -21,7 +20,7 @@ def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, r
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, qkv: Tensor, table: Tensor, implementation: str) -> str:
-    """Which of the two that run on a CPU was called."""
+    """Returns which of the two CPU implementations was called."""
     called: list[str] = []
     for name, module in (("reference", reference), ("sdpa", sdpa)):
         monkeypatch.setattr(module, "window_attention", lambda *_, name=name: called.append(name))
@@ -30,7 +29,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, qkv: Tensor, table: Tensor, implementat
     return called[0]
 
 
-def test_a_cpu_takes_the_fused_attention_and_the_reference_to_train_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_on_a_cpu_uses_sdpa_except_to_train_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, table = inputs()
     assert ran(monkeypatch, qkv, table, "auto") == "sdpa"
     assert ran(monkeypatch, qkv.requires_grad_(), table, "auto") == "sdpa"
@@ -44,7 +43,7 @@ def test_an_explicit_choice_is_kept(monkeypatch: pytest.MonkeyPatch, name: str) 
     assert ran(monkeypatch, *inputs(), name) == name
 
 
-def test_the_ones_that_run_on_a_cpu_agree() -> None:
+def test_cpu_implementations_agree() -> None:
     qkv, table = inputs()
     outputs = [window_attention(qkv, table, 4, 1, name) for name in ("auto", "reference", "sdpa")]
     for other in outputs[1:]:
@@ -52,34 +51,34 @@ def test_the_ones_that_run_on_a_cpu_agree() -> None:
 
 
 @pytest.mark.parametrize("window", [1, 4])
-def test_a_table_comes_back_from_its_spread(window: int) -> None:
+def test_compact_inverts_expand(window: int) -> None:
     table = torch.randn((2 * window - 1) ** 2, 3)
-    assert torch.equal(table_of(spread(table, window)), table)
+    assert torch.equal(compact_bias_table(expand_bias_table(table, window)), table)
 
 
 @pytest.mark.parametrize("name", ["auto", "reference", "sdpa"])
-def test_with_the_table_spread_beforehand_it_is_the_same(name: str) -> None:
+def test_an_expanded_table_gives_the_same_result(name: str) -> None:
     qkv, table = inputs()
-    found = window_attention_spread(qkv, spread(table, 4), 1, name)
+    found = window_attention_expanded(qkv, expand_bias_table(table, 4), 1, name)
     assert torch.equal(found, window_attention(qkv, table, 4, 1, name))
-    with pytest.raises(ModelError, match="cannot be queries, keys and values of 2 heads"):
-        window_attention_spread(qkv[..., :15], spread(table, 4), 1, name)
+    with pytest.raises(ModelError, match="cannot be split into queries, keys and values of 2 heads"):
+        window_attention_expanded(qkv[..., :15], expand_bias_table(table, 4), 1, name)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_shapes_that_do_not_fit_are_refused(implementation: str) -> None:
+def test_invalid_shapes_are_refused(implementation: str) -> None:
     def refused(qkv: Tensor, table: Tensor, sentence: str, window: int = 4, shift: int = 0) -> None:
         with pytest.raises(ModelError, match=sentence):
             window_attention(qkv, table, window, shift, implementation)
 
     qkv, table = inputs()
-    refused(*inputs(height=10), "10 × 8 tokens does not divide into windows of 4 × 4")
-    refused(*inputs(width=9), "8 × 9 tokens does not divide into windows")
-    refused(qkv, table, "does not divide into windows of 0", window=0)
-    refused(*inputs(rows=48), "needs a bias table of 49 rows, not 48")
-    refused(*inputs(channels=5), "15 channels cannot be queries, keys and values of 2 heads")
+    refused(*inputs(height=10), "10 × 8 tokens cannot be divided into windows of 4 × 4")
+    refused(*inputs(width=9), "8 × 9 tokens cannot be divided into windows")
+    refused(qkv, table, "cannot be divided into windows of 0", window=0)
+    refused(*inputs(rows=48), "table_RH must have 49 rows for windows of 4, not 48")
+    refused(*inputs(channels=5), "15 channels cannot be split into queries, keys and values of 2 heads")
     refused(*inputs(heads=0), "of 0 heads")
-    refused(qkv, table, "shifted by 0 to 3, not by 4", shift=4)
-    refused(qkv, table, "not by -1", shift=-1)
-    refused(qkv[0], table, "takes .* not .8, 8, 18.")
-    refused(qkv, table.to("meta"), "the bias table is on meta, but the tokens are on cpu")
+    refused(qkv, table, "shift must be from 0 to 3 .*, not 4", shift=4)
+    refused(qkv, table, ", not -1", shift=-1)
+    refused(qkv[0], table, "must be .* not .8, 8, 18.")
+    refused(qkv, table.to("meta"), "table_RH is on meta, but qkv_BHW3C is on cpu")

@@ -1,4 +1,4 @@
-"""Window attention through torch's fused attention, and the tensors that are kept between calls."""
+"""Tests window attention with torch's fused attention, and the tensors that are cached between calls."""
 
 from collections.abc import Callable
 
@@ -39,18 +39,18 @@ def test_without_gradients_the_fused_kernel_agrees_too() -> None:
 
 
 @pytest.mark.parametrize("attend", [reference.window_attention, sdpa.window_attention])
-def test_half_precision_stays_near(attend: Callable[..., torch.Tensor]) -> None:
+def test_half_precision_is_close(attend: Callable[..., torch.Tensor]) -> None:
     qkv, table = torch.randn(1, 8, 8, 36).bfloat16(), torch.randn(49, 2).bfloat16()
     expected = reference.window_attention(qkv.double(), table.double(), 4, 2)
-    # Scores are rounded too here, which the exponential passes on.
+    # Scores are rounded here too, and the exponential amplifies the error.
     assert (attend(qkv, table, 4, 2).double() - expected).norm() <= 4 * torch.finfo(
         torch.bfloat16
     ).eps * expected.norm()
 
 
 @pytest.mark.parametrize("attend", [reference.window_attention, sdpa.window_attention])
-def test_what_inference_leaves_behind_can_be_trained_with(attend: Callable[..., torch.Tensor]) -> None:
-    qkv, table = torch.randn(1, 12, 12, 9), torch.randn(121, 1)  # windows of a size that no other test has
+def test_constants_created_in_inference_mode_work_in_training(attend: Callable[..., torch.Tensor]) -> None:
+    qkv, table = torch.randn(1, 12, 12, 9), torch.randn(121, 1)  # a window size that no other test uses
     with torch.inference_mode():
         attend(qkv, table, 6, 3)
     out = attend(qkv, table.requires_grad_(), 6, 3)
@@ -59,7 +59,7 @@ def test_what_inference_leaves_behind_can_be_trained_with(attend: Callable[..., 
 
 
 @pytest.mark.parametrize("attend", [reference.window_attention, sdpa.window_attention])
-def test_a_tracer_neither_leaves_stand_ins_behind_nor_finds_values(attend: Callable[..., torch.Tensor]) -> None:
+def test_constants_are_not_shared_with_a_tracer(attend: Callable[..., torch.Tensor]) -> None:
     for _ in range(2):
         with FakeTensorMode():
             assert attend(torch.randn(1, 10, 10, 9), torch.randn(81, 1), 5, 2).shape == (1, 10, 10, 3)
@@ -67,7 +67,7 @@ def test_a_tracer_neither_leaves_stand_ins_behind_nor_finds_values(attend: Calla
         assert type(out) is torch.Tensor and out.isfinite().all()
 
 
-def test_constants_are_made_once() -> None:
+def test_constants_are_cached() -> None:
     device = torch.device("cpu")
     assert reference.relative_index(3, device) is reference.relative_index(3, device)
     one = reference.shift_mask(6, 6, 3, 1, device, torch.float32)
@@ -76,7 +76,7 @@ def test_constants_are_made_once() -> None:
 
 
 @pytest.mark.parametrize("attend", [reference.window_attention, sdpa.window_attention])
-def test_compiles_whole(attend: Callable[..., torch.Tensor]) -> None:
+def test_compiles_without_graph_breaks(attend: Callable[..., torch.Tensor]) -> None:
     qkv, table = torch.randn(1, 8, 4, 18, requires_grad=True), torch.randn(49, 2, requires_grad=True)
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for one, other in zip(

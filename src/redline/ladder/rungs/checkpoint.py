@@ -21,7 +21,7 @@ from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
-from redline.nn.checkpointing import DEAR
+from redline.nn.checkpointing import EXPENSIVE_OPS
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -82,7 +82,7 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         name = operation.name().removeprefix("aten::").partition(".")[0]
-        if name in DEAR:
+        if name in EXPENSIVE_OPS:
             record.kept_results.add(name)
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import CudaRecorder, GraphedCallable, Recorder, Tally, TrainingState
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphCapturer, GraphedCallable, TrainingState
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
@@ -68,7 +68,7 @@ class CudaGraph(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        tally = Tally()
+        tally = CaptureCounts()
         optimizers: list[torch.optim.Optimizer] = []
         wrap = functools.partial(
             self._wrap, tally=tally, optimizers=optimizers, model=job.model, recorder=_recorder(job.device)
@@ -80,12 +80,12 @@ class CudaGraph(Rung):
     def _wrap(
         self,
         function: Callable[..., Any],
-        tally: Tally,
+        tally: CaptureCounts,
         optimizers: list[torch.optim.Optimizer],
         model: nn.Module,
-        recorder: Recorder,
+        recorder: GraphCapturer,
     ) -> GraphedCallable:
-        tally.recorders[:] = [recorder]
+        tally.capturers[:] = [recorder]
         # The step's optimizer was made just before its wrappers.
         state = TrainingState(model, optimizers[-1]) if optimizers else None
         return GraphedCallable(
@@ -94,22 +94,22 @@ class CudaGraph(Rung):
             tally,
             clone=self.clone,
             limit=self.limit,
-            rehearsals=self.rehearsals,
+            warmup_calls=self.rehearsals,
             state=state,
         )
 
     def proof(self, job: Job) -> str:
-        tally: Tally = job.evidence[self.name]
+        tally: CaptureCounts = job.evidence[self.name]
         if not tally.replays:
             return ""
-        held = format_bytes(sum(recorder.pool_bytes() for recorder in tally.recorders))
+        held = format_bytes(sum(recorder.pool_bytes() for recorder in tally.capturers))
         graphs = f"{tally.graphs} graph{'s' if tally.graphs > 1 else ''}"
         said = f"{graphs} recorded, {tally.replays} replays, {held} in the pool"
-        return said + (f", {tally.unrecorded} calls without a graph" if tally.unrecorded else "")
+        return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
 
 
-def _recorder(device: torch.device) -> Recorder:
-    return CudaRecorder(device)
+def _recorder(device: torch.device) -> GraphCapturer:
+    return CudaGraphCapturer(device)
 
 
 def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:

@@ -19,7 +19,7 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.rungs.tf32 import strict_fp32
 from redline.machine.machine import Machine
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class FusedOps(Rung):
             module.implementation = "auto"
             if self.pack and not job.training:
                 module.pack(job.device)
-        ready = [m for m in job.model.modules() if isinstance(m, Choosing)]
+        ready = [m for m in job.model.modules() if isinstance(m, SwitchableModule)]
         if _is_fp32_on_gpu(job):
             job = replace(job, contexts=(*job.contexts, strict_fp32))
         return job.with_evidence(self.name, tuple(ready))
 
     def proof(self, job: Job) -> str:
-        modules: tuple[Choosing, ...] = job.evidence[self.name]
+        modules: tuple[SwitchableModule, ...] = job.evidence[self.name]
         # Asked now and not before: what can run depends on the dtype that later rungs converted to.
         with torch.set_grad_enabled(job.training):
-            kinds = Counter((type(module).__name__, module.chosen()) for module in modules)
+            kinds = Counter((type(module).__name__, module.active_implementation()) for module in modules)
         proof = ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))
         return f"{proof}; no TF32" if _is_fp32_on_gpu(job) else proof
 
@@ -58,5 +58,5 @@ def _is_fp32_on_gpu(job: Job) -> bool:
     return job.precision == "fp32" and job.device.type == "cuda"
 
 
-def _plain(model: nn.Module) -> list[Choosing]:
-    return [m for m in model.modules() if isinstance(m, Choosing) and m.implementation == "reference"]
+def _plain(model: nn.Module) -> list[SwitchableModule]:
+    return [m for m in model.modules() if isinstance(m, SwitchableModule) and m.implementation == "reference"]

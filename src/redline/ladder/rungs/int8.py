@@ -35,7 +35,7 @@ from redline.ladder.rewrites.quantize import (
 from redline.ladder.rewrites.sensitivity import Quantize, least_sensitive_first, longest_passing
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
-from redline.nn.choosing import Choosing
+from redline.nn.switchable import SwitchableModule
 
 # cuBLAS takes int8 products only from this many rows on, and only for sizes that are multiples of 8.
 _CUDA_ROWS = 17
@@ -123,7 +123,7 @@ class Int8(Rung):
         for name, layer in layers.items():
             quantize(name, layer)
             # Ours look at the new weight now: a compiler could not let them.
-            if isinstance(layer, Choosing):
+            if isinstance(layer, SwitchableModule):
                 layer.pack(job.device)
         remarks = []
         if self.mode == "static":

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from redline.errors import ModelError
 from redline.models.decoder.config import DecoderConfig
 from redline.nn.attention import Past
-from redline.nn.causal_attention import attention_to_all_before, causal_attention
+from redline.nn.causal_attention import attention_with_past, causal_attention
 from redline.ops.decode_attention import decode_attention
 
 # The attention kernels read masks in steps of this many places.
@@ -201,7 +201,7 @@ class LevelPast:
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
         self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
         held = (buffer[:, : self.places].to(q_BSHD.dtype) for buffer in (self.layer.keys_BCGD, self.layer.values_BCGD))
-        return attention_to_all_before(q_BSHD, *held)
+        return attention_with_past(q_BSHD, *held)
 
 
 @dataclass(frozen=True)

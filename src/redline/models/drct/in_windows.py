@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from redline.models.drct.blocks import Block, Group
 from redline.ops.window_attention.in_windows import (
-    Picture,
+    ImageGrid,
     attention_in_windows,
-    picture_order,
+    image_order,
     reordering,
     window_order,
 )
@@ -50,11 +50,11 @@ class WindowedBlock(nn.Module):
             bias_HNN = relative_bias(attention.relative_position_bias_table, self.window).contiguous()
         self.register_buffer("bias", bias_HNN, persistent=False)
 
-    def forward(self, rows_MC: Tensor, picture: Picture) -> Tensor:
+    def forward(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
         tokens = rows_MC + self._attention(self.norm1(rows_MC), picture)
         return self.adjust(tokens) + self.adjust_hidden(F.gelu(self.fc1(self.norm2(tokens))))
 
-    def _attention(self, rows_MC: Tensor, picture: Picture) -> Tensor:
+    def _attention(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
         sizes = (*picture, self.window)
         if self.shift:
             rows_MC = rows_MC.index_select(0, reordering(*sizes, 0, self.shift, rows_MC.device))
@@ -72,7 +72,7 @@ class WindowedGroup(nn.Module):
             for index in range(1, 6)
         )
 
-    def forward(self, rows_MC: Tensor, picture: Picture) -> Tensor:
+    def forward(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
         seen = rows_MC
         for block in self.blocks[:-1]:
             seen = torch.cat((seen, F.leaky_relu(block(seen, picture), 0.2)), -1)
@@ -87,7 +87,7 @@ class WindowedBody(nn.Module):
         self.window = window
         self.groups = nn.ModuleList(WindowedGroup(group, share) for group in groups)  # pyright: ignore[reportArgumentType]
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         return "sdpa"
 
     def forward(self, tokens_BHWC: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class WindowedBody(nn.Module):
         rows_MC = tokens_BHWC.reshape(-1, channels).index_select(0, window_order(*sizes))
         for group in self.groups:
             rows_MC = group(rows_MC, picture)
-        return rows_MC.index_select(0, picture_order(*sizes)).view(tokens_BHWC.shape)
+        return rows_MC.index_select(0, image_order(*sizes)).view(tokens_BHWC.shape)
 
 
 def _rows(rows: Tensor, places: Tensor, count: int) -> Tensor:

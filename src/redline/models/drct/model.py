@@ -13,13 +13,13 @@ from redline.models.drct.blocks import RESIDUAL_SHARE, Group
 from redline.models.drct.config import DrctConfig
 from redline.models.drct.in_windows import WindowedBody
 from redline.models.drct.packed import PackedBody, pack_upsampling
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
 _MEAN = (0.4488, 0.4371, 0.4040)
 
 
-class Drct(Choosing):
+class Drct(SwitchableModule):
     """Takes (B, 3, H, W) in [0, 1] and gives (B, 3, scale·H, scale·W)."""
 
     mean: Tensor
@@ -70,9 +70,9 @@ class Drct(Choosing):
             if isinstance(module, nn.Conv2d):
                 module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         body = self.layers[0]
-        return body.chosen() if isinstance(body, PackedBody | WindowedBody) else "reference"
+        return body.active_implementation() if isinstance(body, PackedBody | WindowedBody) else "reference"
 
     def _check(self, picture: Tensor) -> None:
         window = self.config.window

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.blocks import Block, Group
-from redline.ops.fused_linear import fastest, fused_linear, moments_in_parts, parts_of
+from redline.ops.fused_linear import auto_implementation, fused_linear, moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
-from redline.ops.window_attention import spread, window_attention_spread
+from redline.ops.window_attention import expand_bias_table, window_attention_expanded
 
 _STEP = 8
 
@@ -124,7 +124,7 @@ class PackedBlock(nn.Module):
         heads = table.shape[1]
         size = width // heads
         self.shift = attention.shift
-        self.register_buffer("bias", spread(table.detach(), attention.window), persistent=False)
+        self.register_buffer("bias", expand_bias_table(table.detach(), attention.window), persistent=False)
         rows, of_heads = places(pieces), places([size] * heads)
         hidden = torch.arange(block.mlp.fc1.out_features)
         # Attention divides by the root of the filled-up size: the queries make up for it.
@@ -149,8 +149,8 @@ class PackedBlock(nn.Module):
     ) -> None:
         """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
         qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
-        mixed = window_attention_spread(qkv, self.bias, self.shift)
-        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
+        mixed = window_attention_expanded(qkv, self.bias, self.shift)
+        between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
         tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
         inner, outer = self.fc1, self.adjust
         fused_mlp(
@@ -180,12 +180,12 @@ class PackedGroup(nn.Module):
         next_moments: Tensor,
     ) -> None:
         """Fills the wide row and its moments up, and begins the next ones, the rest of which holds anything yet."""
-        width, parts, new_parts = self.first, parts_of(self.first), parts_of(self.growth)
+        width, parts, new_parts = self.first, moment_parts(self.first), moment_parts(self.growth)
         for block in self.blocks[:-1]:
             new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
             block(row_MC[:, :width], moments_P2M[:parts], picture, new, of_new)
             width, parts = width + self.growth, parts + new_parts
-        first, of_first = next_row[:, : self.first], next_moments[: parts_of(self.first)]
+        first, of_first = next_row[:, : self.first], next_moments[: moment_parts(self.first)]
         self.blocks[-1](row_MC, moments_P2M, picture, first, of_first, row_MC[:, : self.first], self.share)
 
 
@@ -200,18 +200,18 @@ class PackedBody(nn.Module):
             for group in groups
         )
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         """What takes the first layer's rows."""
         weight = next(module.weight for module in self.modules() if isinstance(module, PackedLinear))
-        return fastest(weight, weight)
+        return auto_implementation(weight, weight)
 
     def forward(self, tokens_BHWC: Tensor) -> Tensor:
         batch, height, width, channels = tokens_BHWC.shape
         first, growth = filled(self.width), filled(self.growth)
         rows_MC = F.pad(tokens_BHWC.reshape(-1, channels), (0, first + 4 * growth - channels))
-        parts = parts_of(first) + 4 * parts_of(growth)
+        parts = moment_parts(first) + 4 * moment_parts(growth)
         sums_P2M = rows_MC.new_empty((parts, 2, len(rows_MC)), dtype=torch.float32)
-        sums_P2M[: parts_of(first)] = moments_in_parts(rows_MC[:, :first])
+        sums_P2M[: moment_parts(first)] = moments_in_parts(rows_MC[:, :first])
         for group in self.groups:
             next_rows, next_sums = torch.empty_like(rows_MC), torch.empty_like(sums_P2M)
             group(rows_MC, sums_P2M, (batch, height, width), next_rows, next_sums)

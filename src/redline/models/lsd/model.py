@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from redline.errors import ModelError
 from redline.models.lsd.config import EIGHT, PICTURE_CHANNELS, PICTURES_BLENDED, LsdConfig
 from redline.models.unet.model import HEAD_WIDTH, STEPS, Block, SelfAttention
-from redline.nn.checkpointing import recomputed
+from redline.nn.checkpointing import checkpointed
 
 # What samplers need to know: how noise and picture are mixed at a time step, and what the model says about them.
 PROCESS, PREDICTION = "flow", "sample"
@@ -36,7 +36,7 @@ class _Recomputing(nn.Module):
     recomputes: bool = False
 
     def through(self, part: nn.Module, *args: Tensor) -> Tensor:
-        return recomputed(part, *args) if self.recomputes else part(*args)
+        return checkpointed(part, *args) if self.recomputes else part(*args)
 
 
 class Level(_Recomputing):

@@ -20,7 +20,7 @@ from redline.models.memory.neural_memory import NeuralMemory
 from redline.models.memory.passage import Passage
 from redline.models.memory.slot_attention import SlotAttention, WindowState
 from redline.models.memory.state import LayerState, MemoryState, Origin
-from redline.nn.checkpointing import GRANULARITIES, recomputed
+from redline.nn.checkpointing import GRANULARITIES, checkpointed
 from redline.nn.head import Head
 from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
@@ -59,8 +59,8 @@ class Block(nn.Module):
         self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
     ) -> tuple[Tensor, Tensor, LayerState | None, Tensor | None]:
         if self.recompute == "layer":
-            mixed, residual, state, score = recomputed(self._mix, branch_BSD, residual_BSD, passage, state)
-            return *recomputed(self._feed, mixed, residual), state, score
+            mixed, residual, state, score = checkpointed(self._mix, branch_BSD, residual_BSD, passage, state)
+            return *checkpointed(self._feed, mixed, residual), state, score
         mixed, residual, state, score = self._mix(branch_BSD, residual_BSD, passage, state)
         return *self._feed(mixed, residual), state, score
 
@@ -332,7 +332,7 @@ class TitanModel(nn.Module):
         for index, block in enumerate(self.blocks):
             given = (branch, residual, passage, None if states is None else states[index])
             if self.recompute in ("block", "selective"):
-                found = recomputed(block, *given, selective=self.recompute == "selective")
+                found = checkpointed(block, *given, selective=self.recompute == "selective")
             else:
                 found = block(*given)
             branch, residual, state, score = found

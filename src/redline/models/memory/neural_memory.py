@@ -16,8 +16,8 @@ from redline.models.memory.config import TitanConfig
 from redline.models.memory.passage import Passage
 from redline.models.memory.short_convolution import inputs_held, new_taps
 from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
-from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear
+from redline.nn.switchable import DispatchedModule
 from redline.ops.convolved_heads import convolved_heads
 from redline.ops.memory_step import Learned, Projected, memory_step
 
@@ -30,7 +30,7 @@ class NeuralState:
     memory: UpdateState
 
 
-class NeuralMemory(Dispatched):
+class NeuralMemory(DispatchedModule):
     # Not plain by default, as other modules are: a GPU would train for days without a word about why.
     implementation = "auto"
 

@@ -28,9 +28,9 @@ from redline.models.memory.seen_blocks import LEAST_CHANNELS
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
 from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
-from redline.nn.causal_attention import stretches_are_faster
-from redline.nn.choosing import Choosing
+from redline.nn.causal_attention import span_kernels_are_faster
 from redline.nn.linear import Linear
+from redline.nn.switchable import SwitchableModule
 
 # Before anything is learned, nearly everything is kept.
 _FIRST_SCORE = 2.0
@@ -50,7 +50,7 @@ class WindowState:
     bank: SlotBank | None
 
 
-class SlotAttention(Choosing):
+class SlotAttention(SwitchableModule):
     def __init__(self, config: TitanConfig) -> None:
         super().__init__()
         self.config = config
@@ -64,10 +64,10 @@ class SlotAttention(Choosing):
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = Linear(config.width, config.width, bias=False)
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         """What reads whole texts; with a state PyTorch's own attention reads on."""
         weight, head_dim = self.out.weight, self.config.head_dim
-        if self.implementation != "reference" and stretches_are_faster(weight, head_dim):
+        if self.implementation != "reference" and span_kernels_are_faster(weight, head_dim):
             return "triton"
         return "flex attention" if weight.is_cuda and head_dim >= LEAST_CHANNELS else "reference"
 

@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.passage import Passage
 from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
-from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
+from redline.nn.causal_attention import span_attention, span_kernels_are_faster
 from redline.ops.dispatch import warn_once_traced
 
 Far = tuple[Tensor, Tensor, Tensor]
@@ -38,11 +38,11 @@ def windowed_attention(
 ) -> Tensor:
     """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
     head_dim = query_BSQD.shape[-1]
-    by_stretches = implementation == "auto" and stretches_are_faster(query_BSQD, head_dim)
+    by_stretches = implementation == "auto" and span_kernels_are_faster(query_BSQD, head_dim)
     if by_stretches or implementation == "triton":
         lowest_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
         before_BS, beyond = passage.positions_BS - lowest_BS, None if far is None else (*far, passage.positions_BS)
-        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
+        return span_attention(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
     if passage.seen is not None:
         by_flex_attention = _by_flex_attention if far is None else _apart
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)

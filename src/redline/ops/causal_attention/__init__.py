@@ -1,21 +1,22 @@
-"""Attention of each token to a stretch of tokens that ends with itself: rows, documents and windows are one to it.
+"""Causal attention of each token to a span of tokens that ends with itself.
 
-`reference.py` is the specification, `triton.py` is faster, and its gradients repeat to the bit. All rows lie end to
-end; `lowest` says for each token which is the first that it sees. What comes before may be seen in another way, `Far`,
-in the same softmax.
+`reference.py` is the specification in plain PyTorch; `triton.py` has fused kernels with deterministic gradients. All
+sequences are concatenated, and `lowest_T` holds the first token that each token sees: packed documents and sliding
+windows are both expressed by it. Tokens before the span may be seen through separate queries and keys (`Far`) in the
+same softmax.
 
-T: tokens of all rows, H: heads, G: key and value heads, D: width of a head.
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
 
-import torch
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.causal_attention import reference
 from redline.ops.causal_attention.far import Far
+from redline.ops.checks import check_floating, check_integers, check_same_device, check_same_dtype, check_shape
 from redline.ops.dispatch import choose
 
-__all__ = ["Far", "causal_attention", "fastest"]
+__all__ = ["Far", "auto_implementation", "causal_attention"]
 
 
 def causal_attention(
@@ -27,66 +28,58 @@ def causal_attention(
     *,
     far: Far | None = None,
 ) -> Tensor:
-    """(T, H, D). `lowest_T` never falls from one token to the next, and none is beyond its own token.
+    """Returns (T, H, D). `lowest_T` must not decrease, and `lowest_T[t]` must not exceed t.
 
-    It is not checked: the host would have to wait for the device.
+    The values of `lowest_T` are not checked, because that would synchronize with the device.
     """
     _check(q_THD, k_TGD, v_TGD, lowest_T)
     if far is not None:
         _check_far(q_THD, k_TGD, far)
     if _choose(implementation, q_THD, q_THD.shape[-1]) == "triton":
-        from redline.ops.causal_attention import triton
-
-        return triton.causal_attention(q_THD, k_TGD, v_TGD, lowest_T, far)
+        return _triton().causal_attention(q_THD, k_TGD, v_TGD, lowest_T, far)
     return reference.causal_attention(q_THD, k_TGD, v_TGD, lowest_T, far)
 
 
-def fastest(like: Tensor, head_dim: int) -> str:
-    """What `auto` takes for queries of this device and dtype, in heads of so many channels."""
+def auto_implementation(like: Tensor, head_dim: int) -> str:
+    """Returns the implementation that `auto` takes for queries with this device, dtype and head dimension."""
     return _choose("auto", like, head_dim)
 
 
-def _choose(asked: str, like: Tensor, head_dim: int) -> str:
-    def why_not() -> str:
-        from redline.ops.causal_attention import triton
+def _choose(requested: str, like: Tensor, head_dim: int) -> str:
+    return choose("causal_attention", requested, like.device, lambda: _triton().why_not(like, head_dim))
 
-        return triton.why_not(like, head_dim)
 
-    return choose("causal attention", asked, like.device, why_not)
+def _triton():
+    from redline.ops.causal_attention import triton  # imports Triton
+
+    return triton
 
 
 def _check(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> None:
-    q, k, v = (tuple(t.shape) for t in (q_THD, k_TGD, v_TGD))
-    if len(q) != 3 or len(k) != 3 or k != v or (q[0], q[2]) != (k[0], k[2]):
-        raise ModelError(f"causal attention takes (tokens, heads, channels) of all three, not {q}, {k} and {v}.")
-    if q[0] < 1 or k[1] < 1 or q[1] % k[1]:
-        raise ModelError(f"{q[1]} heads cannot share {k[1]} keys and values evenly over {q[0]} tokens.")
-    if len({t.dtype for t in (q_THD, k_TGD, v_TGD)}) > 1 or not q_THD.is_floating_point():
-        given = ", ".join(str(t.dtype) for t in (q_THD, k_TGD, v_TGD))
-        raise ModelError(f"causal attention takes one floating dtype, not {given}.")
-    _check_numbers(lowest_T, q[0])
-    _check_together(q_THD, k_TGD, v_TGD, lowest_T)
+    op, q, k = "causal_attention", tuple(q_THD.shape), tuple(k_TGD.shape)
+    if len(q) != 3 or len(k) != 3 or (q[0], q[2]) != (k[0], k[2]):
+        raise ModelError(
+            f"{op}: q_THD and k_TGD must be (tokens, heads, head_dim) with equal T and D, not {q} and {k}."
+        )
+    check_shape(op, "v_TGD", v_TGD, k)
+    if q[0] < 1:
+        raise ModelError(f"{op}: q_THD must have at least one token, not {q}.")
+    if k[1] < 1 or q[1] % k[1]:
+        raise ModelError(f"{op}: the {q[1]} query heads must be a multiple of the {k[1]} key and value heads.")
+    check_floating(op, q_THD=q_THD)
+    check_same_dtype(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD)
+    check_integers(op, "lowest_T", lowest_T, q[:1])
+    check_same_device(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, lowest_T=lowest_T)
 
 
 def _check_far(q_THD: Tensor, k_TGD: Tensor, far: Far) -> None:
-    for near, other in ((q_THD, far.q_THD), (k_TGD, far.k_TGD)):
-        if (near.shape, near.dtype) != (other.shape, other.dtype):
-            given = f"{tuple(other.shape)} in {other.dtype} for {tuple(near.shape)} in {near.dtype}"
-            raise ModelError(f"what is far is seen by queries and keys like those that are near, not by {given}.")
-    if far.bias_T.shape != q_THD.shape[:1] or not far.bias_T.is_floating_point():
-        given = f"{tuple(far.bias_T.shape)} in {far.bias_T.dtype}"
-        raise ModelError(f"causal attention takes a bias for each of {len(q_THD)} tokens, not {given}.")
-    _check_numbers(far.first_T, len(q_THD))
-    _check_together(q_THD, *far)
-
-
-def _check_numbers(places_T: Tensor, tokens: int) -> None:
-    if tuple(places_T.shape) != (tokens,) or places_T.dtype not in (torch.int32, torch.int64):
-        given = f"{tuple(places_T.shape)} in {places_T.dtype}"
-        raise ModelError(f"causal attention takes a whole number for each of {tokens} tokens, not {given}.")
-
-
-def _check_together(one: Tensor, *others: Tensor) -> None:
-    for tensor in others:
-        if tensor.device != one.device:
-            raise ModelError(f"causal attention's inputs are on {one.device} and on {tensor.device}.")
+    op = "causal_attention"
+    check_shape(op, "far.q_THD", far.q_THD, q_THD.shape)
+    check_shape(op, "far.k_TGD", far.k_TGD, k_TGD.shape)
+    check_shape(op, "far.bias_T", far.bias_T, q_THD.shape[:1])
+    check_floating(op, far_bias_T=far.bias_T)
+    check_same_dtype(op, q_THD=q_THD, far_q_THD=far.q_THD, far_k_TGD=far.k_TGD)
+    check_integers(op, "far.first_T", far.first_T, q_THD.shape[:1])
+    check_same_device(
+        op, q_THD=q_THD, far_q_THD=far.q_THD, far_k_TGD=far.k_TGD, far_bias_T=far.bias_T, far_first_T=far.first_T
+    )

@@ -1,4 +1,7 @@
-"""What a token sees of the tokens before its stretch."""
+"""The far keys of causal attention: keys before a query's span, scored with separate queries and keys.
+
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
+"""
 
 from typing import NamedTuple
 
@@ -6,10 +9,10 @@ from torch import Tensor
 
 
 class Far(NamedTuple):
-    """Other queries and keys of the same values, and what is added to the scores of each key.
+    """Queries and keys that score the tokens before each query's span, with the same values as the near keys.
 
-    A token sees from `first` on what comes before its stretch. `first_T` never falls from one token to the next, and
-    none is beyond where its stretch begins.
+    Token t sees the far keys from `first_T[t]` to `lowest_T[t] - 1`. `bias_T` is added to the scores of each key.
+    `first_T` must not decrease from one token to the next, and must not exceed `lowest_T`.
     """
 
     q_THD: Tensor

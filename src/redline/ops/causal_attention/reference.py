@@ -1,4 +1,7 @@
-"""Softmax attention of each token to a stretch of tokens that ends with itself, written out."""
+"""Reference of softmax attention of each token to a span of tokens that ends with itself.
+
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
+"""
 
 import torch
 from torch import Tensor
@@ -7,16 +10,16 @@ from redline.ops.causal_attention.far import Far
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
-    """(T, H, D); softmax is fp32 at the least, and every score is held."""
+    """Returns (T, H, D). Softmax is at least fp32, and all T × T scores are stored."""
     scores_HTT = _scores(q_THD, k_TGD)
     index = torch.arange(len(q_THD), device=q_THD.device)
     sees_TT = (index <= index[:, None]) & (index >= lowest_T[:, None])
-    elsewhere_HTT = torch.full_like(scores_HTT, -torch.inf)
+    far_scores_HTT = torch.full_like(scores_HTT, -torch.inf)
     if far is not None:
         far_TT = (index < lowest_T[:, None]) & (index >= far.first_T[:, None])
-        elsewhere_HTT = (_scores(far.q_THD, far.k_TGD) + far.bias_T).masked_fill(~far_TT, -torch.inf)
-    shares_HTT = torch.where(sees_TT, scores_HTT, elsewhere_HTT).softmax(-1)
-    return torch.einsum("hts,shd->thd", shares_HTT.to(v_TGD.dtype), _repeated(v_TGD, len(shares_HTT)))
+        far_scores_HTT = (_scores(far.q_THD, far.k_TGD) + far.bias_T).masked_fill(~far_TT, -torch.inf)
+    weights_HTT = torch.where(sees_TT, scores_HTT, far_scores_HTT).softmax(-1)
+    return torch.einsum("hts,shd->thd", weights_HTT.to(v_TGD.dtype), _repeated(v_TGD, len(weights_HTT)))
 
 
 def _scores(q_THD: Tensor, k_TGD: Tensor) -> Tensor:

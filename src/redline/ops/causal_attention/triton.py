@@ -1,8 +1,10 @@
-"""Causal attention by Triton kernels, as an operator that torch.compile sees as one node, with a gradient that repeats.
+"""Causal attention with Triton kernels and a deterministic gradient, registered as a custom op for torch.compile.
 
-The fused attentions of torch add the pulls at a query in whatever order their programs finish, or wait for each other
-where the order is to be kept. Here queries have programs of their own, which compute the scores once more: two products
-of seven more than is needed, and nobody waits.
+PyTorch's fused attention adds the contributions to a query's gradient in the order in which its programs finish, or
+serializes the programs in deterministic mode. Here a separate kernel computes the gradients of queries and recomputes
+the scores for it: seven matrix multiplications instead of five, and no program waits for another.
+
+T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
 
 import math
@@ -24,7 +26,7 @@ _DOTS_ROWS = 128
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries and keys of a tile, warps and stages of its programs, and the shared memory that they may take."""
+    """Queries and keys per tile, warps, pipeline stages, and the shared memory in KiB that a program needs."""
 
     queries: int
     keys: int
@@ -33,8 +35,8 @@ class Tiles:
     kib: int
 
 
-# By what a kernel does, bytes of a number and width of a head; the first that fits. The first ones were the fastest on
-# an H200, the others are for cards with less shared memory.
+# Keyed by kernel, element size in bytes and head dimension. The first entry that fits the shared memory is used: the
+# first ones were the fastest on an H200, the others are for GPUs with less shared memory.
 TILES = {
     ("forward", 2, 64): (Tiles(128, 64, 8, 3, 80),),
     ("forward", 2, 128): (Tiles(64, 64, 4, 3, 120), Tiles(64, 64, 4, 2, 96)),
@@ -47,25 +49,25 @@ _SMALL = Tiles(32, 32, 4, 2, 99)
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
-    """The same as the reference; softmax and sums are fp32."""
+    """Computes the reference function. Softmax and accumulation are fp32."""
     if far is None:
         return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
-    # The kernels scale the sum of product and bias.
+    # The kernels scale the sum of product and bias, so the bias is divided by the scale.
     bias_T = far.bias_T.float() * q_THD.shape[-1] ** 0.5
     return _forward(q_THD, k_TGD, v_TGD, lowest_T, far.q_THD, far.k_TGD, bias_T, far.first_T)[0]
 
 
 def why_not(like: Tensor, head_dim: int) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     if head_dim not in HEAD_DIMS:
-        return f"it takes heads of {', '.join(map(str, HEAD_DIMS))} channels, not {head_dim}"
+        return f"unsupported head dimension {head_dim} (supported: {', '.join(map(str, HEAD_DIMS))})"
     return kernel.why_not(like)
 
 
 def tiles_for(what: str, x: Tensor) -> Tiles:
-    room = kernel.shared_bytes(x)
+    available = kernel.shared_bytes(x)
     choices = TILES.get((what, x.element_size(), max(64, x.shape[-1])), ())
-    return next((tiles for tiles in choices if tiles.kib * 1024 <= room), _SMALL)
+    return next((tiles for tiles in choices if tiles.kib * 1024 <= available), _SMALL)
 
 
 @torch.library.custom_op("redline::causal_attention", mutates_args=())
@@ -79,9 +81,9 @@ def _forward(
     bias: Tensor | None = None,
     first: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What is mixed, and for each head and token the logarithm of its softmax's sum to base 2."""
-    out, logs = _rooms(q)
-    q, k, v = (_channels_together(t) for t in (q, k, v))
+    """Returns the output, and the base-2 logarithm of the softmax's denominator for each head and token."""
+    out, logs = _empty_outputs(q)
+    q, k, v = (kernel.rows_contiguous(t) for t in (q, k, v))
     tokens, heads, dim = q.shape
     tiles = tiles_for("forward", q)
     far, far_strides = _far(far_q, far_k, bias, first)
@@ -97,7 +99,7 @@ def _forward(
 
 @_forward.register_fake
 def _(q: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _rooms(q)
+    return _empty_outputs(q)
 
 
 @torch.library.custom_op("redline::causal_attention_backward", mutates_args=())
@@ -112,54 +114,54 @@ def _backward(
     first: Tensor | None,
     out: Tensor,
     logs: Tensor,
-    pull: Tensor,
+    grad: Tensor,
 ) -> list[Tensor]:
-    """The pulls at queries, keys and values, and where there is something far, at its queries, keys and bias."""
-    q_pull, k_pull, v_pull, *far_pulls = pulls = _pull_rooms(q, k, v, far_q, far_k, bias)
-    q, k, v, pull = (_channels_together(t) for t in (q, k, v, pull))
+    """Returns the gradients of q, k and v and, if far keys are given, of their queries, keys and bias."""
+    grad_q, grad_k, grad_v, *far_grads = grads = _empty_grads(q, k, v, far_q, far_k, bias)
+    q, k, v, grad = (kernel.rows_contiguous(t) for t in (q, k, v, grad))
     (tokens, heads, dim), groups = q.shape, k.shape[1]
     lowest = lowest.contiguous()
     far, far_strides = _far(far_q, far_k, bias, first)
-    far_q_pull, far_k_pull, bias_pull = far_pulls or (None, None, None)
-    # A key's bias is pulled at by all heads: those that share a key together, and then one group after the other.
-    each = None if bias_pull is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
+    grad_far_q, grad_far_k, grad_bias = far_grads or (None, None, None)
+    # Each program writes the bias gradient of one group of heads; the sum over groups follows in a fixed order.
+    group_grad_bias = None if grad_bias is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
     dots = torch.empty_like(logs)
-    of_dots = (out, pull, dots, tokens, *_strides(pull))
+    of_dots = (out, grad, dots, tokens, *_strides(grad))
     grid = (-(-tokens // _DOTS_ROWS), heads)
     kernel.launch(kernels.causal_attention_dots_kernel, grid, *of_dots, HEADS=heads, D=dim, M=_DOTS_ROWS, num_warps=4)
-    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, pull), *far_strides)
+    sizes = (tokens, dim**-0.5 / math.log(2), dim**-0.5, *_strides(q, k, v, grad), *far_strides)
     tiles = tiles_for("keys", q)
-    ends = (None if far[3] is None else _last_to_see(far[3]), far_k_pull, each)
+    ends = (None if far[3] is None else _last_to_see(far[3]), grad_far_k, group_grad_bias)
     kernel.launch(
         kernels.causal_attention_keys_kernel,
         (-(-tokens // tiles.keys), groups),
-        *(q, k, v, pull, logs, dots, k_pull, v_pull, lowest, _last_to_see(lowest), *far, *ends, *sizes),
+        *(q, k, v, grad, logs, dots, grad_k, grad_v, lowest, _last_to_see(lowest), *far, *ends, *sizes),
         **_constants(q, k, tiles),
     )
     tiles = tiles_for("queries", q)
     kernel.launch(
         kernels.causal_attention_queries_kernel,
         (-(-tokens // tiles.queries), heads),
-        *(q, k, v, pull, logs, dots, q_pull, lowest, *far, far_q_pull, *sizes),
+        *(q, k, v, grad, logs, dots, grad_q, lowest, *far, grad_far_q, *sizes),
         **_constants(q, k, tiles),
     )
-    if each is not None:
-        torch.sum(each, 0, out=bias_pull)
-    return pulls
+    if group_grad_bias is not None:
+        torch.sum(group_grad_bias, 0, out=grad_bias)
+    return grads
 
 
 @_backward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, *others: Tensor | None) -> list[Tensor]:
-    return _pull_rooms(q, k, v, *others[:3])
+    return _empty_grads(q, k, v, *others[:3])
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, *output)
 
 
-def _differentiate(ctx: Any, pull: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    q_pull, k_pull, v_pull, *far = _backward(*ctx.saved_tensors, pull)
-    return q_pull, k_pull, v_pull, None, *(far or (None, None, None)), None
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad_q, grad_k, grad_v, *far = _backward(*ctx.saved_tensors, grad)
+    return grad_q, grad_k, grad_v, None, *(far or (None, None, None)), None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -175,15 +177,15 @@ def _constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
 def _far(
     q: Tensor | None, k: Tensor | None, bias: Tensor | None, first: Tensor | None
 ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
-    """What the kernels take of it, and the strides."""
+    """Returns the kernel arguments for the far keys, and their strides; None and 0 if there are none."""
     if q is None or k is None or bias is None or first is None:
         return (None, None, None, None), (0, 0, 0, 0)
-    q, k = _channels_together(q), _channels_together(k)
+    q, k = kernel.rows_contiguous(q), kernel.rows_contiguous(k)
     return (q, k, bias.contiguous(), first.contiguous()), _strides(q, k)
 
 
 def _last_to_see(first: Tensor) -> Tensor:
-    """The last token that sees each one: first only grows, so that whoever sees a token is a stretch as well."""
+    """Returns the last token that sees each token. Since `first` does not decrease, a span of tokens sees it."""
     index = torch.arange(len(first), dtype=first.dtype, device=first.device)
     return torch.searchsorted(first, index, right=True, out_int32=True) - 1
 
@@ -192,18 +194,9 @@ def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
 
 
-def _rooms(q: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
 
 
-def _pull_rooms(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
-    return [_like(x) for x in (q, k, v, *far) if x is not None]
-
-
-def _like(x: Tensor) -> Tensor:
-    """Room for as many numbers, token after token, however x lies."""
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _channels_together(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _empty_grads(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
+    return [kernel.empty_like(x) for x in (q, k, v, *far) if x is not None]

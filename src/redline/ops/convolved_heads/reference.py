@@ -1,4 +1,7 @@
-"""A short causal convolution of each channel, SiLU, and unit queries and keys, written out."""
+"""Reference of a short causal convolution per channel, SiLU, and normalization of queries and keys.
+
+B: sequences, S: tokens, C: channels, T: taps.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +9,7 @@ from torch import Tensor
 
 
 def convolved(x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """Each channel's weighted sum over the last tokens of its document, the token's own the last."""
+    """Returns each channel's convolution over the last tokens of its document. The last tap is the token's own."""
     length, count = x_BSC.shape[1], len(taps_TC)
     padded = torch.cat((recent_BTC.to(x_BSC.dtype), x_BSC), 1)
     total = x_BSC * taps_TC[-1]

@@ -1,11 +1,17 @@
-"""Cross-entropy with label smoothing and z-loss; `reference.py` is its specification, `triton.py` is faster."""
+"""Cross-entropy with label smoothing and z-loss.
+
+`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
+
+N: rows, V: classes.
+"""
 
 import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.ops import dispatch
+from redline.ops.checks import check_integers, check_same_device
 from redline.ops.cross_entropy import reference
+from redline.ops.dispatch import choose
 
 __all__ = ["REDUCTIONS", "check_options", "check_targets", "cross_entropy"]
 
@@ -22,17 +28,17 @@ def cross_entropy(
     reduction: str = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """As torch.nn.functional.cross_entropy, plus z_loss · lse² a row; fp32 inside and out (fp64 for fp64).
+    """Returns torch.nn.functional.cross_entropy plus z_loss · lse² per row, computed and returned in fp32.
 
-    The mean is over the rows whose target is not `ignore_index`; where all are ignored the loss is 0, not NaN, and so
-    are the gradients. A target that is no class is refused on a CPU; a GPU cannot be asked without waiting for it, so
-    that there the row's loss and gradients are NaN, and no memory outside the logits is read.
+    The loss is fp64 for fp64 logits. The mean is over the rows whose target is not `ignore_index`; if all are ignored,
+    the loss and the gradients are 0, not NaN. On a CPU a target that is not a class raises a ModelError. On a GPU the
+    check would synchronize, so the row's loss and gradients are NaN instead; no memory outside the logits is read.
     """
     if logits_NV.ndim != 2 or not logits_NV.is_floating_point() or not logits_NV.shape[1]:
-        shape = tuple(logits_NV.shape)
-        raise ModelError(f"cross-entropy takes floating-point logits (rows, classes), not {shape}, {logits_NV.dtype}.")
-    check_options(label_smoothing, z_loss, reduction)
-    check_targets(logits_NV, target_N, logits_NV.shape[1], ignore_index)
+        given = f"{tuple(logits_NV.shape)} {logits_NV.dtype}"
+        raise ModelError(f"cross_entropy: logits_NV must be floating-point logits (rows, classes), not {given}.")
+    check_options("cross_entropy", label_smoothing, z_loss, reduction)
+    check_targets("cross_entropy", logits_NV, target_N, logits_NV.shape[1], ignore_index)
 
     def why_not() -> str:
         from redline.ops import kernel
@@ -40,32 +46,31 @@ def cross_entropy(
         return kernel.why_not(logits_NV)
 
     options = (ignore_index, label_smoothing, z_loss, reduction)
-    if dispatch.choose("cross-entropy", implementation, logits_NV.device, why_not) == "reference":
+    if choose("cross_entropy", implementation, logits_NV.device, why_not) == "reference":
         return reference.cross_entropy(logits_NV, target_N, *options)
     from redline.ops.cross_entropy import triton
 
     return triton.cross_entropy(logits_NV, target_N, *options)
 
 
-def check_options(label_smoothing: float, z_loss: float, reduction: str) -> None:
+def check_options(op: str, label_smoothing: float, z_loss: float, reduction: str) -> None:
     if not 0.0 <= label_smoothing <= 1.0:
-        raise ModelError(f"label smoothing is between 0 and 1, not {label_smoothing}.")
+        raise ModelError(f"{op}: label_smoothing must be between 0 and 1, not {label_smoothing}.")
     if not 0.0 <= z_loss < float("inf"):
-        raise ModelError(f"the weight of the z-loss is a finite number of at least 0, not {z_loss}.")
+        raise ModelError(f"{op}: z_loss must be finite and at least 0, not {z_loss}.")
     if reduction not in REDUCTIONS:
-        raise ModelError(f"cross-entropy has no reduction {reduction!r}: it has {', '.join(REDUCTIONS)}.")
+        raise ModelError(f"{op}: unknown reduction {reduction!r} (supported: {', '.join(REDUCTIONS)}).")
 
 
-def check_targets(rows: Tensor, target_N: Tensor, classes: int, ignore_index: int) -> None:
-    """Refuses targets that do not belong to the rows, and on a CPU those that are no class."""
-    if target_N.shape != rows.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
-        found = f"{tuple(target_N.shape)}, {target_N.dtype}"
-        raise ModelError(f"cross-entropy of {len(rows)} rows needs as many int64 or int32 targets, not {found}.")
-    if target_N.device != rows.device:
-        raise ModelError(f"the targets are on {target_N.device}, but the rows are on {rows.device}.")
-    # What is being traced has no values to look at.
+def check_targets(op: str, rows: Tensor, target_N: Tensor, classes: int, ignore_index: int) -> None:
+    """Checks shape, dtype and device of the targets and, on a CPU, that each is a class or ignored."""
+    check_integers(op, "target_N", target_N, rows.shape[:1])
+    check_same_device(op, rows=rows, target_N=target_N)
+    # Tensors have no values while a compiler traces.
     if target_N.device.type != "cpu" or torch.compiler.is_compiling():
         return
     wrong = target_N[((target_N < 0) | (target_N >= classes)) & (target_N != ignore_index)]
     if len(wrong):
-        raise ModelError(f"target {int(wrong[0])} is neither one of {classes} classes nor ignored ({ignore_index}).")
+        raise ModelError(
+            f"{op}: target {int(wrong[0])} is not one of {classes} classes, and not ignore_index ({ignore_index})."
+        )

@@ -1,8 +1,8 @@
-"""Cross-entropy between logits and the classes that were right, in plain PyTorch: the specification.
+"""Reference of cross-entropy with label smoothing and z-loss.
 
-Shapes: N rows of V classes. With lse the logarithm of a row's sum of exponentials, smoothing s and target t, a row's
-loss is lse − (1 − s) · logit_t − s · mean of its logits + z_loss · lse². All of it is fp32, and so is the result (fp64
-for fp64), whatever the dtype of the logits: a loss in bf16 has three digits.
+N: rows, V: classes. With lse = log(sum(exp(logits))), label smoothing s and target t, the loss of a row is
+lse − (1 − s) · logit_t − s · mean(logits) + z_loss · lse². It is computed and returned in fp32 (fp64 for fp64 logits),
+because bf16 would keep only three digits of a loss.
 """
 
 import torch
@@ -17,11 +17,11 @@ def cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The loss of each row, or their sum, or their mean over the rows that are not ignored."""
+    """Returns the loss of each row, their sum, or their mean over the rows that are not ignored."""
     exact = logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()
     classes = exact.shape[1]
     known = (target_N >= 0) & (target_N < classes)
-    # What is ignored has no say, whatever it is: not even a NaN reaches a gradient.
+    # Ignored rows must not contribute to any gradient, even if they contain NaN.
     exact = torch.where((target_N == ignore_index)[:, None], 0.0, exact)
     lse = exact.logsumexp(1)
     picked = exact.gather(1, torch.where(known, target_N, 0).long()[:, None])[:, 0]
@@ -30,14 +30,14 @@ def cross_entropy(
         loss_N = loss_N - label_smoothing * exact.mean(1)
     if z_loss:
         loss_N = loss_N + z_loss * lse.square()
-    # A factor, and not a value put in its place: gradients must be NaN too.
+    # Multiplied instead of replaced, so that the gradients are NaN too.
     ignored = target_N == ignore_index
     loss_N = loss_N * torch.where(known | ignored, 1.0, torch.nan).to(loss_N.dtype)
     return reduced(torch.where(ignored, 0.0, loss_N), target_N, ignore_index, reduction)
 
 
 def reduced(loss_N: Tensor, target_N: Tensor, ignore_index: int, reduction: str) -> Tensor:
-    """What is made of the rows' losses; the number of rows that count stays on the device."""
+    """Applies the reduction. The number of rows that are not ignored stays on the device."""
     if reduction == "none":
         return loss_N
     total = loss_N.sum()
@@ -45,5 +45,5 @@ def reduced(loss_N: Tensor, target_N: Tensor, ignore_index: int, reduction: str)
 
 
 def counted(target_N: Tensor, ignore_index: int) -> Tensor:
-    """How many rows are not ignored, but at least 1: the mean of no rows is 0, and their gradients are 0."""
+    """Returns the number of rows that are not ignored, at least 1, so that the mean of no rows is 0."""
     return (target_N != ignore_index).sum().clamp_min(1)

@@ -1,12 +1,15 @@
-"""Attention of one new token a row to those that a ring of keys and values holds, which it joins.
+"""Attention of one new token per sequence to a ring buffer of keys and values, into which it is written.
 
-`reference.py` is the specification, `triton.py` is faster. The ring is written in
-place; its first `ring` places are used, at any distance from each other.
+`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The ring is updated in place.
+It is the first `ring` positions of the buffers, which may have any stride.
+
+B: sequences, C: positions in the buffer, H: query heads, G: key and value heads, D: head dimension.
 """
 
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_floating, check_same_dtype, check_shape
 from redline.ops.decode_attention import reference
 from redline.ops.dispatch import choose
 
@@ -21,32 +24,41 @@ def decode_attention(
     ring: int,
     implementation: str = "auto",
 ) -> Tensor:
-    """(B, H, D); `lengths_B` counts the tokens that each row held before, and stays as it is."""
+    """Returns (B, H, D). `lengths_B` counts the tokens of each sequence before this one, and is not changed."""
     _check(q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-
-    def why_not() -> str:
-        from redline.ops.decode_attention import triton
-
-        return triton.why_not(q_BHD)
-
     arguments = (q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-    if choose("decode attention", implementation, q_BHD.device, why_not) == "triton":
-        from redline.ops.decode_attention import triton
-
-        return triton.decode_attention(*arguments)
+    if choose("decode_attention", implementation, q_BHD.device, lambda: _triton().why_not(q_BHD)) == "triton":
+        return _triton().decode_attention(*arguments)
     return reference.decode_attention(*arguments)
 
 
+def _triton():
+    from redline.ops.decode_attention import triton  # imports Triton
+
+    return triton
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> None:
-    shapes = [tuple(t.shape) for t in (q, k, v, keys, values, lengths)]
-    if [len(shape) for shape in shapes] != [3, 3, 3, 4, 4, 1]:
-        raise ModelError(f"decode attention takes new heads, their ring and lengths, not shapes {shapes}.")
-    (rows, heads, dim), (groups, places) = shapes[0], (shapes[1][1], shapes[3][1])
-    held = (rows, places, groups, dim)
-    fits = shapes[1] == shapes[2] == (rows, groups, dim) and shapes[3] == shapes[4] == held and shapes[5] == (rows,)
-    if not fits or heads % groups or not 0 < ring <= places:
-        raise ModelError(f"decode attention cannot join shapes {shapes} in a ring of {ring}.")
-    if len({t.dtype for t in (q, k, v, keys, values)}) > 1 or lengths.is_floating_point():
-        raise ModelError("decode attention takes one floating dtype, and lengths in whole numbers.")
+    op = "decode_attention"
+    if q.ndim != 3 or k.ndim != 3 or keys.ndim != 4:
+        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(keys.shape)}"
+        raise ModelError(f"{op}: q_BHD and k_BGD must have 3 dimensions and keys_BCGD 4, not {shapes}.")
+    (rows, heads, dim), groups, capacity = q.shape, k.shape[1], keys.shape[1]
+    check_shape(op, "k_BGD", k, (rows, groups, dim))
+    check_shape(op, "v_BGD", v, k.shape)
+    check_shape(op, "keys_BCGD", keys, (rows, capacity, groups, dim))
+    check_shape(op, "values_BCGD", values, keys.shape)
+    check_shape(op, "lengths_B", lengths, (rows,))
+    if groups < 1 or heads % groups:
+        raise ModelError(f"{op}: the {heads} query heads must be a multiple of the {groups} key and value heads.")
+    if not 0 < ring <= capacity:
+        raise ModelError(f"{op}: ring must be from 1 to the {capacity} positions of keys_BCGD, not {ring}.")
+    check_floating(op, q_BHD=q)
+    check_same_dtype(op, q_BHD=q, k_BGD=k, v_BGD=v, keys_BCGD=keys, values_BCGD=values)
+    if lengths.is_floating_point():
+        raise ModelError(f"{op}: lengths_B must be an integer tensor, not {lengths.dtype}.")
     if keys.stride() != values.stride() or keys.stride(-1) != 1:
-        raise ModelError("decode attention takes keys and values that lie alike, heads in one piece.")
+        raise ModelError(
+            f"{op}: keys_BCGD and values_BCGD must have equal strides and a contiguous last dimension, not strides "
+            f"{keys.stride()} and {values.stride()}."
+        )

@@ -1,8 +1,8 @@
-"""Attention of one new token a row to a ring of keys and values, which it joins: the specification.
+"""Reference of the attention of one new token per sequence to a ring buffer of keys and values.
 
-Shapes: B rows, C places in a buffer of which the first `ring` are the ring, H heads, G key and value heads of D
-channels. A row that holds n tokens has the last of them at the places (n − 1) mod ring and before; the new one goes to
-n mod ring, in place of the oldest where the ring is full. Computed in fp32 (fp64 for fp64 input).
+B: sequences, C: positions in the buffer, of which the first `ring` are the ring, H: query heads, G: key and value
+heads, D: head dimension. Token n of a sequence is stored at position n mod ring, so the new token replaces the oldest
+one when the ring is full. Computed in fp32 (fp64 for fp64 input).
 """
 
 import torch
@@ -22,6 +22,6 @@ def decode_attention(
     scores_BGRC = torch.einsum("bgrd,bcgd->bgrc", q_BGRD, keys) * q_BHD.shape[-1] ** -0.5
     held_BC = torch.arange(ring, device=lengths_B.device) <= lengths_B[:, None]
     weights = scores_BGRC.masked_fill(~held_BC[:, None, None], float("-inf")).softmax(-1)
-    # A place that holds nothing yet may hold anything: its weight is zero, and zero times NaN is not.
+    # Positions without a token are uninitialized, and their weight of zero times NaN would be NaN.
     values = torch.where(held_BC[:, :, None, None], values, 0)
     return torch.einsum("bgrc,bcgd->bgrd", weights, values).flatten(1, 2).to(q_BHD.dtype)

@@ -1,21 +1,23 @@
-"""A linear layer with LayerNorm before it and activation and residual behind it; for inference.
+"""A linear layer fused with the LayerNorm before it and the activation and residual after it, for inference.
 
-`reference.py` is its specification, `triton.py` does it in one pass over the rows. Results are written where the caller
-says, so that what is to stand side by side needs no joining, and with them their moments, for the layer that normalizes
-them next.
+`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The result is written into a
+tensor of the caller, which may be a slice of a wider one, so that results need no concatenation. The moments of the
+result are written too, for a layer that normalizes it next.
+
+M: rows, K: input channels, N: output columns, P: parts of the moments.
 """
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_no_gradient, check_shape
 from redline.ops.dispatch import choose
 from redline.ops.fused_linear import reference
-from redline.ops.fused_linear.reference import ACTIVATIONS, moments, moments_in_parts, parts_of
+from redline.ops.fused_linear.reference import ACTIVATIONS, moment_parts, moments, moments_in_parts
 
-__all__ = ["fastest", "fused_linear", "moments", "moments_in_parts", "parts_of"]
+__all__ = ["auto_implementation", "fused_linear", "moments", "moments_in_parts", "moment_parts"]
 
 
 def fused_linear(
@@ -33,20 +35,18 @@ def fused_linear(
     new_moments_P2M: Tensor | None = None,
     implementation: str = "auto",
 ) -> None:
-    """Writes residual + share · activation(normalized(x) @ weight.T + bias) into `out`.
+    """Writes residual + share · activation(normalized(x) @ weight.T + bias) into `out_MN`.
 
-    With `moments` rows are normalized; `weight_sums` then holds the sum of each row of the weight in fp32, and
-    `channels` how many of K count. `new_moments` takes those of what is written, `parts_of(N)` parts.
+    Rows are normalized if `moments_P2M` is given; `weight_sums_N` is then the fp32 sum of each row of the weight, and
+    `channels` the number of channels that are not padding. `new_moments_P2M`, with `moment_parts(N)` parts, receives
+    the moments of the result.
     """
     _check(x_MK, weight_NK, bias_N, out_MN, activation, residual_MN)
     if moments_P2M is not None:
-        check_moments(x_MK, moments_P2M, weight_NK, weight_sums_N, channels)
-    check_new_moments(out_MN, new_moments_P2M)
-
+        check_moments("fused_linear", x_MK, moments_P2M, weight_NK, weight_sums_N, channels)
+    check_new_moments("fused_linear", out_MN, new_moments_P2M)
     if _choose(implementation, x_MK, weight_NK) == "triton":
-        from redline.ops.fused_linear import triton
-
-        triton.fused_linear(
+        _triton().fused_linear(
             x_MK, weight_NK, bias_N, out_MN, moments_P2M, weight_sums_N, channels, eps, activation, residual_MN, share,
             new_moments_P2M,
         )  # fmt: skip
@@ -58,32 +58,33 @@ def fused_linear(
         new_moments_P2M.copy_(moments_in_parts(out_MN))
 
 
-def fastest(x_MK: Tensor, weight_NK: Tensor) -> str:
-    """What `auto` takes for these."""
+def auto_implementation(x_MK: Tensor, weight_NK: Tensor) -> str:
+    """Returns the implementation that `auto` takes for these tensors."""
     return _choose("auto", x_MK, weight_NK)
 
 
-def _choose(asked: str, x_MK: Tensor, weight_NK: Tensor) -> str:
-    def why_not() -> str:
-        from redline.ops.fused_linear import triton
+def _choose(requested: str, x_MK: Tensor, weight_NK: Tensor) -> str:
+    return choose("fused_linear", requested, x_MK.device, lambda: _triton().why_not(x_MK, weight_NK))
 
-        return triton.why_not(x_MK, weight_NK)
 
-    return choose("a fused linear layer", asked, x_MK.device, why_not)
+def _triton():
+    from redline.ops.fused_linear import triton  # imports Triton
+
+    return triton
 
 
 def _check(
     x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor, out_MN: Tensor, activation: str, residual_MN: Tensor | None
 ) -> None:
+    op = "fused_linear"
     if x_MK.ndim != 2 or weight_NK.ndim != 2 or x_MK.shape[1] != weight_NK.shape[1]:
         shapes = f"{tuple(x_MK.shape)} and {tuple(weight_NK.shape)}"
-        raise ModelError(f"a fused linear layer takes (rows, channels) and a weight (columns, channels), not {shapes}.")
-    if tuple(bias_N.shape) != (columns := (weight_NK.shape[0],)):
-        raise ModelError(f"the bias of {columns[0]} columns cannot be {tuple(bias_N.shape)}.")
-    check_around("a fused linear layer", x_MK, (weight_NK,), out_MN, activation, residual_MN)
+        raise ModelError(f"{op}: x_MK must be (rows, channels) and weight_NK (columns, channels), not {shapes}.")
+    check_shape(op, "bias_N", bias_N, weight_NK.shape[:1])
+    check_epilogue(op, x_MK, (weight_NK,), out_MN, activation, residual_MN)
 
 
-def check_around(
+def check_epilogue(
     op: str,
     x_MK: Tensor,
     weights: Sequence[Tensor],
@@ -91,30 +92,32 @@ def check_around(
     activation: str,
     residual_MN: Tensor | None,
 ) -> None:
-    """What is written, and what stands behind the last of the weights."""
-    wanted = (x_MK.shape[0], weights[-1].shape[0])
-    for name, tensor in (("out", out_MN), ("residual", residual_MN)):
-        if tensor is not None and (tuple(tensor.shape) != wanted or tensor.dtype != x_MK.dtype):
-            raise ModelError(f"{name} is {wanted} in {x_MK.dtype} here, not {tuple(tensor.shape)} in {tensor.dtype}.")
+    """Checks the output, the residual and the activation that follow the last of the weights."""
+    expected = (x_MK.shape[0], weights[-1].shape[0])
+    for name, tensor in (("out_MN", out_MN), ("residual_MN", residual_MN)):
+        if tensor is not None and (tuple(tensor.shape) != expected or tensor.dtype != x_MK.dtype):
+            given = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise ModelError(f"{op}: {name} must be {expected} {x_MK.dtype}, not {given}.")
     if activation not in ACTIVATIONS:
-        raise ModelError(f"{op} knows no {activation!r}: it knows gelu and leaky_relu.")
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x_MK, *weights)):
-        raise ModelError(f"{op} is for inference: it has no gradient.")
+        raise ModelError(f"{op}: unknown activation {activation!r} (supported: gelu, leaky_relu, or empty).")
+    check_no_gradient(op, x_MK=x_MK, **{f"weight_{index}": weight for index, weight in enumerate(weights)})
 
 
-def check_moments(x_MK: Tensor, moments_P2M: Tensor, weight_NK: Tensor, sums_N: Tensor | None, channels: int) -> None:
-    """What rows are normalized by, for this weight."""
+def check_moments(
+    op: str, x_MK: Tensor, moments_P2M: Tensor, weight_NK: Tensor, sums_N: Tensor | None, channels: int
+) -> None:
+    """Checks the arguments that normalize the rows in front of this weight."""
     rows, columns = x_MK.shape[0], weight_NK.shape[0]
     if moments_P2M.ndim != 3 or tuple(moments_P2M.shape[1:]) != (2, rows):
-        raise ModelError(f"moments of {rows} rows are (parts, 2, {rows}), not {tuple(moments_P2M.shape)}.")
+        raise ModelError(f"{op}: moments_P2M must be (parts, 2, {rows}), not {tuple(moments_P2M.shape)}.")
     if sums_N is None or tuple(sums_N.shape) != (columns,):
-        raise ModelError(f"normalizing rows takes the sums of all {columns} rows of the weight.")
+        given = "None" if sums_N is None else str(tuple(sums_N.shape))
+        raise ModelError(f"{op}: normalizing needs the sums of the weight's rows, of shape {(columns,)}, not {given}.")
     if not 0 < channels <= x_MK.shape[1]:
-        raise ModelError(f"between 1 and {x_MK.shape[1]} channels can be normalized, not {channels}.")
+        raise ModelError(f"{op}: channels must be from 1 to {x_MK.shape[1]}, not {channels}.")
 
 
-def check_new_moments(out_MN: Tensor, new_moments_P2M: Tensor | None) -> None:
+def check_new_moments(op: str, out_MN: Tensor, new_moments_P2M: Tensor | None) -> None:
     rows, columns = out_MN.shape
-    wanted = (parts_of(columns), 2, rows)
-    if new_moments_P2M is not None and tuple(new_moments_P2M.shape) != wanted:
-        raise ModelError(f"moments of {columns} columns are {wanted} here, not {tuple(new_moments_P2M.shape)}.")
+    if new_moments_P2M is not None:
+        check_shape(op, "new_moments_P2M", new_moments_P2M, (moment_parts(columns), 2, rows))

@@ -1,10 +1,11 @@
-"""A linear layer with what stands around it in a transformer: the specification.
+"""Reference of a linear layer with an optional LayerNorm before it and an activation and a residual after it.
 
-M rows of K channels become M rows of N. Before the product, rows may be normalized as LayerNorm does (without its
-weights, which fold into the linear layer's); after it come an activation and a residual, in that order. Rows are
-normalized by moments, their sums and sums of squares, which whoever wrote the rows has left: (P, 2, M), to be added up
-over P parts, each of a block of channels. So rows that grow by new channels need no second look at the old ones.
-Channels that only fill up a row are zero, and `channels` counts those that are not such.
+The LayerNorm has no weights, because they are folded into those of the linear layer. Rows are normalized by moments,
+their sums and sums of squares, which the op that wrote the rows has computed. The moments (P, 2, M) are summed over P
+parts, each for a block of channels, so rows that are extended by new channels need no second read of the old ones.
+Padding channels are zero; `channels` is the number of channels without padding.
+
+M: rows, K: input channels, N: output columns, P: parts of the moments.
 """
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ACTIVATIONS = ("", "gelu", "leaky_relu")
-SLOPE = 0.2  # of the leaky one
-# Columns whose sums make one part of the moments.
+SLOPE = 0.2  # of leaky_relu
+# Columns per part of the moments.
 MOMENT_COLUMNS = 128
 
 
@@ -28,7 +29,7 @@ def fused_linear(
     residual_MN: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """residual + share · activation(normalized(x) @ weight.T + bias)."""
+    """Returns residual + share · activation(normalized(x) @ weight.T + bias)."""
     if moments_P2M is not None:
         total, squares = moments_P2M.to(torch.promote_types(x_MK.dtype, torch.float32)).sum(0)
         mean = total / channels
@@ -43,16 +44,16 @@ def fused_linear(
 
 
 def moments(x_MN: Tensor) -> Tensor:
-    """Sums and sums of squares of the rows, (2, M)."""
+    """Returns the sums and sums of squares of the rows, (2, M)."""
     wide = x_MN.to(torch.promote_types(x_MN.dtype, torch.float32))
     return torch.stack((wide.sum(-1), wide.square().sum(-1)))
 
 
-def parts_of(columns: int) -> int:
-    """How many parts the moments of so many columns have."""
+def moment_parts(columns: int) -> int:
+    """Returns the number of parts of the moments of this many columns."""
     return -(-columns // MOMENT_COLUMNS)
 
 
 def moments_in_parts(x_MN: Tensor) -> Tensor:
-    """Those of whole rows, (parts, 2, M)."""
+    """Returns the moments of whole rows, (parts, 2, M)."""
     return torch.stack([moments(block) for block in x_MN.split(MOMENT_COLUMNS, -1)])

@@ -1,4 +1,7 @@
-"""The fused linear layer by Triton kernels, as an operator that torch.compile sees as one node."""
+"""The fused linear layer with Triton kernels, registered as a custom op for torch.compile.
+
+M: rows, K: input channels, N: output columns, P: parts of the moments.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,14 +12,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from redline.errors import ModelError
 from redline.ops import kernel
-from redline.ops.fused_linear.triton_kernels import STEP, described_kernel, linear_kernel
+from redline.ops.fused_linear.triton_kernels import STEP, descriptor_kernel, linear_kernel
 
 INTERPRETED = kernel.INTERPRETED
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows, columns and channels of a block, warps of a program, steps of the loop in flight."""
+    """Rows, columns and channels per block, warps per program, and pipeline stages."""
 
     rows: int
     columns: int
@@ -25,9 +28,9 @@ class Tiles:
     stages: int
 
 
-# By bytes of a number and the kind of columns: few (32), some (64) or many; or such whose moments are written, in parts
-# of 128, each by one block. Those of two bytes are the fastest of many over all layers of DRCT-L on an H200
-# (docs/log.md), but for "some"; those of four bytes are guesses.
+# Keyed by element size in bytes and by the number of columns: few (32), some (64) or many. With "parts", moments are
+# written for parts of 128 columns, each by one block. The entries for two bytes, except "some", were the fastest of
+# many over all layers of DRCT-L on an H200 (docs/log.md); those for four bytes are not tuned.
 TILES = {
     (2, "few"): Tiles(256, 32, 64, 8, 2),
     (2, "some"): Tiles(128, 64, 64, 4, 3),
@@ -40,22 +43,21 @@ TILES = {
 }
 _FEW, _SOME = 32, 64
 
-
-# Of more than 64 columns in two bytes, by descriptors: 7 to 16% faster than "many" and "parts" for each layer of DRCT-L
-# on an H200, the fastest of nine (docs/log.md).
-DESCRIBED = Tiles(128, 128, 64, 4, 3)
+# For more than 64 columns of two-byte elements, with descriptors: 7 to 16% faster than "many" and "parts" for each
+# layer of DRCT-L on an H200, and the fastest of nine (docs/log.md).
+DESCRIPTOR_TILES = Tiles(128, 128, 64, 4, 3)
 
 
 def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
-    """Why the kernel cannot take this, or nothing."""
+    """Returns why the kernel does not support this input, or an empty string."""
     reason = kernel.why_not(x_MK)
     if reason:
         return reason
     if weight_NK.dtype != x_MK.dtype:
-        return f"the weight is in {weight_NK.dtype}, and the rows are in {x_MK.dtype}"
+        return f"weight_NK is {weight_NK.dtype}, but x_MK is {x_MK.dtype}"
     for name, size in (("channels", x_MK.shape[1]), ("columns", weight_NK.shape[0])):
         if size % STEP:
-            return f"{size} {name} are no multiple of {STEP}"
+            return f"{name} must be a multiple of {STEP}, not {size}"
     return ""
 
 
@@ -74,10 +76,10 @@ def fused_linear(
     share: float,
     new_moments: Tensor | None,
 ) -> None:
-    """The same as the reference; the product and all after it is fp32 until it is written."""
+    """Computes the reference function. The product and the epilogue are fp32 until the result is written."""
     (rows, wide), columns = x.shape, weight.shape[0]
-    # What is not given is not read.
-    given_sums, given_moments, old, new = (
+    # The kernels do not read placeholders of arguments that are None.
+    sums_or_x, moments_or_x, old, new = (
         x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)
     )
     sums = (tensor for tensor in (weight_sums, moments, new_moments) if tensor is not None)
@@ -86,8 +88,8 @@ def fused_linear(
     parts = 0 if moments is None else moments.shape[0]
     sizes = (rows, wide // STEP, columns // STEP, parts)
     if columns > _SOME and x.element_size() == 2 and kernel.has_descriptors(x):
-        tiles = DESCRIBED
-        described = (
+        tiles = DESCRIPTOR_TILES
+        descriptors = (
             TensorDescriptor.from_tensor(tensor, [height, width])
             for tensor, height, width in (
                 (x, tiles.rows, tiles.channels),
@@ -97,13 +99,13 @@ def fused_linear(
             )
         )
         kernel.launch(
-            described_kernel, (blocks(rows, columns, tiles),), bias, given_sums, given_moments, new, *described, *sizes,
-            float(channels), eps, share, **constants(tiles, *around),
+            descriptor_kernel, (blocks(rows, columns, tiles),), bias, sums_or_x, moments_or_x, new, *descriptors,
+            *sizes, float(channels), eps, share, **constants(tiles, *around),
         )  # fmt: skip
         return
     tiles = TILES[x.element_size(), kind(columns, new_moments is not None)]
     kernel.launch(
-        linear_kernel, (blocks(rows, columns, tiles),), x, weight, bias, given_sums, given_moments, old, new, out,
+        linear_kernel, (blocks(rows, columns, tiles),), x, weight, bias, sums_or_x, moments_or_x, old, new, out,
         *sizes, x.stride(0) // STEP, old.stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
         PRECISION=kernel.dot_precision(x.dtype), **constants(tiles, *around),
     )  # fmt: skip
@@ -127,13 +129,16 @@ def blocks(rows: int, columns: int, tiles: Tiles) -> int:
 def check_layout(rows: Iterable[Tensor], whole: Iterable[Tensor]) -> None:
     for tensor in rows:
         if tensor.stride(1) != 1 or tensor.stride(0) % STEP or tensor.data_ptr() % (STEP * tensor.element_size()):
-            raise ModelError(f"a fused linear layer reads and writes rows that begin at multiples of {STEP} numbers.")
+            raise ModelError(
+                f"fused_linear: rows of x, out and residual must be contiguous and must start at multiples of {STEP} "
+                f"elements, not have strides {tensor.stride()}."
+            )
     if not all(tensor.is_contiguous() for tensor in whole):
-        raise ModelError("weights, biases and moments of a fused linear layer lie in one piece.")
+        raise ModelError("fused_linear: weights, biases and moments must be contiguous.")
 
 
 def constants(tiles: Tiles, normalize: bool, activation: str, residual: bool, moments: bool) -> dict[str, object]:
-    """What a kernel is compiled for."""
+    """Returns the compile-time constants of a kernel."""
     return {
         "NORMALIZE": normalize,
         "ACTIVATION": activation,

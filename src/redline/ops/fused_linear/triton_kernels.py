@@ -1,10 +1,12 @@
-"""The kernels of the fused linear layer.
+"""Triton kernels of the fused linear layer.
 
-Normalizing does not touch the rows before the product: with mean m and scale s of a row,
-(x − m) · s @ W = s · (x @ W − m · (sum of W's row)), so that it is two numbers a row in the end, in fp32.
+Rows are normalized after the product, in fp32: with mean m and inverse standard deviation s of a row,
+(x − m) · s @ Wᵀ = s · (x @ Wᵀ − m · (row sums of W)).
 
-There are two, each of which makes one block of the result: `linear_kernel` on any card, and `described_kernel`, for
-which the copying unit of Hopper and newer cards reads and writes blocks by descriptors.
+Each program computes one block of the result. `linear_kernel` runs on all GPUs; `descriptor_kernel` loads and stores
+blocks with the tensor memory accelerator of Hopper and newer GPUs.
+
+M: rows, K: input channels, N: output columns.
 """
 
 import triton
@@ -22,7 +24,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def gelu(x):
-    """x · Φ(x), Φ off by 3e-7 at most (Abramowitz and Stegun 7.1.26), in fewer steps than erf."""
+    """Computes x · Φ(x). Φ has an error of at most 3e-7 (Abramowitz and Stegun 7.1.26) and is cheaper than erf."""
     z = tl.abs(x) * _HALF_ROOT
     t = 1.0 / (1.0 + 0.3275911 * z)
     sums = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -40,53 +42,53 @@ def activated(total, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def mean_and_scale(moments, row_place, there, rows, parts, channels, eps):
-    """Of each row, from the parts of its moments: several at once, or each would wait for the one before."""
-    sums = tl.zeros(row_place.shape, tl.float32)
-    squares = tl.zeros(row_place.shape, tl.float32)
+def mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps):
+    """Returns mean and inverse standard deviation of each row. Loads several parts of the moments per step."""
+    sums = tl.zeros(row_offset.shape, tl.float32)
+    squares = tl.zeros(row_offset.shape, tl.float32)
     for start in range(0, parts, _PARTS):
         part = start + tl.arange(0, _PARTS)[:, None]
-        known = (part < parts) & there[None, :]
-        place = moments + row_place[None, :] + 2 * part * rows
-        sums += tl.sum(tl.load(place, mask=known, other=0.0), 0)
-        squares += tl.sum(tl.load(place + rows, mask=known, other=0.0), 0)
+        column_mask = (part < parts) & row_mask[None, :]
+        offset = moments + row_offset[None, :] + 2 * part * rows
+        sums += tl.sum(tl.load(offset, mask=column_mask, other=0.0), 0)
+        squares += tl.sum(tl.load(offset + rows, mask=column_mask, other=0.0), 0)
     mean = sums / channels
     return mean, tl.rsqrt(tl.maximum(squares / channels - mean * mean, 0.0) + eps)
 
 
 @triton.jit
-def normalized(total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps):
-    mean, scale = mean_and_scale(moments, row_place, there, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
-    of_weights = tl.load(weight_sums + column, mask=known, other=0.0)
-    return (total - mean[:, None] * of_weights[None, :]) * scale[:, None]
+def normalized(total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps):
+    mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
+    weight_sum = tl.load(weight_sums + column, mask=column_mask, other=0.0)
+    return (total - mean[:, None] * weight_sum[None, :]) * scale[:, None]
 
 
 @triton.jit
-def finish(
-    total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share,
+def apply_epilogue(
+    total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Writes what comes of a product in these columns, and gives what was written: zeros where nothing was."""
-    inside = there[:, None] & known[None, :]
-    total = activated(total + tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :], ACTIVATION)
+    """Applies bias, activation and residual, writes the block, and returns the stored values, with zeros outside."""
+    inside = row_mask[:, None] & column_mask[None, :]
+    total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:
-        old_place = residual + row_place[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
-        total = tl.load(old_place, mask=inside, other=0.0).to(tl.float32) + share * total
-    written = total.to(out.dtype.element_ty)
-    tl.store(out + row_place[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], written, mask=inside)
-    return tl.where(inside, written.to(tl.float32), 0.0)
+        residual_offset = residual + row_offset[:, None] * (residual_steps * STEP_OF_ROWS) + column[None, :]
+        total = tl.load(residual_offset, mask=inside, other=0.0).to(tl.float32) + share * total
+    result = total.to(out.dtype.element_ty)
+    tl.store(out + row_offset[:, None] * (out_steps * STEP_OF_ROWS) + column[None, :], result, mask=inside)
+    return tl.where(inside, result.to(tl.float32), 0.0)
 
 
 @triton.jit
-def write_moments(seen, part, new_moments, row_place, there, rows):
-    """Of what was written: that is what will be normalized."""
-    place = new_moments + row_place + 2 * part * rows
-    tl.store(place, tl.sum(seen, 1), mask=there)
-    tl.store(place + rows, tl.sum(seen * seen, 1), mask=there)
+def write_moments(stored, part, new_moments, row_offset, row_mask, rows):
+    """Writes the moments of the values after rounding, which the next layer will normalize."""
+    offset = new_moments + row_offset + 2 * part * rows
+    tl.store(offset, tl.sum(stored, 1), mask=row_mask)
+    tl.store(offset + rows, tl.sum(stored * stored, 1), mask=row_mask)
 
 
-# Sizes are known at run time, so that few kernels serve all layers. They come in steps of 8 numbers: that tells the
-# compiler that it may read 8 at once.
+# Sizes are run-time arguments, so that few compiled kernels serve all layers. They are given in steps of 8 elements, so
+# the compiler knows that it can load 8 at once.
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
 def linear_kernel(
     x, weight, bias, weight_sums, moments, residual, new_moments, out,
@@ -94,7 +96,7 @@ def linear_kernel(
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows and columns; blocks of the same rows run side by side, to find them in the cache."""
+    """Computes one block. Consecutive programs compute blocks of the same rows, which they then share in the cache."""
     K = K_steps * STEP_OF_ROWS
     N = N_steps * STEP_OF_ROWS
     tiles = tl.cdiv(N, BLOCK_N)
@@ -102,39 +104,39 @@ def linear_kernel(
     tile = program % tiles
     row = program // tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    there = row < rows
-    known = column < N
-    row_place = row.to(tl.int64)
+    row_mask = row < rows
+    column_mask = column < N
+    row_offset = row.to(tl.int64)
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    x_row = x + row_place[:, None] * (x_steps * STEP_OF_ROWS)
+    x_row = x + row_offset[:, None] * (x_steps * STEP_OF_ROWS)
     weight_row = weight + column[None, :] * K
     for start in range(0, K, BLOCK_K):
         channel = start + tl.arange(0, BLOCK_K)
-        some = tl.load(x_row + channel[None, :], mask=there[:, None] & (channel < K)[None, :], other=0.0)
-        weights = tl.load(weight_row + channel[:, None], mask=(channel < K)[:, None] & known[None, :], other=0.0)
-        total = tl.dot(some, weights, total, input_precision=PRECISION)
+        rows_block = tl.load(x_row + channel[None, :], mask=row_mask[:, None] & (channel < K)[None, :], other=0.0)
+        weights = tl.load(weight_row + channel[:, None], mask=(channel < K)[:, None] & column_mask[None, :], other=0.0)
+        total = tl.dot(rows_block, weights, total, input_precision=PRECISION)
 
     if NORMALIZE:
         total = normalized(
-            total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps
+            total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps
         )  # fmt: skip
-    seen = finish(
-        total, column, known, bias, residual, out, row_place, there, residual_steps, out_steps, share, ACTIVATION,
-        RESIDUAL,
+    stored = apply_epilogue(
+        total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
+        ACTIVATION, RESIDUAL,
     )  # fmt: skip
     if MOMENTS:
-        write_moments(seen, tile, new_moments, row_place, there, rows)
+        write_moments(stored, tile, new_moments, row_offset, row_mask, rows)
 
 
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts"])
-def described_kernel(
+def descriptor_kernel(
     bias, weight_sums, moments, new_moments, x, weight, residual, out,
     rows, K_steps, N_steps, parts, channels, eps, share,
     NORMALIZE: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr, MOMENTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The same, with descriptors of x, weight, residual and out: they give zeros beyond the ends, and write nothing."""
+    """Computes one block with descriptors, which load zeros beyond the bounds and store nothing there."""
     K = K_steps * STEP_OF_ROWS
     N = N_steps * STEP_OF_ROWS
     tiles = tl.cdiv(N, BLOCK_N)
@@ -144,9 +146,9 @@ def described_kernel(
     first_column = tile * BLOCK_N
     row = first_row + tl.arange(0, BLOCK_M)
     column = first_column + tl.arange(0, BLOCK_N)
-    there = row < rows
-    known = column < N
-    row_place = row.to(tl.int64)
+    row_mask = row < rows
+    column_mask = column < N
+    row_offset = row.to(tl.int64)
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -154,13 +156,13 @@ def described_kernel(
 
     if NORMALIZE:
         total = normalized(
-            total, column, known, weight_sums, moments, row_place, there, rows, parts, channels, eps
+            total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps
         )  # fmt: skip
-    total = activated(total + tl.load(bias + column, mask=known, other=0.0).to(tl.float32)[None, :], ACTIVATION)
+    total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:
         total = residual.load([first_row, first_column]).to(tl.float32) + share * total
-    written = total.to(out.dtype)
-    out.store([first_row, first_column], written)
+    result = total.to(out.dtype)
+    out.store([first_row, first_column], result)
     if MOMENTS:
-        seen = tl.where(there[:, None] & known[None, :], written.to(tl.float32), 0.0)
-        write_moments(seen, tile, new_moments, row_place, there, rows)
+        stored = tl.where(row_mask[:, None] & column_mask[None, :], result.to(tl.float32), 0.0)
+        write_moments(stored, tile, new_moments, row_offset, row_mask, rows)

@@ -1,14 +1,17 @@
-"""An MLP whose hidden channels go, beside the rows themselves, into one more linear layer; for inference.
+"""An MLP whose input and hidden activations are concatenated and go into a second linear layer, for inference.
 
-`reference.py` is its specification; `triton.py` does it in one pass over the rows where it can, so that the hidden
-channels are never written. What stands around the layers is as in `fused_linear`.
+`reference.py` is the specification in plain PyTorch. `triton.py` computes it in one kernel where it can, which never
+writes the hidden activations to memory. Normalization, activation and residual are those of `fused_linear`.
+
+M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: parts of the moments.
 """
 
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_shape
 from redline.ops.dispatch import choose
-from redline.ops.fused_linear import check_around, check_moments, check_new_moments, moments_in_parts
+from redline.ops.fused_linear import check_epilogue, check_moments, check_new_moments, moments_in_parts
 from redline.ops.fused_mlp import reference
 
 __all__ = ["fused_mlp"]
@@ -31,25 +34,20 @@ def fused_mlp(
     new_moments_P2M: Tensor | None = None,
     implementation: str = "auto",
 ) -> None:
-    """Writes residual + share · activation([x | gelu(normalized(x) @ inner.T + its bias)] @ outer.T + its bias).
+    """Writes residual + share · activation([x | gelu(normalized(x) @ inner.T + inner_bias)] @ outer.T + outer_bias).
 
-    J is K + H. `inner_sums` holds the sum of each row of the inner weight in fp32; moments and channels are as in
+    J is K + H. `inner_sums_H` is the fp32 sum of each row of the inner weight. The other arguments are those of
     `fused_linear`.
     """
     _check(x_MK, inner_HK, inner_bias_H, outer_NJ, outer_bias_N)
-    check_around("a fused MLP", x_MK, (inner_HK, outer_NJ), out_MN, activation, residual_MN)
-    check_moments(x_MK, moments_P2M, inner_HK, inner_sums_H, channels)
-    check_new_moments(out_MN, new_moments_P2M)
-
-    def why_not() -> str:
-        from redline.ops.fused_mlp import triton
-
-        return triton.why_not(x_MK, inner_HK, outer_NJ)
-
-    if choose("a fused MLP", implementation, x_MK.device, why_not) == "triton":
-        from redline.ops.fused_mlp import triton
-
-        triton.fused_mlp(
+    check_epilogue("fused_mlp", x_MK, (inner_HK, outer_NJ), out_MN, activation, residual_MN)
+    check_moments("fused_mlp", x_MK, moments_P2M, inner_HK, inner_sums_H, channels)
+    check_new_moments("fused_mlp", out_MN, new_moments_P2M)
+    if (
+        choose("fused_mlp", implementation, x_MK.device, lambda: _triton().why_not(x_MK, inner_HK, outer_NJ))
+        == "triton"
+    ):
+        _triton().fused_mlp(
             x_MK, inner_HK, inner_bias_H, outer_NJ, outer_bias_N, out_MN, moments_P2M, inner_sums_H, channels, eps,
             activation, residual_MN, share, new_moments_P2M,
         )  # fmt: skip
@@ -64,16 +62,19 @@ def fused_mlp(
         new_moments_P2M.copy_(moments_in_parts(out_MN))
 
 
+def _triton():
+    from redline.ops.fused_mlp import triton  # imports Triton
+
+    return triton
+
+
 def _check(x_MK: Tensor, inner_HK: Tensor, inner_bias_H: Tensor, outer_NJ: Tensor, outer_bias_N: Tensor) -> None:
+    op = "fused_mlp"
     if x_MK.ndim != 2 or inner_HK.ndim != 2 or outer_NJ.ndim != 2:
-        raise ModelError("a fused MLP takes (rows, channels), and weights (columns, channels).")
+        shapes = f"{tuple(x_MK.shape)}, {tuple(inner_HK.shape)} and {tuple(outer_NJ.shape)}"
+        raise ModelError(f"{op}: x_MK, inner_HK and outer_NJ must have two dimensions, not {shapes}.")
     channels, hidden, columns = x_MK.shape[1], inner_HK.shape[0], outer_NJ.shape[0]
-    if inner_HK.shape[1] != channels or outer_NJ.shape[1] != channels + hidden:
-        shapes = f"{tuple(inner_HK.shape)} and {tuple(outer_NJ.shape)}"
-        raise ModelError(
-            f"a fused MLP of {channels} channels and {hidden} hidden ones takes weights of ({hidden}, {channels}) and "
-            f"(columns, {channels + hidden}), not {shapes}."
-        )
-    for name, tensor, wanted in (("inner", inner_bias_H, hidden), ("outer", outer_bias_N, columns)):
-        if tuple(tensor.shape) != (wanted,):
-            raise ModelError(f"the {name} bias of {wanted} columns cannot be {tuple(tensor.shape)}.")
+    check_shape(op, "inner_HK", inner_HK, (hidden, channels))
+    check_shape(op, "outer_NJ", outer_NJ, (columns, channels + hidden))
+    check_shape(op, "inner_bias_H", inner_bias_H, (hidden,))
+    check_shape(op, "outer_bias_N", outer_bias_N, (columns,))

@@ -1,7 +1,9 @@
-"""An MLP with a linear layer of its input and its hidden channels behind it: the specification.
+"""Reference of an MLP whose input and hidden activations are concatenated and go into a second linear layer.
 
-Where a transformer's block ends in x + F·gelu(W·norm(x)) and a linear layer A follows, A and AF side by side are the
-outer weight, and F is never applied by itself.
+If a transformer block ends in x + F·gelu(W·norm(x)) and a linear layer A follows, the outer weight is A and A·F side by
+side, and F is never applied on its own.
+
+M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: parts of the moments.
 """
 
 import torch
@@ -23,7 +25,7 @@ def fused_mlp(
     residual_MN: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """residual + share · activation([x | gelu(normalized(x) @ inner.T + its bias)] @ outer.T + its bias)."""
+    """Returns residual + share · activation([x | gelu(norm(x) @ inner.T + inner_bias)] @ outer.T + outer_bias)."""
     hidden_MH = fused_linear(x_MK, inner_HK, inner_bias_H, moments_P2M, channels, eps, "gelu")
     both_MJ = torch.cat((x_MK, hidden_MH), -1)
     return fused_linear(both_MJ, outer_NJ, outer_bias_N, activation=activation, residual_MN=residual_MN, share=share)

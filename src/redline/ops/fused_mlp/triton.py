@@ -1,6 +1,8 @@
-"""The fused MLP by a Triton kernel, as an operator that torch.compile sees as one node.
+"""The fused MLP with a Triton kernel, registered as a custom op for torch.compile.
 
-Where rows or results are too wide to be kept, or numbers too long, it is two fused linear layers.
+If the rows or the results are too wide for one program, or the dtype is fp32, it runs two fused linear layers.
+
+M: rows, K: input channels, H: hidden channels, N: output columns.
 """
 
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ INTERPRETED = kernel.INTERPRETED
 
 
 @dataclass(frozen=True)
-class KeptRows:
-    """How a program works that keeps its rows: rows, hidden channels of a step; warps, steps of the loop in flight."""
+class MlpTiles:
+    """Rows per program, hidden channels per step, warps, and pipeline stages of the single-kernel implementation."""
 
     rows: int
     hidden: int
@@ -27,23 +29,23 @@ class KeptRows:
     stages: int
 
 
-# By how wide the rows are for up to 32 columns of the result, and for more columns; the fastest of eight on an H200
-# (docs/log.md), but for "widest".
-KEPT_ROWS = {
-    "narrow": KeptRows(128, 64, 8, 2),
-    "wide": KeptRows(256, 32, 8, 3),
-    "widest": KeptRows(128, 32, 8, 2),
-    "many columns": KeptRows(128, 32, 8, 2),
+# For up to 32 output columns by the width of the rows, otherwise "many columns". All but "widest" were the fastest of
+# eight on an H200 (docs/log.md).
+MLP_TILES = {
+    "narrow": MlpTiles(128, 64, 8, 2),
+    "wide": MlpTiles(256, 32, 8, 3),
+    "widest": MlpTiles(128, 32, 8, 2),
+    "many columns": MlpTiles(128, 32, 8, 2),
 }
 _NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
-# Rows of more channels leave no room for the weights that pass by, and smaller cards have none for the rows.
+# Wider rows leave too little shared memory for the weights, and GPUs with less shared memory cannot hold the rows.
 _MOST_CHANNELS = 320
 _SHARED_BYTES = 200 * 2**10
 
 
 def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     return linear.why_not(x_MK, inner_HK) or linear.why_not(x_MK, outer_NJ)
 
 
@@ -64,9 +66,9 @@ def fused_mlp(
     share: float,
     new_moments: Tensor | None,
 ) -> None:
-    """The same as the reference; products and all between them are fp32, but for the hidden channels once made."""
+    """Computes the reference function in fp32, except that the hidden activations are rounded to the dtype of x."""
     rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
-    if columns > _MANY or not can_keep_rows(x):
+    if columns > _MANY or not is_fusable(x):
         both = x.new_empty(rows, wide + hidden)
         both[:, :wide] = x
         linear.fused_linear(
@@ -77,7 +79,7 @@ def fused_mlp(
     old, new = (x if tensor is None else tensor for tensor in (residual, new_moments))
     whole = (inner, inner_bias, inner_sums, outer, outer_bias, moments)
     linear.check_layout((x, out, old), whole if new_moments is None else (*whole, new_moments))
-    blocks = -(-rows // kept(wide, columns).rows)
+    blocks = -(-rows // tiles_for(wide, columns).rows)
     kernel.launch(
         mlp_kernel, (blocks,), x, inner, inner_bias, inner_sums, moments, outer, outer_bias, old, new, out,
         rows, wide // STEP, hidden // STEP, columns // STEP, moments.shape[0],
@@ -91,21 +93,21 @@ def _(*_: object) -> None:
     return None
 
 
-def can_keep_rows(x: Tensor) -> bool:
+def is_fusable(x: Tensor) -> bool:
     small = x.element_size() == 2 and sum(kernel.pieces(x.shape[1])) <= _MOST_CHANNELS
     return small and kernel.shared_bytes(x) >= _SHARED_BYTES
 
 
-def kept(channels: int, columns: int) -> KeptRows:
+def tiles_for(channels: int, columns: int) -> MlpTiles:
     if columns > _FEW:
-        return KEPT_ROWS["many columns"]
+        return MLP_TILES["many columns"]
     width = sum(kernel.pieces(channels))
-    return KEPT_ROWS["narrow" if width <= _NARROW else "wide" if width <= _WIDE else "widest"]
+    return MLP_TILES["narrow" if width <= _NARROW else "wide" if width <= _WIDE else "widest"]
 
 
 def constants(channels: int, columns: int, activation: str, residual: bool, moments: bool) -> dict[str, object]:
-    """What the kernel is compiled for."""
-    chosen = kept(channels, columns)
+    """Returns the compile-time constants of the kernel."""
+    chosen = tiles_for(channels, columns)
     first, rest = kernel.pieces(channels)
     return {
         "ACTIVATION": activation,
@@ -115,7 +117,7 @@ def constants(channels: int, columns: int, activation: str, residual: bool, mome
         "BLOCK_H": chosen.hidden,
         "FIRST": first,
         "REST": rest,
-        # A piece is a part of the moments.
+        # Each piece of the output columns is one part of the moments.
         "OUT": min(MOMENT_COLUMNS, kernel.padded(columns)),
         "OUT_REST": kernel.padded(columns - MOMENT_COLUMNS) if columns > MOMENT_COLUMNS else 0,
         "num_warps": chosen.warps,

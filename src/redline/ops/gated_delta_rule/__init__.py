@@ -1,14 +1,13 @@
-"""The gated delta rule, a memory of constant size that any length of text is written to and read from.
+"""The gated delta rule: a recurrent memory of constant size for sequences of any length.
 
-`reference.py` is its specification; the Triton kernels take long sequences on a GPU.
+`reference.py` is the specification in plain PyTorch; `triton.py` has chunked kernels.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
-from functools import partial
-
-import torch
 from torch import Tensor
 
-from redline.errors import ModelError
+from redline.ops.checks import check_memory_inputs, check_shape
 from redline.ops.dispatch import choose
 from redline.ops.gated_delta_rule import reference
 from redline.ops.gated_delta_rule.reference import gated_delta_step
@@ -27,59 +26,34 @@ def gated_delta_rule(
     chunk: int = 64,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Outputs (B, S, H, V) in the dtype of v, and the state after the last token, fp32 (fp64 for fp64).
+    """Returns outputs (B, S, H, V) in the dtype of v, and the state after the last token in fp32 (fp64 for fp64).
 
-    q and k are normalised and scaled by the caller; g ≤ 0 is the logarithm of what is kept from token to token, and
-    beta in 0…1 how far a token corrects what its key holds. `documents_BS` numbers the document of each token, never
-    decreasing: the state is empty again at each document's first token. A given state belongs to the document of the
-    first token, so that what one call ends with, the next can begin with. `chunk` changes speed and rounding alone.
-    The kernels multiply in the widest dtype of q, k and v: for speed, all three come in bf16 or fp16.
+    The caller normalizes and scales q and k. `g_BSH` ≤ 0 is the log decay of the state at each token, and `beta_BSH` in
+    [0, 1] the strength of the token's correction. `documents_BS` holds the document index of each token and must not
+    decrease; the state is reset to zero at each document's first token. A given state belongs to the document of the
+    first token, so the state that one call returns can be passed to the next. `chunk` only affects speed and rounding.
+    The kernels multiply in the widest dtype of q, k and v: for speed, pass all three in bf16 or fp16.
     """
-    _check(q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV, documents_BS, chunk)
+    op = "gated_delta_rule"
+    check_memory_inputs(op, q_BSHK, k_BSHK, v_BSHV, documents_BS, chunk)
+    batch, tokens, heads, keys = q_BSHK.shape
+    check_shape(op, "g_BSH", g_BSH, (batch, tokens, heads))
+    check_shape(op, "beta_BSH", beta_BSH, (batch, tokens, heads))
+    if state_BHKV is not None:
+        check_shape(op, "state_BHKV", state_BHKV, (batch, heads, keys, v_BSHV.shape[-1]))
     tensors = (q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV, documents_BS)
-    why_not = partial(_why_not_triton, q_BSHK, k_BSHK, v_BSHV, chunk)
-    if choose("gated_delta_rule", implementation, q_BSHK.device, why_not) == "triton":
-        # Imported late: Triton takes a while, and only GPUs need it.
-        from redline.ops.gated_delta_rule import triton
 
-        return triton.gated_delta_rule(*tensors, chunk=chunk)
-    if q_BSHK.shape[1] == 1:  # a decoder's token: the definition has fewer operations
+    def why_not() -> str:
+        return _triton().why_not(q_BSHK, k_BSHK, v_BSHV, chunk)
+
+    if choose(op, implementation, q_BSHK.device, why_not) == "triton":
+        return _triton().gated_delta_rule(*tensors, chunk=chunk)
+    if tokens == 1:  # decoding: the recurrent form has fewer operations
         return reference.recurrent(*tensors)
     return reference.chunked(*tensors, chunk=chunk)
 
 
-def _why_not_triton(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    from redline.ops.gated_delta_rule import triton
+def _triton():
+    from redline.ops.gated_delta_rule import triton  # imports Triton
 
-    return triton.why_not(q_BSHK, k_BSHK, v_BSHV, chunk)
-
-
-def _check(
-    q_BSHK: Tensor,
-    k_BSHK: Tensor,
-    v_BSHV: Tensor,
-    g_BSH: Tensor,
-    beta_BSH: Tensor,
-    state_BHKV: Tensor | None,
-    documents_BS: Tensor | None,
-    chunk: int,
-) -> None:
-    if q_BSHK.ndim != 4 or k_BSHK.shape != q_BSHK.shape or v_BSHV.ndim != 4 or v_BSHV.shape[:3] != q_BSHK.shape[:3]:
-        shapes = f"{tuple(q_BSHK.shape)}, {tuple(k_BSHK.shape)} and {tuple(v_BSHV.shape)}"
-        raise ModelError(f"the gated delta rule takes q and k (B, S, H, K) and v (B, S, H, V), not {shapes}.")
-    batch, tokens, heads, keys = q_BSHK.shape
-    if not tokens:
-        raise ModelError("the gated delta rule needs at least one token.")
-    if g_BSH.shape != (batch, tokens, heads) or beta_BSH.shape != g_BSH.shape:
-        shapes = f"{tuple(g_BSH.shape)} and {tuple(beta_BSH.shape)}"
-        raise ModelError(f"the gated delta rule takes g and beta of {(batch, tokens, heads)} here, not {shapes}.")
-    expected = (batch, heads, keys, v_BSHV.shape[-1])
-    if state_BHKV is not None and state_BHKV.shape != expected:
-        raise ModelError(f"a state of the gated delta rule is {expected} here, not {tuple(state_BHKV.shape)}.")
-    if documents_BS is not None:
-        if documents_BS.shape != (batch, tokens):
-            raise ModelError(f"document numbers are {(batch, tokens)} here, not {tuple(documents_BS.shape)}.")
-        if documents_BS.is_floating_point() or documents_BS.dtype == torch.bool:
-            raise ModelError(f"document numbers are whole numbers, not {documents_BS.dtype}.")
-    if chunk < 1:
-        raise ModelError(f"a chunk holds at least 1 token, not {chunk}.")
+    return triton

@@ -1,12 +1,12 @@
-"""The gated delta rule: a linear memory that forgets, and corrects what it holds under a key. The specification.
+"""Reference of the gated delta rule: a linear memory with decay that corrects the value stored under a key.
 
     S_t = e^{g_t} S_{t−1} + β_t k_t (v_t − (e^{g_t} S_{t−1})ᵀ k_t)ᵀ          o_t = S_tᵀ q_t
 
-`recurrent` is the definition, token by token. `chunked` gives the same by matrix products: inside a chunk the
-corrections depend on each other through a unit lower triangular system, and only the state passes between chunks.
+`recurrent` is the definition, token by token. `chunked` computes the same by matrix products: inside a chunk the
+corrections solve a unit lower triangular system, and only the state passes between chunks.
 
-Shapes: B sequences of S tokens, H heads with keys of K and values of V numbers, N chunks of C tokens. A state holds
-one value for each key, (B, H, K, V). It is fp32, and so are all sums; fp64 stays fp64.
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value, N: chunks, C: tokens per chunk. A state
+is (B, H, K, V). The state and all sums are fp32 (fp64 for fp64 inputs).
 """
 
 import torch
@@ -23,7 +23,7 @@ def recurrent(
     state_BHKV: Tensor | None = None,
     documents_BS: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The definition: one step after the other."""
+    """Computes the definition, one token after the other."""
     state_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
     outputs = []
     for token in range(q_BSHK.shape[1]):
@@ -39,11 +39,11 @@ def recurrent(
 def gated_delta_step(
     q_BHK: Tensor, k_BHK: Tensor, v_BHV: Tensor, g_BH: Tensor, beta_BH: Tensor, state_BHKV: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token: its output in the dtype of v, and the state after it."""
+    """Returns the output of one token in the dtype of v, and the state after it."""
     exact = state_BHKV.dtype
     q, k, v, g, beta = (tensor.to(exact) for tensor in (q_BHK, k_BHK, v_BHV, g_BH, beta_BH))
     state_BHKV = state_BHKV * g.exp()[..., None, None]
-    # Sums of products rather than matmul: neither autocast nor TF32 may round the state.
+    # Elementwise products and sums instead of matmul, so that neither autocast nor TF32 rounds the state.
     held_BHV = (state_BHKV * k[..., None]).sum(-2)
     state_BHKV = state_BHKV + k[..., None] * (beta[..., None] * (v - held_BHV))[..., None, :]
     return (state_BHKV * q[..., None]).sum(-2).to(v_BHV.dtype), state_BHKV
@@ -59,7 +59,7 @@ def chunked(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """The same by matrix products; the tokens that fill up the last chunk neither forget nor write."""
+    """Computes the same by matrix products. Padding tokens of the last chunk neither decay nor change the state."""
     with torch.autocast(q_BSHK.device.type, enabled=False):
         S_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
         tokens = q_BSHK.shape[1]
@@ -69,7 +69,7 @@ def chunked(
             _in_chunks(tensor.to(S_BHKV.dtype), chunk, padding) for tensor in (q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH)
         )
         log_decay_BHNC = g.cumsum(-1)
-        same_BNCC, carried_BNC = _borders(documents_BS, tokens, chunk, padding, q_BSHK.device)
+        same_BNCC, carried_BNC = _document_masks(documents_BS, tokens, chunk, padding, q_BSHK.device)
         decay_BHNCC = (log_decay_BHNC[..., :, None] - log_decay_BHNC[..., None, :]).masked_fill(~same_BNCC, -torch.inf)
         decay_BHNCC = decay_BHNCC.exp()
         from_start_BHNC = log_decay_BHNC.masked_fill(~carried_BNC, -torch.inf).exp()
@@ -89,7 +89,7 @@ def chunked(
 
 
 def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state_BHKV: Tensor | None) -> Tensor:
-    """The given state or an empty one, in the dtype of all sums."""
+    """Returns the given state or zeros, in the dtype of all sums."""
     exact = torch.float64 if v_BSHV.dtype == torch.float64 else torch.float32
     if state_BHKV is not None:
         return state_BHKV.to(exact)
@@ -98,19 +98,19 @@ def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state_BHKV: Tensor | None) -> 
 
 
 def _in_chunks(tensor_BSH: Tensor, chunk: int, padding: int) -> Tensor:
-    """(B, S, H, …) as (B, H, N, C, …), filled up with zeros."""
+    """Returns (B, S, H, …) as (B, H, N, C, …), padded with zeros."""
     tensor_BHS = F.pad(tensor_BSH.transpose(1, 2), (0, 0) * (tensor_BSH.ndim - 3) + (0, padding))
     return tensor_BHS.unflatten(2, (-1, chunk))
 
 
-def _borders(
+def _document_masks(
     documents_BS: Tensor | None, tokens: int, chunk: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Which earlier tokens of its chunk each token knows, and which tokens know the state before their chunk."""
+    """Returns masks of the pairs of tokens in one document, and of the tokens that see the state before the chunk."""
     causal_CC = torch.ones((chunk, chunk), dtype=torch.bool, device=device).tril()
     if documents_BS is None:
         return causal_CC, torch.ones((1, chunk), dtype=torch.bool, device=device)
-    # The tokens that fill up the last chunk belong to the last document, so that its state passes through them.
+    # Padding tokens belong to the last document, so that its state passes through them.
     documents_BS = torch.cat((documents_BS, documents_BS[:, -1:].expand(-1, padding)), 1)
     documents_BNC = documents_BS.unflatten(1, (-1, chunk))[:, None]
     before_BN = torch.cat((documents_BNC[..., :1, 0], documents_BNC[..., :-1, -1]), -1)

@@ -1,28 +1,29 @@
-"""The gated delta rule forward on the GPU: what one program of each kernel does.
+"""Triton kernels of the gated delta rule, forward.
 
-1. `inverse_kernel`, one program a chunk: T = (I + A)⁻¹, and the sums c of the log decays.
-2. `solve_kernel`, one program a chunk: U = T β V and W = T βγ K.
-3. `state_kernel`, one program a head and block of values: chunk after chunk, V′ = U − W S and the next S.
-4. `output_kernel`, one program a chunk: O from S and V′.
+1. `inverse_kernel`, one program per chunk: T = (I + A)⁻¹ and the cumulative log decays c.
+2. `solve_kernel`, one program per chunk: U = T β V and W = T βγ K.
+3. `state_kernel`, one program per head and block of values, sequential over chunks: V′ = U − W S and the next S.
+4. `output_kernel`, one program per chunk: O from S and V′.
 
-Only the third waits for what was before. No kernel takes a product with the transpose of what it has computed itself:
-Triton 3.4 to 3.7.0 gets that wrong on Hopper. Transposes are read from memory, or computed a second time.
+No kernel multiplies by the transpose of a tile that it has computed, because Triton 3.4 to 3.7.0 miscompiles that on
+Hopper. Transposed tiles are loaded from memory or computed separately.
 
-T is (B, H, N, C, C), c (B, H, S), states are (B, H, N, K, V); W, U and V′ have the layouts of k and v.
+B: sequences, H: heads, N: chunks, C: tokens per chunk, S: tokens, K and V: channels of a key and a value. T is
+(B, H, N, C, C), c is (B, H, S), states are (B, H, N, K, V); W, U and V′ have the layouts of k and v.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# A kernel called by another is, to a type checker, one that never returns.
+# The type checker infers that a call of one kernel by another never returns.
 import triton
 import triton.language as tl
 
 from redline.ops.gated_delta_rule.triton_tiles import (
+    chunk_offsets,
     decays,
     load_columns,
     load_rows,
     load_state,
     pairs,
-    place,
     store_rows,
     store_state,
 )
@@ -30,7 +31,7 @@ from redline.ops.gated_delta_rule.triton_tiles import (
 
 @triton.jit
 def _sums(g, decay, line, begin, tokens, before):
-    """Sums of the log decays of a block on top of those before it, stored; and the sum of all."""
+    """Returns and stores the cumulative log decays of a block, continuing from `before`, and returns the new total."""
     i = tl.arange(0, 16)
     token = begin + i
     values = tl.load(g + line + token, mask=token < tokens, other=0.0)
@@ -45,7 +46,7 @@ def _system(
     ROW: tl.constexpr, COLUMN: tl.constexpr, c_i, c_j,
     KEYS: tl.constexpr, BLOCK_K: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Block (ROW, COLUMN) of A."""
+    """Computes block (ROW, COLUMN) of A."""
     i = tl.arange(0, 16)
     t_i = begin + ROW * 16 + i
     t_j = begin + COLUMN * 16 + i
@@ -66,7 +67,7 @@ def _system(
 
 @triton.jit
 def _eliminate(A, T, column):
-    """One step of substitution: takes row `column` of T, which is final, out of all rows below."""
+    """One step of forward substitution: eliminates row `column` of T, which is final, from all rows below."""
     i = tl.arange(0, 16)
     factor = tl.sum(tl.where(i[None, :] == column, A, 0.0), 1)
     final = tl.sum(tl.where(i[:, None] == column, T, 0.0), 0)
@@ -89,8 +90,8 @@ def inverse_kernel(
     k, g, beta, documents, decay, inverse, tokens, heads,
     KEYS: tl.constexpr, BLOCK_K: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """T in blocks of 16 × 16: those on the diagonal by substitution, those below from them, all in fp32."""
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    """Computes T in fp32 blocks of 16 × 16: diagonal blocks by substitution, the blocks below from them."""
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     corner = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (C * C)
     i = tl.arange(0, 16)
     one = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
@@ -174,7 +175,7 @@ def solve_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     i = tl.arange(0, C)
     corner = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (C * C)
     T = tl.load(inverse + corner + i[:, None] * C + i[None, :])
@@ -197,7 +198,7 @@ def state_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, ALL_KEYS: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`states` gets what each chunk begins with; `initial` may be none."""
+    """Writes the state at the start of each chunk to `states`. `initial` may be None."""
     sequence = tl.program_id(0)
     key = tl.arange(0, ALL_KEYS)
     value = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -207,7 +208,7 @@ def state_kernel(
     if initial is not None:
         S = load_state(initial, sequence.to(tl.int64), key, value, KEYS, VALUES)
     for n in range(chunks):
-        begin, row, left, line, page = place(n, sequence, tokens, heads, C)
+        begin, row, left, line, page = chunk_offsets(n, sequence, tokens, heads, C)
         rounded = S.to(k.dtype.element_ty)
         store_state(states, first + n, key, value, rounded, KEYS, VALUES)
         from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)
@@ -226,7 +227,7 @@ def output_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, left, line, page = place(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     scores = tl.zeros((C, C), tl.float32)
     for block in tl.static_range(0, KEYS, BLOCK_K):

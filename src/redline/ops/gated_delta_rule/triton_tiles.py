@@ -1,7 +1,7 @@
-"""What the programs of all kernels of the gated delta rule do alike: read tiles, and the decays of a chunk.
+"""Triton functions that the kernels of the gated delta rule share: loading tiles, and the decays of a chunk.
 
-A tensor (B, S, H, X) is read in tiles of one chunk of one head: its C tokens, and some of its X numbers. `row` is where
-its first token lies, counted in slices of X numbers, and `left` how many tokens there are from there on.
+A tensor (B, S, H, X) is loaded in tiles of one chunk of one head: C tokens and some of the X channels. `row` is the
+index of the chunk's first token in slices of X elements, `left` the number of tokens from there to the end.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def load_rows(base, row, left, heads, x, X: tl.constexpr, C: tl.constexpr):
-    """(C, x): tokens past the end are zero."""
+    """Loads a tile (C, x), with zeros past the last token."""
     i = tl.arange(0, C)
     inside = (i < left)[:, None] & (x < X)[None, :]
     return tl.load(base + row * X + i[:, None] * (heads * X) + x[None, :], mask=inside, other=0.0)
@@ -18,7 +18,7 @@ def load_rows(base, row, left, heads, x, X: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def load_columns(base, row, left, heads, x, X: tl.constexpr, C: tl.constexpr):
-    """(x, C): the transpose, made by reading."""
+    """Loads the transposed tile (x, C)."""
     i = tl.arange(0, C)
     inside = (x < X)[:, None] & (i < left)[None, :]
     return tl.load(base + row * X + i[None, :] * (heads * X) + x[:, None], mask=inside, other=0.0)
@@ -33,7 +33,7 @@ def store_rows(base, row, left, heads, x, value, X: tl.constexpr, C: tl.constexp
 
 @triton.jit
 def load_state(base, index, k, v, KEYS: tl.constexpr, VALUES: tl.constexpr):
-    """(k, v) of one state of many."""
+    """Loads a tile (k, v) of the state with this index."""
     inside = (k < KEYS)[:, None] & (v < VALUES)[None, :]
     return tl.load(base + index * (KEYS * VALUES) + k[:, None] * VALUES + v[None, :], mask=inside, other=0.0)
 
@@ -46,10 +46,11 @@ def store_state(base, index, k, v, value, KEYS: tl.constexpr, VALUES: tl.constex
 
 
 @triton.jit
-def place(chunk_index, sequence, tokens, heads, C: tl.constexpr):
-    """Of a chunk: its first token; that one's slice; the tokens from there on; and where its rows of numbers begin.
+def chunk_offsets(chunk_index, sequence, tokens, heads, C: tl.constexpr):
+    """Returns the chunk's first token, its row, the tokens left, and its offsets in (B, H, S) and (B, S) tensors.
 
-    `sequence` counts heads of sequences; a number a token and head is stored as (B, H, S), a document's as (B, S).
+    `sequence` is the index of the head among the heads of all sequences. Values per token and head are stored as
+    (B, H, S), document indices as (B, S).
     """
     batch = (sequence // heads).to(tl.int64)
     begin = chunk_index * C
@@ -59,7 +60,7 @@ def place(chunk_index, sequence, tokens, heads, C: tl.constexpr):
 
 @triton.jit
 def decays(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED: tl.constexpr):
-    """What a token still knows of the state before its chunk, the state after it of a token, and that of the former."""
+    """Returns the decays from the chunk's start to each token, from each token to the end, and of the whole chunk."""
     i = tl.arange(0, C)
     inside = begin + i < tokens
     last = min(begin + C, tokens) - 1
@@ -75,7 +76,7 @@ def decays(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED:
         from_start = from_start & (d == d_before)
         to_end = to_end & (d == d_last)
         whole = tl.where(d_last == d_before, whole, 0.0)
-    # Outside, the exponent is minus infinity and not the result zero: the exponential there may have no end.
+    # Masks the exponent, not the result, because the exponential could overflow.
     from_start = tl.exp(tl.where(from_start, c, float("-inf")))
     to_end = tl.exp(tl.where(to_end, c_last - c, float("-inf")))
     return from_start, to_end, whole
@@ -83,7 +84,7 @@ def decays(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED:
 
 @triton.jit
 def pairs(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """(C, C): what token i (in rows, or in columns if transposed) still knows of token j ≤ i of its chunk."""
+    """Returns the decay (C, C) from token j to token i ≥ j of the chunk. Row i and column j, or the transpose."""
     i = tl.arange(0, C)
     inside = begin + i < tokens
     c = tl.load(decay + line + begin + i, mask=inside, other=0.0)

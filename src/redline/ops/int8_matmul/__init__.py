@@ -1,18 +1,25 @@
-"""Products with int8 weights, for inference: with int8 rows, or (for decoding, where rows are few) rows as they are."""
+"""Matrix multiplication with int8 weights, for inference, with int8 or floating-point activations.
+
+`reference.py` is the specification in plain PyTorch, `triton.py` has kernels for few rows, and `int_mm.py` calls
+PyTorch's int8 matrix multiplication, which is faster for many rows.
+
+M: rows, K: features, N: outputs.
+"""
 
 import torch
 from torch import Tensor
 
 from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
+from redline.ops.checks import check_floating, check_no_gradient, check_same_device, check_shape
 from redline.ops.int8_matmul import int_mm, reference
-from redline.ops.small_matmul.tiles import Shape, is_kept, shape_of
+from redline.ops.small_matmul.tiles import Shape, beats_cublas, shape_of
 
 __all__ = ["IMPLEMENTATIONS", "int8_matmul", "weight_only_matmul"]
 
 IMPLEMENTATIONS = ("auto", "reference", "int_mm", "triton")
 
-# Deeper sums of products of int8 can pass the largest int32.
+# The sum of more int8 products can exceed the range of int32.
 _LARGEST_DEPTH = 2**17 - 1
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -27,31 +34,35 @@ def int8_matmul(
     out_dtype: torch.dtype = torch.bfloat16,
     implementation: str = "auto",
 ) -> Tensor:
-    """(x · wᵀ) · x_scale · w_scale + bias of int8 rows and weights; inference only, it has no gradient.
+    """Returns (x · wᵀ) · x_scale · w_scale + bias of int8 activations and weights. It has no gradient.
 
-    The scales are fp32: one for each output, and one for each row or one for all. On a GPU `auto` takes the Triton
-    kernel for few rows and for sizes that torch's own int8 product refuses, else that (`int_mm`).
+    The scales are fp32: `w_scale_N` per output, `x_scale` per row or one for all rows. On a GPU `auto` takes the Triton
+    kernel for few rows and for shapes that PyTorch's int8 multiplication (`int_mm`) does not support.
     """
-    _check(x_MK, w_NK, w_scale_N, bias_N, torch.int8)
+    op = "int8_matmul"
+    _check(op, x_MK, w_NK, w_scale_N, bias_N)
+    if x_MK.dtype != torch.int8:
+        raise ModelError(f"{op}: x_MK must be int8, not {x_MK.dtype}.")
     if x_scale.dtype != torch.float32 or x_scale.numel() not in (1, len(x_MK)) or x_scale.ndim > 1:
-        found = f"{tuple(x_scale.shape)}, {x_scale.dtype}"
-        raise ModelError(f"the scale of {len(x_MK)} int8 rows is one fp32 number, or one for each, not {found}.")
-    if x_scale.device != x_MK.device:
-        raise ModelError(f"the scale of the rows is on {x_scale.device}, but the rows are on {x_MK.device}.")
+        found = f"{tuple(x_scale.shape)} {x_scale.dtype}"
+        raise ModelError(f"{op}: x_scale must be one float32 number or {(len(x_MK),)} float32, not {found}.")
+    check_same_device(op, x_MK=x_MK, x_scale=x_scale)
     if x_MK.shape[1] > _LARGEST_DEPTH:
-        raise ModelError(f"int8 products of {x_MK.shape[1]} features do not fit int32 sums: {_LARGEST_DEPTH} do.")
+        raise ModelError(
+            f"{op}: x_MK has {x_MK.shape[1]} features, whose int32 sums could overflow (supported: {_LARGEST_DEPTH})."
+        )
     if out_dtype not in _FLOATS:
-        raise ModelError(f"int8 matmul gives fp16, bf16 or fp32, not {out_dtype}.")
-    _refuse_gradients(x_scale, w_scale_N, bias_N)
+        raise ModelError(f"{op}: out_dtype must be float16, bfloat16 or float32, not {out_dtype}.")
+    check_no_gradient(op, x_scale=x_scale, w_scale_N=w_scale_N, bias_N=bias_N)
     arguments = (x_MK, w_NK, x_scale, w_scale_N, bias_N, out_dtype)
     refused = int_mm.why_not(x_MK, w_NK)
     if implementation == "int_mm" and refused:
-        raise MachineError(f"int8 matmul by torch cannot run: {refused}.")
-    # Not a fallback: these are the sizes that cuBLAS is faster at.
-    is_many = x_MK.is_cuda and not refused and not is_kept(_shape(x_MK, w_NK))
+        raise MachineError(f"{op}: torch._int_mm cannot run: {refused}.")
+    # No warning: cuBLAS is faster for these shapes.
+    is_many = x_MK.is_cuda and not refused and not beats_cublas(_shape(x_MK, w_NK))
     if implementation == "auto" and is_many:
         implementation = "int_mm"
-    chosen = _choose("int8 matmul", implementation, x_MK, (torch.int8,), IMPLEMENTATIONS)
+    chosen = _choose(op, implementation, x_MK, (torch.int8,), IMPLEMENTATIONS)
     if chosen == "int_mm":
         return int_mm.int8_matmul(*arguments)
     if chosen == "reference":
@@ -64,16 +75,18 @@ def int8_matmul(
 def weight_only_matmul(
     x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None = None, *, implementation: str = "auto"
 ) -> Tensor:
-    """(x · wᵀ) · w_scale + bias of bf16, fp16 or fp32 rows and int8 weights; inference only, it has no gradient.
+    """Returns (x · wᵀ) · w_scale + bias of bf16, fp16 or fp32 activations and int8 weights. It has no gradient.
 
-    Half the bytes of a bf16 weight are read, and nothing is lost of the rows. On a GPU `auto` takes the Triton kernel
-    for few rows; for many, in which reading the weight is the least, the weight is made floating-point and cuBLAS runs.
+    The kernel reads half the bytes of a bf16 weight, and does not quantize the activations. On a GPU `auto` takes it
+    for few rows. For many rows, where reading the weight takes little of the time, it dequantizes the weight.
     """
-    _check(x_MK, w_NK, w_scale_N, bias_N, None)
-    _refuse_gradients(x_MK, w_scale_N, bias_N)
-    if implementation == "auto" and x_MK.element_size() <= 4 and not is_kept(_shape(x_MK, w_NK)):
+    op = "weight_only_matmul"
+    _check(op, x_MK, w_NK, w_scale_N, bias_N)
+    check_floating(op, x_MK=x_MK)
+    check_no_gradient(op, x_MK=x_MK, w_scale_N=w_scale_N, bias_N=bias_N)
+    if implementation == "auto" and x_MK.element_size() <= 4 and not beats_cublas(_shape(x_MK, w_NK)):
         implementation = "reference"
-    if _choose("weight-only matmul", implementation, x_MK, _FLOATS, dispatch.IMPLEMENTATIONS) == "reference":
+    if _choose(op, implementation, x_MK, _FLOATS, dispatch.IMPLEMENTATIONS) == "reference":
         return reference.weight_only_matmul(x_MK, w_NK, w_scale_N, bias_N)
     from redline.ops.int8_matmul import triton
 
@@ -85,35 +98,25 @@ def _shape(x_MK: Tensor, w_NK: Tensor) -> Shape:
 
 
 def _choose(
-    op: str, asked: str, x_MK: Tensor, dtypes: tuple[torch.dtype, ...], implementations: tuple[str, ...]
+    op: str, requested: str, x_MK: Tensor, dtypes: tuple[torch.dtype, ...], implementations: tuple[str, ...]
 ) -> str:
     def why_not() -> str:
         from redline.ops import kernel
 
         return kernel.why_not(x_MK, dtypes)
 
-    return dispatch.choose(op, asked, x_MK.device, why_not, implementations)
+    return dispatch.choose(op, requested, x_MK.device, why_not, implementations)
 
 
-def _check(
-    x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None, rows_dtype: torch.dtype | None
-) -> None:
+def _check(op: str, x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None) -> None:
     if x_MK.ndim != 2 or w_NK.ndim != 2 or x_MK.shape[1] != w_NK.shape[1]:
         shapes = f"{tuple(x_MK.shape)} and {tuple(w_NK.shape)}"
-        raise ModelError(f"int8 matmul takes rows (M, K) and a weight (N, K), not {shapes}.")
-    if w_NK.dtype != torch.int8 or (x_MK.dtype != rows_dtype if rows_dtype else not x_MK.is_floating_point()):
-        wanted = "int8" if rows_dtype else "floating-point"
-        raise ModelError(f"the product takes {wanted} rows and int8 weights, not {x_MK.dtype} and {w_NK.dtype}.")
-    if w_scale_N.shape != w_NK.shape[:1] or w_scale_N.dtype != torch.float32:
-        found = f"{tuple(w_scale_N.shape)}, {w_scale_N.dtype}"
-        raise ModelError(f"{len(w_NK)} outputs need as many fp32 scales, not {found}.")
-    if bias_N is not None and bias_N.shape != w_NK.shape[:1]:
-        raise ModelError(f"{len(w_NK)} outputs need as many biases, not {tuple(bias_N.shape)}.")
-    for name, tensor in (("weight", w_NK), ("scale", w_scale_N), ("bias", bias_N)):
-        if tensor is not None and tensor.device != x_MK.device:
-            raise ModelError(f"the {name} is on {tensor.device}, but the rows are on {x_MK.device}.")
-
-
-def _refuse_gradients(*tensors: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        raise ModelError("products with int8 weights have no gradient: call them under torch.no_grad().")
+        raise ModelError(f"{op}: x_MK must be (M, K) and w_NK (N, K), not {shapes}.")
+    if w_NK.dtype != torch.int8:
+        raise ModelError(f"{op}: w_NK must be int8, not {w_NK.dtype}.")
+    check_shape(op, "w_scale_N", w_scale_N, w_NK.shape[:1])
+    if w_scale_N.dtype != torch.float32:
+        raise ModelError(f"{op}: w_scale_N must be float32, not {w_scale_N.dtype}.")
+    if bias_N is not None:
+        check_shape(op, "bias_N", bias_N, w_NK.shape[:1])
+    check_same_device(op, x_MK=x_MK, w_NK=w_NK, w_scale_N=w_scale_N, bias_N=bias_N)

@@ -1,4 +1,7 @@
-"""Products of int8 rows and weights by torch's own int8 product (on a GPU, cuBLAS), which is good at many rows."""
+"""Matrix multiplication of int8 activations and weights with torch._int_mm, which is fast for many rows.
+
+M: rows, K: features, N: outputs.
+"""
 
 import torch
 from torch import Tensor
@@ -12,16 +15,16 @@ def int8_matmul(
     bias_N: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The same as the reference, but for rounding in fp32: scales and bias are applied to its exact int32 sums."""
+    """Computes the reference function. Scales and bias are applied in fp32 to exact int32 sums."""
     out = torch._int_mm(x_MK, w_NK.t()).float() * x_scale.reshape(-1, 1) * w_scale_N
     return (out if bias_N is None else out + bias_N.float()).to(out_dtype)
 
 
 def why_not(x_MK: Tensor, w_NK: Tensor) -> str:
-    """Why torch would refuse, or nothing."""
+    """Returns why torch._int_mm does not support these shapes, or an empty string."""
     (rows, depth), columns = x_MK.shape, w_NK.shape[0]
     if x_MK.is_cuda and rows <= 16:
-        return f"it takes more than 16 rows, not {rows}"
+        return f"it needs more than 16 rows, not {rows}"
     if x_MK.is_cuda and (depth % 8 or columns % 8 or not depth or not columns):
-        return f"it takes depths and outputs that are multiples of 8, not {depth} and {columns}"
+        return f"features and outputs must be multiples of 8, not {depth} and {columns}"
     return ""

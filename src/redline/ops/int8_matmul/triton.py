@@ -1,7 +1,9 @@
-"""Products with int8 weights by the kernels of small products, as operators that torch.compile sees as one node each.
+"""Matrix multiplication with int8 weights through the kernels of `small_matmul`, without a gradient.
 
-They have no gradient: int8 has none.
+M: rows, K: features, N: outputs.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,40 +14,31 @@ from redline.ops.small_matmul.triton import product
 __all__ = ["INTERPRETED", "int8_matmul", "weight_only_matmul"]
 
 
+@torch.library.custom_op("redline::int8_matmul", mutates_args=())
 def int8_matmul(
-    x_MK: Tensor,
-    w_NK: Tensor,
+    x: Tensor,
+    w: Tensor,
     x_scale: Tensor,
-    w_scale_N: Tensor,
-    bias_N: Tensor | None = None,
+    w_scale: Tensor,
+    bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """The same as the reference; sums are int32 and exact, scales and bias fp32."""
-    return _int8(x_MK, w_NK, x_scale, w_scale_N, bias_N, out_dtype)
-
-
-def weight_only_matmul(x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """The same as the reference; sums, scales and bias are fp32, and rounded once."""
-    return _weight_only(x_MK, w_NK, w_scale_N, bias_N)
-
-
-@torch.library.custom_op("redline::int8_matmul", mutates_args=())
-def _int8(
-    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
-) -> Tensor:
+    """Computes the reference function with exact int32 sums and fp32 scales and bias."""
     return product(x, w, bias, out_dtype, x_scale, w_scale)
 
 
-@_int8.register_fake
-def _(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+@int8_matmul.register_fake
+def _(x: Tensor, w: Tensor, *others: Any) -> Tensor:
+    out_dtype = others[3] if len(others) == 4 else torch.bfloat16
     return torch.empty((x.shape[0], w.shape[0]), dtype=out_dtype, device=x.device)
 
 
 @torch.library.custom_op("redline::weight_only_matmul", mutates_args=())
-def _weight_only(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+def weight_only_matmul(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes the reference function with fp32 sums, scales and bias, rounded once."""
     return product(x, w, bias, x.dtype, None, w_scale)
 
 
-@_weight_only.register_fake
-def _(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None) -> Tensor:
+@weight_only_matmul.register_fake
+def _(x: Tensor, w: Tensor, *_: object) -> Tensor:
     return torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)

@@ -1,10 +1,9 @@
-"""LayerNorm, dropout and ReLU by Triton kernels, as operators that torch.compile sees as one node each.
+"""LayerNorm, dropout and ReLU with Triton kernels, registered as custom ops for torch.compile.
 
-Backward needs the input, the seed and nothing else. Gradients of weight and bias are sums of one row of partial sums
-from each program, taken in a fixed order, so that the same input gives the same gradients, bit for bit.
+Backward saves only the input and the seed. Each program writes one row of partial sums of the gradients of weight and
+bias, and the rows are added in a fixed order, so gradients are deterministic.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,21 +12,12 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.layer_norm_dropout_relu.reference import threshold
 from redline.ops.layer_norm_dropout_relu.triton_kernels import backward_kernel, forward_kernel
+from redline.ops.rms_norm.triton import Tiles
 
 INTERPRETED = kernel.INTERPRETED
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Rows and warps of a program; backward, also programs a processor, and steps of the loop in flight."""
-
-    rows: int
-    warps: int
-    programs: int = 0
-    stages: int = 1
-
-
-# By the widest padded row that each is for.
+# Keyed by the largest padded row width.
 FORWARD_TILES = {
     64: Tiles(32, 4),
     128: Tiles(16, 4),
@@ -53,21 +43,17 @@ BACKWARD_TILES = {
 _WIDEST = max(FORWARD_TILES)
 
 
-def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
-    """The same as the reference, down to which elements are dropped."""
-    return _forward(x, weight, bias, seed, p, eps)
-
-
 def why_not(x: Tensor) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
-        return f"it takes rows of up to {_WIDEST} numbers, not {x.shape[-1]}"
+        return f"rows may have at most {_WIDEST} elements, not {x.shape[-1]}"
     return kernel.why_not(x)
 
 
 @torch.library.custom_op("redline::layer_norm_dropout_relu", mutates_args=())
-def _forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
-    out, rows = _like(x), x.numel() // x.shape[-1]
+def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
+    """Computes the reference function and drops the same elements."""
+    out, rows = kernel.empty_like(x), x.numel() // x.shape[-1]
     constants, tiles = _constants(FORWARD_TILES, x.shape[-1], p)
     tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, out)
     grid = (-(-rows // tiles.rows),)
@@ -75,53 +61,46 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, ep
     return out
 
 
-@_forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, p: float, eps: float) -> Tensor:
-    return _like(x)
+@layer_norm_dropout_relu.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return kernel.empty_like(x)
 
 
 @torch.library.custom_op("redline::layer_norm_dropout_relu_backward", mutates_args=())
 def _backward(
-    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, pull: Tensor, p: float, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, grad: Tensor, p: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_pull, rows = _like(x), x.numel() // x.shape[-1]
+    grad_x, rows = kernel.empty_like(x), x.numel() // x.shape[-1]
     constants, tiles = _constants(BACKWARD_TILES, x.shape[-1], p)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
     partial = torch.empty((2, programs, x.shape[-1]), dtype=torch.float32, device=x.device)
-    tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, pull.contiguous(), x_pull, partial)
+    tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, grad.contiguous(), grad_x, partial)
     numbers = (rows, eps, threshold(p), 1 / (1 - p))
     kernel.launch(backward_kernel, (programs,), *tensors, *numbers, STAGES=tiles.stages, **constants)
-    weight_pull, bias_pull = partial.sum(1)
-    return x_pull, weight_pull.to(weight.dtype, copy=True), bias_pull.to(bias.dtype, copy=True)
+    grad_weight, grad_bias = partial.sum(1)
+    return grad_x, grad_weight.to(weight.dtype, copy=True), grad_bias.to(bias.dtype, copy=True)
 
 
 @_backward.register_fake
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, pull: Tensor, p: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(weight), _like(bias)
+def _(x: Tensor, weight: Tensor, bias: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    return kernel.empty_like(x), kernel.empty_like(weight), kernel.empty_like(bias)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float, float], output: Tensor) -> None:
-    *tensors, ctx.p, ctx.eps = inputs
-    ctx.save_for_backward(*tensors)
+def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float, float, Tensor], output: Tensor) -> None:
+    x, weight, bias, ctx.p, ctx.eps, seed = inputs
+    ctx.save_for_backward(x, weight, bias, seed)
 
 
-def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
     x, weight, bias, seed = ctx.saved_tensors
-    return *_backward(x, weight, bias, seed, pull, ctx.p, ctx.eps), None, None, None
+    return *_backward(x, weight, bias, seed, grad, ctx.p, ctx.eps), None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+layer_norm_dropout_relu.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _constants(choices: dict[int, Tiles], width: int, p: float) -> tuple[dict[str, object], Tiles]:
     block = kernel.padded(width)
-    tiles = next(tiles for widest, tiles in sorted(choices.items()) if block <= widest)
+    tiles = kernel.tiles_up_to(choices, block)
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "DROP": p > 0, "num_warps": tiles.warps}
     return constants, tiles
-
-
-def _like(x: Tensor) -> Tensor:
-    """Room for as many numbers, row after row, however x lies."""
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

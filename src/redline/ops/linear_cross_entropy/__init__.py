@@ -1,11 +1,17 @@
-"""A linear layer and cross-entropy behind it; on a GPU the logits go through a buffer, and none are kept."""
+"""A linear layer fused with cross-entropy, which does not store the logits of all rows on a GPU.
+
+`reference.py` is the specification in plain PyTorch; `triton.py` computes the logits in chunks of rows.
+
+N: rows, D: features, V: classes.
+"""
 
 import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.ops import dispatch
+from redline.ops.checks import check_same_device, check_same_dtype, check_shape
 from redline.ops.cross_entropy import check_options, check_targets
+from redline.ops.dispatch import choose
 from redline.ops.linear_cross_entropy import reference
 
 __all__ = ["linear_cross_entropy"]
@@ -23,23 +29,27 @@ def linear_cross_entropy(
     reduction: str = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """The cross-entropy of hidden · weightᵀ + bias: the same words, and the same care, as `cross_entropy`.
+    """Returns the cross-entropy of hidden · weightᵀ + bias, with the options and guarantees of `cross_entropy`.
 
-    By Triton, gradients are made during the forward pass of whatever requires them, so that the logits of a chunk of
-    rows are enough; with the reduction `none` backward makes the logits anew, one product more. A CPU takes the
-    reference, and stores the logits.
+    The Triton implementation computes the gradients of all inputs that require them in the forward pass, so it holds
+    the logits of only one chunk of rows. With reduction `none` the backward pass recomputes the logits, which is one
+    more matrix multiplication. The reference stores all logits.
     """
-    _check(hidden_ND, weight_VD, bias_V)
-    check_options(label_smoothing, z_loss, reduction)
-    check_targets(hidden_ND, target_N, weight_VD.shape[0], ignore_index)
+    op = "linear_cross_entropy"
+    if hidden_ND.ndim != 2 or weight_VD.ndim != 2 or hidden_ND.shape[1] != weight_VD.shape[1] or not len(weight_VD):
+        shapes = f"{tuple(hidden_ND.shape)} and {tuple(weight_VD.shape)}"
+        raise ModelError(f"{op}: hidden_ND must be (rows, features) and weight_VD (classes, features), not {shapes}.")
+    if bias_V is not None:
+        check_shape(op, "bias_V", bias_V, weight_VD.shape[:1])
+    check_same_device(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)
+    check_options(op, label_smoothing, z_loss, reduction)
+    check_targets(op, hidden_ND, target_N, weight_VD.shape[0], ignore_index)
     device = hidden_ND.device.type
     if torch.is_autocast_enabled(device):
         lower = torch.get_autocast_dtype(device)
         hidden_ND, weight_VD = hidden_ND.to(lower), weight_VD.to(lower)
         bias_V = None if bias_V is None else bias_V.to(lower)
-    for name, tensor in (("weight", weight_VD), ("bias", bias_V)):
-        if tensor is not None and tensor.dtype != hidden_ND.dtype:
-            raise ModelError(f"the {name} is {tensor.dtype}, but the hidden rows are {hidden_ND.dtype}.")
+    check_same_dtype(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)
 
     def why_not() -> str:
         from redline.ops import kernel
@@ -47,19 +57,8 @@ def linear_cross_entropy(
         return kernel.why_not(hidden_ND)
 
     arguments = (hidden_ND, weight_VD, target_N, bias_V, ignore_index, label_smoothing, z_loss, reduction)
-    if dispatch.choose("linear cross-entropy", implementation, hidden_ND.device, why_not) == "reference":
+    if choose(op, implementation, hidden_ND.device, why_not) == "reference":
         return reference.linear_cross_entropy(*arguments)
     from redline.ops.linear_cross_entropy import triton
 
     return triton.linear_cross_entropy(*arguments)
-
-
-def _check(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> None:
-    if hidden_ND.ndim != 2 or weight_VD.ndim != 2 or hidden_ND.shape[1] != weight_VD.shape[1] or not len(weight_VD):
-        shapes = f"{tuple(hidden_ND.shape)} and {tuple(weight_VD.shape)}"
-        raise ModelError(f"linear cross-entropy takes (rows, features) and weights (classes, features), not {shapes}.")
-    if bias_V is not None and bias_V.shape != weight_VD.shape[:1]:
-        raise ModelError(f"{len(weight_VD)} classes need as many biases, not {tuple(bias_V.shape)}.")
-    for name, tensor in (("weight", weight_VD), ("bias", bias_V)):
-        if tensor is not None and tensor.device != hidden_ND.device:
-            raise ModelError(f"the {name} is on {tensor.device}, but the hidden rows are on {hidden_ND.device}.")

@@ -1,10 +1,11 @@
-"""Linear cross-entropy a chunk of rows at a time: the logits of a chunk become their own gradient, and are dropped.
+"""Computes linear cross-entropy in chunks of rows: the logits of a chunk are overwritten by their gradient.
 
-Each chunk is three products by cuBLAS (logits, gradient of the rows, gradient of the weight) and Triton kernels between
-them. cuBLAS is slow where the number of classes is no multiple of 8 (the 50,257 of GPT-2): there the products are made
-with more of them, whose weights, and so whose logits and gradients, are 0. The weight's gradient is a sum over chunks
-and is kept in fp32: in bf16 every chunk would round it once more, and the sum of many would lose the small ones. Where
-one chunk is all, there is nothing to sum, and it is rounded at once.
+Each chunk needs three cuBLAS matrix multiplications (logits, gradient of the rows, gradient of the weight) with Triton
+kernels between them. cuBLAS is slow if the number of classes is not a multiple of 8 (50,257 in GPT-2), so the weight is
+padded with zero rows, whose logits and gradients are zero. The weight's gradient is summed over chunks in fp32, because
+bf16 would round it once per chunk and lose small contributions. A single chunk needs no sum and is rounded directly.
+
+N: rows, D: features, V: classes.
 """
 
 from dataclasses import dataclass, replace
@@ -13,26 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.ops.cross_entropy.triton import write_both, write_gradient, write_loss
+from redline.ops.cross_entropy.triton import write_gradient, write_loss
 
-# What the logits of one chunk may take at the most; half of it where that is still `CHUNK_ROWS` rows. The weight's
-# gradient is read and written once a chunk, which only many rows make up for.
+# The maximum size of a chunk's logits, or half of it if that still fits `CHUNK_ROWS` rows. The weight's gradient is
+# read and written once per chunk, which pays off only for many rows.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 8192
-# What the weight's gradient is summed in, and whether loss and gradient are made in one pass; the benchmark's sweep
-# tries others.
+# The dtype in which the weight's gradient is summed. The benchmark sweeps it.
 SUM_DTYPE = torch.float32
-ONE_PASS = False
-# Rows of a chunk, and numbers between the starts of two rows of logits, are multiples of this: tiles are full, and
-# reads are wide whatever the number of classes.
+# The rows of a chunk and the row stride of its logits are multiples of this, for full tiles and wide loads.
 _ALIGNMENT = 128
-# The least that cuBLAS's fast kernels ask of the sides of a product.
+# The fast kernels of cuBLAS need dimensions that are multiples of this.
 _EVEN = 8
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the loss is, beside its inputs."""
+    """Options of the loss."""
 
     ignore_index: int
     label_smoothing: float
@@ -41,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which gradients are made."""
+    """Which gradients to compute."""
 
     hidden: bool
     weight: bool
@@ -50,7 +48,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Result:
-    """Each row's loss, and the gradients that were wanted, others empty; the weight's is in `sum_dtype`, bias fp32."""
+    """Losses and gradients; unwanted gradients are empty. The weight's is in `sum_dtype`, that of the bias in fp32."""
 
     loss_N: Tensor
     hidden_ND: Tensor
@@ -59,14 +57,14 @@ class Result:
 
 
 def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
-    """Even shares of the rows, as few as the memory allows."""
+    """Returns the rows of equal chunks, as few as the memory limit allows."""
     most = CHUNK_BYTES // (_up(classes) * element_bytes)
     most = max(_ALIGNMENT, max(min(most, CHUNK_ROWS), most // 2) // _ALIGNMENT * _ALIGNMENT)
     return _up(-(-rows // -(-rows // most)))
 
 
 def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
-    """What the weight's gradient is given in; fp16 could not hold it before it is scaled."""
+    """Returns the dtype of the weight's gradient. fp16 could not represent it before it is scaled."""
     is_one_chunk = rows <= rows_of_a_chunk(rows, classes, dtype.itemsize)
     return dtype if is_one_chunk and dtype != torch.float16 else SUM_DTYPE
 
@@ -76,11 +74,11 @@ def compute(
     weight_VD: Tensor,
     bias_V: Tensor | None,
     target_N: Tensor,
-    pull_N: Tensor | None,
+    grad_N: Tensor | None,
     options: Options,
     wanted: Wanted,
 ) -> Result:
-    """Losses, and gradients for a pull of `pull_N` on each row's loss; without a pull, losses alone."""
+    """Computes losses and, if the gradient of each row's loss is given, the gradients that are wanted."""
     (rows, features), classes = hidden_ND.shape, len(weight_VD)
     device, dtype = hidden_ND.device, hidden_ND.dtype
     step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
@@ -105,14 +103,10 @@ def compute(
             torch.mm(hidden_ND[chunk], weight_VD.t(), out=product)
         else:
             torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=product)
-        if ONE_PASS and pull_N is not None:
-            write_both(part, target_N[chunk], pull_N[chunk], result.loss_N[chunk], *settings)
-        else:
-            write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
-        if pull_N is None:
+        write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
+        if grad_N is None:
             continue
-        if not ONE_PASS:
-            write_gradient(part, target_N[chunk], lse_N[chunk], pull_N[chunk], part, *settings)
+        write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *settings)
         if wanted.hidden:
             torch.mm(product, weight_VD, out=result.hidden_ND[chunk])
         if wanted.weight:
@@ -123,7 +117,7 @@ def compute(
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor, is_first: bool) -> None:
-    """Adds one · other to the total, or puts it there, without rounding the product in between."""
+    """Adds one · other to the total, or overwrites it if `is_first`, without rounding the product in between."""
     if one.dtype != total.dtype and one.is_cuda:
         if is_first:
             torch.mm(one, other, out_dtype=total.dtype, out=total)

@@ -1,6 +1,6 @@
-"""A linear layer and cross-entropy behind it, in plain PyTorch: the specification, which stores all logits.
+"""Reference of a linear layer followed by cross-entropy. It stores all logits.
 
-Shapes: N rows of D features, V classes.
+N: rows, D: features, V: classes.
 """
 
 from torch import Tensor
@@ -19,6 +19,6 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The cross-entropy of hidden · weightᵀ + bias; the loss is fp32 (fp64 for fp64)."""
+    """Returns the cross-entropy of hidden · weightᵀ + bias in fp32 (fp64 for fp64 inputs)."""
     logits_NV = F.linear(hidden_ND, weight_VD, bias_V)
     return cross_entropy(logits_NV, target_N, ignore_index, label_smoothing, z_loss, reduction)

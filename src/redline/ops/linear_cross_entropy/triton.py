@@ -1,13 +1,16 @@
-"""Linear cross-entropy as operators that torch.compile sees as one node each.
+"""Linear cross-entropy with chunked logits, registered as custom ops for torch.compile.
 
-For a mean or a sum, the pull on every row is the same number, known only in backward. Forward therefore makes the
-gradients for a pull of 1 on the loss, while the logits are there, and backward multiplies them by the true one, read on
-the device; it is nearly always 1, by which nothing is rounded. The number of rows that count never comes to the host.
-In fp16, where a mean's share would be too small a number, forward takes a pull of 1 on each row, and backward the rest.
-Losses of rows by themselves have a pull each, which the weight's gradient needs before it sums over rows: there
-backward makes the logits anew.
+With reductions `mean` and `sum`, the gradient of every row's loss is the same number, which is known only in backward.
+Forward computes the gradients as if the loss had gradient 1, while the logits exist, and backward multiplies them by
+the actual gradient, which is read on the device. It is nearly always 1, which rounds nothing. The number of rows that
+are not ignored is never copied to the host. In fp16, where 1 / rows would be too small, forward uses gradient 1 for
+each row and backward applies the rest. With reduction `none` each row has its own gradient, which is needed before the
+weight's gradient is summed over rows, so backward recomputes the logits.
+
+N: rows, D: features, V: classes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,7 +37,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """The same as the reference."""
+    """Computes the reference function."""
     inputs = (hidden_ND, weight_VD, bias_V, target_N, ignore_index, label_smoothing, z_loss)
     if reduction == "none":
         return _rows(*inputs)
@@ -59,42 +62,30 @@ def _reduced(
     train_weight: bool,
     train_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss, gradients, and what they are still to be multiplied by for a pull of 1 on the loss."""
+    """Returns the loss, the factor that backward still has to apply to the gradients, and the gradients."""
     options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(train_hidden, train_weight, train_bias)
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     share = one / counted(target, ignore_index) if is_mean else one.clone()
     now, later = (one, share.clone()) if hidden.dtype == torch.float16 else (share, one)
-    pull = now.expand(len(hidden)).contiguous()
+    grad = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, pull if train_hidden or train_weight or train_bias else None, options, wanted)
+    result = compute(*inputs, grad if train_hidden or train_weight or train_bias else None, options, wanted)
     return result.loss_N.sum() * share, later, result.hidden_ND, result.weight_VD, result.bias_V
 
 
 @_reduced.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    is_mean: bool,
-    train_hidden: bool,
-    train_weight: bool,
-    train_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (rows, features), classes = hidden.shape, weight.shape[0]
+def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     loss = torch.empty((), dtype=torch.float32, device=hidden.device)
-    of_hidden = torch.empty((rows if train_hidden else 0, features), dtype=hidden.dtype, device=hidden.device)
-    of_weight = _room_for_weight(hidden, weight, train_weight)
-    of_bias = torch.empty((classes if train_bias else 0,), dtype=torch.float32, device=hidden.device)
-    return loss, torch.empty_like(loss), of_hidden, of_weight, of_bias
+    return loss, torch.empty_like(loss), *_empty_gradients(hidden, weight, others[-3:])
 
 
-def _room_for_weight(hidden: Tensor, weight: Tensor, wanted: bool) -> Tensor:
-    (classes, features), dtype = weight.shape, sum_dtype(hidden.shape[0], weight.shape[0], hidden.dtype)
-    return torch.empty((classes if wanted else 0, features), dtype=dtype, device=hidden.device)
+def _empty_gradients(hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns uninitialized gradients of hidden, weight and bias, with no rows where they are not wanted."""
+    (rows, features), classes, device = hidden.shape, weight.shape[0], hidden.device
+    grad_hidden = torch.empty((rows if wanted[0] else 0, features), dtype=hidden.dtype, device=device)
+    dtype = sum_dtype(rows, classes, hidden.dtype)
+    grad_weight = torch.empty((classes if wanted[1] else 0, features), dtype=dtype, device=device)
+    return grad_hidden, grad_weight, torch.empty((classes if wanted[2] else 0,), dtype=torch.float32, device=device)
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -104,11 +95,11 @@ def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.set_materialize_grads(False)
 
 
-def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     share, *gradients = ctx.saved_tensors
     found: list[Tensor | None] = [None] * 3
-    if pull is not None:
-        factor = pull * share
+    if grad is not None:
+        factor = grad * share
         for index, trained in enumerate(ctx.trained):
             if trained and ctx.needs_input_grad[index]:
                 gradient = gradients[index]
@@ -120,17 +111,17 @@ def _scale_gradients(ctx: Any, pull: Tensor | None, *_: None) -> tuple[Tensor | 
 
 
 def _is_last_use(gradient: Tensor) -> bool:
-    """Whether nobody will ask for these gradients again, and no tracer is looking on."""
+    """Returns whether backward may overwrite these gradients: it runs once, and no compiler is tracing."""
     is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
     return is_plain and not _get_current_graph_task_keep_graph()
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """A factor of 1 costs one read of it, and the weight's gradient is large."""
+    """Scales the gradient in place. For a factor of 1 the kernel reads only the factor."""
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
     launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
-    # As it was kept it would carry the history of what it was kept for.
+    # The saved tensor is attached to the graph of the forward pass.
     return gradient.detach()
 
 
@@ -139,7 +130,7 @@ _reduced.register_autograd(_scale_gradients, setup_context=_keep_gradients)
 
 @torch.library.custom_op("redline::linear_cross_entropy_scaled", mutates_args=())
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """gradient · factor in fp32, rounded once; without a copy in fp32 on the way."""
+    """Returns gradient · factor, computed in fp32 and rounded once, without an fp32 copy."""
     out = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
     count = gradient.numel()
     blocks = -(-count // _SCALE_BLOCK)
@@ -168,15 +159,7 @@ def _rows(
 
 
 @_rows.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-) -> Tensor:
+def _(hidden: Tensor, *_: object) -> Tensor:
     return torch.empty((hidden.shape[0],), dtype=torch.float32, device=hidden.device)
 
 
@@ -186,7 +169,7 @@ def _rows_backward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    pull: Tensor,
+    grad: Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
@@ -194,26 +177,13 @@ def _rows_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(*train)
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, pull.contiguous(), options, wanted)
+    result = compute(*inputs, grad.contiguous(), options, wanted)
     return result.hidden_ND, result.weight_VD, result.bias_V
 
 
 @_rows_backward.register_fake
-def _(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    pull: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    train: list[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    (rows, features), classes = hidden.shape, weight.shape[0]
-    of_hidden = torch.empty((rows if train[0] else 0, features), dtype=hidden.dtype, device=hidden.device)
-    of_weight = _room_for_weight(hidden, weight, train[1])
-    return of_hidden, of_weight, torch.empty((classes if train[2] else 0,), dtype=torch.float32, device=hidden.device)
+def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_gradients(hidden, weight, others[-1])
 
 
 def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -221,12 +191,12 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.options = inputs[4:]
 
 
-def _make_anew(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
+def _recompute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     train = list(ctx.needs_input_grad[:3])
-    gradients = _rows_backward(hidden, weight, bias, target, pull, *ctx.options, train)
+    gradients = _rows_backward(hidden, weight, bias, target, grad, *ctx.options, train)
     found = [one.to(hidden.dtype) if wanted else None for one, wanted in zip(gradients, train, strict=True)]
     return *found, *[None] * 4
 
 
-_rows.register_autograd(_make_anew, setup_context=_keep_inputs)
+_rows.register_autograd(_recompute_gradients, setup_context=_keep_inputs)

@@ -1,4 +1,4 @@
-"""What linear cross-entropy needs on the GPU beside the kernels of cross-entropy."""
+"""Triton kernels that scale the gradients of linear cross-entropy."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def scale_kernel(source, factor, out, count, BLOCK: tl.constexpr):
-    """out = source · factor, where the factor is one number on the device."""
+    """Computes out = source · factor, where the factor is one element on the device."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < count
     value = tl.load(source + index, mask=inside).to(tl.float32) * tl.load(factor)
@@ -15,7 +15,7 @@ def scale_kernel(source, factor, out, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_in_place_kernel(values, factor, count, BLOCK: tl.constexpr):
-    """values ← values · factor; by 1 nothing is read."""
+    """Multiplies the values by the factor in place. A factor of 1 reads and writes nothing."""
     scale = tl.load(factor)
     if scale != 1.0:
         index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,12 +1,15 @@
-"""One token through a layer of neural memory: all that lies between its projections, for decoding.
+"""One decoding step of a neural memory layer: all operations between its projections, for one token per sequence.
 
-`reference.py` is the specification, `triton.py` takes one launch where that takes some thirty. Nothing is changed in
-place.
+`reference.py` is the specification in plain PyTorch, about thirty kernel launches; `triton.py` needs one. The op
+modifies nothing in place.
+
+B: sequences, H: heads, K: channels of a key, V: channels of a value, C = H · (2K + V), T: taps, G = H · V.
 """
 
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_shape
 from redline.ops.dispatch import choose
 from redline.ops.memory_step import reference
 from redline.ops.memory_step.reference import Learned, Projected
@@ -22,38 +25,39 @@ def memory_step(
     eps: float,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the token reads, gated, (B, H · V); and the recent inputs of the convolution and the state after it."""
+    """Returns the gated output (B, H · V), and the recent convolution inputs and the state after the token."""
     _check(token, learned, recent_BTC, state_BHKV)
 
     def why_not() -> str:
-        from redline.ops.memory_step import triton
-
-        return triton.why_not(token, learned, recent_BTC, state_BHKV)
+        return _triton().why_not(token, learned, recent_BTC, state_BHKV)
 
     arguments = (token, learned, recent_BTC, state_BHKV, eps)
-    if choose("memory step", implementation, state_BHKV.device, why_not) == "triton":
-        from redline.ops.memory_step import triton
-
-        return triton.memory_step(*arguments)
+    if choose("memory_step", implementation, state_BHKV.device, why_not) == "triton":
+        return _triton().memory_step(*arguments)
     return reference.memory_step(*arguments)
+
+
+def _triton():
+    from redline.ops.memory_step import triton  # imports Triton
+
+    return triton
 
 
 def _check(token: Projected, learned: Learned, recent: Tensor, state: Tensor) -> None:
     if state.ndim != 4:
-        raise ModelError(f"a memory step takes a state (B, H, K, V), not {tuple(state.shape)}.")
+        raise ModelError(f"memory_step: state_BHKV must have 4 dimensions, not {tuple(state.shape)}.")
     batch, heads, keys, values = state.shape
     channels, taps = heads * (2 * keys + values), learned.taps_TC.shape[0] if learned.taps_TC.ndim else 0
-    wanted = {
-        "mixed": (token.mixed_BC, (batch, channels)),
-        "decay": (token.decay_BH, (batch, heads)),
-        "strength": (token.strength_BH, (batch, heads)),
-        "gate": (token.gate_BG, (batch, heads * values)),
-        "taps": (learned.taps_TC, (taps, channels)),
-        "decay bias": (learned.decay_bias_H, (heads,)),
-        "log rate": (learned.log_rate_H, (heads,)),
-        "norm": (learned.norm_V, (values,)),
-        "recent inputs": (recent, (batch, taps - 1, channels)),
+    expected = {
+        "token.mixed_BC": (token.mixed_BC, (batch, channels)),
+        "token.decay_BH": (token.decay_BH, (batch, heads)),
+        "token.strength_BH": (token.strength_BH, (batch, heads)),
+        "token.gate_BG": (token.gate_BG, (batch, heads * values)),
+        "learned.taps_TC": (learned.taps_TC, (taps, channels)),
+        "learned.decay_bias_H": (learned.decay_bias_H, (heads,)),
+        "learned.log_rate_H": (learned.log_rate_H, (heads,)),
+        "learned.norm_V": (learned.norm_V, (values,)),
+        "recent_BTC": (recent, (batch, taps - 1, channels)),
     }
-    for name, (tensor, shape) in wanted.items():
-        if tensor.shape != shape:
-            raise ModelError(f"a memory step takes its {name} as {shape} here, not {tuple(tensor.shape)}.")
+    for name, (tensor, shape) in expected.items():
+        check_shape("memory_step", name, tensor, shape)

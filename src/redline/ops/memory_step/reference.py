@@ -1,10 +1,10 @@
-"""One token through a layer of neural memory with the gated delta rule. The specification.
+"""Reference of one decoding step of a neural memory layer with the gated delta rule.
 
-A causal convolution over the last tokens, SiLU, queries and keys of unit length, one step of the gated delta rule with
-its learned decay and strength, RMSNorm of what is read, and a sigmoid gate.
+The step is a causal convolution over the last tokens, SiLU, normalization of queries and keys to unit length, one step
+of the gated delta rule with learned decay and strength, RMSNorm of the output, and a sigmoid gate.
 
-Shapes: B sequences; H heads with keys of K and values of V channels; C = H · (2K + V) channels of queries, keys and
-values, T taps of the convolution, G = H · V. The state is fp32, and so are all sums; fp64 stays fp64.
+B: sequences, H: heads with keys of K and values of V channels, C = H · (2K + V): channels of queries, keys and values,
+T: taps of the convolution, G = H · V. The state and all sums are fp32 (fp64 for fp64 inputs).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from redline.ops.gated_delta_rule.reference import gated_delta_step
 
 
 class Projected(NamedTuple):
-    """What the layer's projections give for the token; decay and strength before their softplus and sigmoid."""
+    """The token's projections; decay before its softplus, strength before its sigmoid."""
 
     mixed_BC: Tensor
     decay_BH: Tensor
@@ -26,7 +26,7 @@ class Projected(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """The taps come oldest first."""
+    """The learned parameters of the layer. The first tap applies to the oldest token."""
 
     taps_TC: Tensor
     decay_bias_H: Tensor

@@ -1,6 +1,8 @@
-"""One token through a layer of neural memory by one Triton kernel: a program takes one head of one sequence.
+"""One decoding step of a neural memory layer in one Triton kernel. A program computes one head of one sequence.
 
-Everything between what is read and what is written is fp32, where the reference rounds to the model's dtype on the way.
+All intermediate values are fp32. The reference rounds some of them to the model's dtype.
+
+B: sequences, T: taps, C: channels, H: heads, K: channels of a key, V: channels of a value.
 """
 
 from typing import Any
@@ -14,38 +16,38 @@ from redline.ops import kernel
 from redline.ops.memory_step.reference import Learned, Projected
 
 INTERPRETED = kernel.INTERPRETED
-# Numbers of a head's matrix that a program may hold, and those that a warp does.
-_MOST_NUMBERS, _NUMBERS_OF_A_WARP = 2**15, 1024
+# The largest state of a head that a program can hold, and the elements of it per warp.
+_MOST_ELEMENTS, _ELEMENTS_PER_WARP = 2**15, 1024
 
 
 def memory_step(
     token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as the reference, without gradients."""
+    """Computes the reference function. It has no gradient."""
     return _step(*token, *learned, recent_BTC, state_BHKV, eps)
 
 
 def why_not(token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor) -> str:
-    """Why the kernel cannot take this, or nothing."""
+    """Returns why the kernel does not support this input, or an empty string."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*token, *learned, recent_BTC, state_BHKV)):
-        return "it has no backward pass, and a gradient is wanted"
+        return "the kernel has no backward pass, and an input requires grad"
     if state_BHKV.dtype != torch.float32:
-        return f"it takes a state in fp32, not {str(state_BHKV.dtype).removeprefix('torch.')}"
+        return f"the state must be float32, not {str(state_BHKV.dtype).removeprefix('torch.')}"
     keys, values = state_BHKV.shape[2:]
-    if kernel.padded(keys) * kernel.padded(values) > _MOST_NUMBERS:
-        return f"it takes heads of up to {_MOST_NUMBERS} numbers, not {keys} × {values}"
+    if kernel.padded(keys) * kernel.padded(values) > _MOST_ELEMENTS:
+        return f"the state of a head may have at most {_MOST_ELEMENTS} elements, not {keys} × {values}"
     return kernel.why_not(token.mixed_BC)
 
 
 @triton.jit
 def _softplus(x):
-    """log(1 + e^x), which is x where e^x is all of the sum; no less exact than the decay that is made of it."""
+    """Computes log(1 + e^x), which equals x for large x in the precision that the decay needs."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def _convolved(mixed, taps, recent, new_recent, at, mask, channels, TAPS: tl.constexpr):
-    """These channels of the token after the convolution and SiLU; what the next token needs of them is written."""
+    """Returns these channels after the convolution and SiLU, and writes the recent inputs of the next token."""
     token = tl.load(mixed + at, mask=mask, other=0.0)
     total = token.to(tl.float32) * tl.load(taps + (TAPS - 1) * channels + at, mask=mask, other=0.0).to(tl.float32)
     for tap in tl.static_range(0, TAPS - 1):  # pyright: ignore[reportGeneralTypeIssues]
@@ -111,31 +113,20 @@ def _step(
     block_k, block_v = kernel.padded(keys), kernel.padded(values)
     tensors = (mixed, decay, strength, gate, taps, decay_bias, log_rate, norm, recent, state)
     sizes: dict[str, Any] = {"TAPS": len(taps), "KEYS": keys, "VALUES": values, "BLOCK_K": block_k, "BLOCK_V": block_v}
-    warps = max(1, min(8, block_k * block_v // _NUMBERS_OF_A_WARP))
+    warps = max(1, min(8, block_k * block_v // _ELEMENTS_PER_WARP))
     contiguous = [tensor.contiguous() for tensor in tensors]
     kernel.launch(step_kernel, (heads, batch), *contiguous, *outputs, heads, eps, **sizes, num_warps=warps)
     return outputs
 
 
 @_step.register_fake
-def _(
-    mixed: Tensor,
-    decay: Tensor,
-    strength: Tensor,
-    gate: Tensor,
-    taps: Tensor,
-    decay_bias: Tensor,
-    log_rate: Tensor,
-    norm: Tensor,
-    recent: Tensor,
-    state: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    mixed, gate, recent, state = (inputs[index] for index in (0, 3, 8, 9))
     return _empty(mixed, gate, recent, state)
 
 
 def _empty(mixed: Tensor, gate: Tensor, recent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the results."""
+    """Returns uninitialized tensors for the outputs."""
     gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
     new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
     return gated, new_recent, torch.empty(state.shape, dtype=state.dtype, device=state.device)

@@ -1,7 +1,7 @@
-"""Root-mean-square normalisation of the last dimension, and the same after a residual is added: the specification.
+"""Reference of RMSNorm over the last dimension, alone or after adding a residual.
 
-Statistics and the product with the weight are fp32 (fp64 for fp64 input) and the result is rounded once, to x's dtype.
-Llama's own code rounds before the product as well: in fp32 the two agree, in bf16 this one is nearer to the truth.
+The statistics and the product with the weight are fp32 (fp64 for fp64 input), and the result is rounded once to x's
+dtype. Llama's code also rounds before the product: both agree in fp32, and this one is more accurate in bf16.
 """
 
 import torch
@@ -15,6 +15,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """What is normalised is the sum as it is stored, rounded to x's dtype."""
+    """Normalizes the sum after rounding it to x's dtype, as it is stored."""
     total = x + residual
     return rms_norm(total, weight, eps), total

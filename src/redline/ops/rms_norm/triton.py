@@ -1,7 +1,7 @@
-"""RMSNorm by Triton kernels, forward and backward, as operators that torch.compile sees as one node each.
+"""RMSNorm with Triton kernels, forward and backward, registered as custom ops for torch.compile.
 
-Backward needs nothing but the input. The weight's gradient is the sum of one row of partial sums from each program,
-taken in a fixed order, so that the same input gives the same gradients, bit for bit.
+The backward pass saves only the input. Each program writes one row of partial sums of the weight's gradient, and the
+rows are added in a fixed order, so gradients are deterministic.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ INTERPRETED = kernel.INTERPRETED
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows and warps of a program; backward, also programs a processor, and steps of the loop in flight."""
+    """Rows and warps per program; for backward also programs per multiprocessor and pipeline stages."""
 
     rows: int
     warps: int
@@ -28,15 +28,15 @@ class Tiles:
 
 @dataclass(frozen=True)
 class SumTiles:
-    """Rows of partial sums and columns that a program adds up at a time, and its warps."""
+    """Rows of partial sums and columns that a program adds per step, and its warps."""
 
     rows: int
     columns: int
     warps: int
 
 
-# By the widest padded row that each is for: 32 numbers a thread forward (of each summand half as many),
-# and 16 backward, which holds more of each.
+# Keyed by the largest padded row width. A thread holds 32 elements in the forward kernel (16 of each summand if a
+# residual is added) and 16 in the backward kernel, which has more live values per element.
 FORWARD_TILES = {
     64: Tiles(64, 4),
     128: Tiles(32, 4),
@@ -61,79 +61,66 @@ BACKWARD_TILES = {
     16384: Tiles(1, 32, 1, 2),
     65536: Tiles(1, 32, 1, 1),
 }
-# Nearly all rows that there are at once: adding them up takes as long as waiting for them.
+# One step covers nearly all rows of partial sums, because the sum is bound by latency.
 SUM_TILES = SumTiles(512, 16, 8)
 _WIDEST = max(FORWARD_TILES)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same as the reference."""
-    return _forward(x, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The same as the reference."""
-    return _add_forward(x, residual, weight, eps)
-
-
 def why_not(x: Tensor) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
-        return f"it takes rows of up to {_WIDEST} numbers, not {x.shape[-1]}"
+        return f"rows may have at most {_WIDEST} elements, not {x.shape[-1]}"
     return kernel.why_not(x)
 
 
 @torch.library.custom_op("redline::rms_norm", mutates_args=())
-def _forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = _like(x)
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes the reference function."""
+    out = kernel.empty_like(x)
     _launch_forward(x.contiguous(), None, weight, None, out, eps)
     return out
 
 
-@_forward.register_fake
-def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return _like(x)
+@rms_norm.register_fake
+def _(x: Tensor, *_: object) -> Tensor:
+    return kernel.empty_like(x)
 
 
 @torch.library.custom_op("redline::add_rms_norm", mutates_args=())
-def _add_forward(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    out, total = _like(x), _like(x)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Computes the reference function."""
+    out, total = kernel.empty_like(x), kernel.empty_like(x)
     _launch_forward(x.contiguous(), residual.contiguous(), weight, total, out, eps)
     return out, total
 
 
-@_add_forward.register_fake
-def _(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    return _like(x), _like(x)
+@add_rms_norm.register_fake
+def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(x), kernel.empty_like(x)
 
 
 @torch.library.custom_op("redline::rms_norm_backward", mutates_args=())
-def _backward(x: Tensor, weight: Tensor, pull: Tensor, total_pull: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the weight; `total_pull` is what comes from a sum that was given out beside the norm."""
-    width, x_pull = x.shape[-1], _like(x)
+def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of x and weight. `grad_total` is the gradient of the sum that `add_rms_norm` returns."""
+    width, grad_x = x.shape[-1], kernel.empty_like(x)
     block, rows = kernel.padded(width), x.numel() // width
-    tiles = _chosen(BACKWARD_TILES, block)
+    tiles = kernel.tiles_up_to(BACKWARD_TILES, block)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
-    weight_pull = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    # One program's sums are the whole.
-    partial = weight_pull if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
-    read = (
-        x.contiguous(),
-        weight.contiguous(),
-        pull.contiguous(),
-        None if total_pull is None else total_pull.contiguous(),
-    )
-    constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": total_pull is not None}
+    grad_weight = kernel.empty_like(weight)
+    # The sums of a single program are the result.
+    partial = grad_weight if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
+    read = (x.contiguous(), weight.contiguous(), grad.contiguous(), kernel.contiguous(grad_total))
+    constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": grad_total is not None}
     constants |= {"STAGES": tiles.stages, "num_warps": tiles.warps}
-    kernel.launch(backward_kernel, (programs,), *read, x_pull, partial, rows, eps, **constants)
+    kernel.launch(backward_kernel, (programs,), *read, grad_x, partial, rows, eps, **constants)
     if programs != 1:
-        _launch_sum(partial, weight_pull)
-    return x_pull, weight_pull
+        _launch_sum(partial, grad_weight)
+    return grad_x, grad_weight
 
 
 @_backward.register_fake
-def _(x: Tensor, weight: Tensor, pull: Tensor, total_pull: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return _like(x), torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+def _(x: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(x), kernel.empty_like(weight)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
@@ -141,9 +128,9 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tenso
     ctx.save_for_backward(x, weight)
 
 
-def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor, Tensor, None]:
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight = ctx.saved_tensors
-    return *_backward(x, weight, pull, None, ctx.eps), None
+    return *_backward(x, weight, grad, None, ctx.eps), None
 
 
 def _setup_add_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
@@ -153,17 +140,17 @@ def _setup_add_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], o
 
 
 def _differentiate_add(
-    ctx: Any, pull: Tensor | None, total_pull: Tensor | None
+    ctx: Any, grad: Tensor | None, grad_total: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-    if pull is None:
-        return total_pull, total_pull, None, None
+    if grad is None:
+        return grad_total, grad_total, None, None
     total, weight = ctx.saved_tensors
-    x_pull, weight_pull = _backward(total, weight, pull, total_pull, ctx.eps)
-    return x_pull, x_pull, weight_pull, None
+    grad_x, grad_weight = _backward(total, weight, grad, grad_total, ctx.eps)
+    return grad_x, grad_x, grad_weight, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
-_add_forward.register_autograd(_differentiate_add, setup_context=_setup_add_context)
+rms_norm.register_autograd(_differentiate, setup_context=_setup_context)
+add_rms_norm.register_autograd(_differentiate_add, setup_context=_setup_add_context)
 
 
 def _launch_forward(
@@ -171,25 +158,16 @@ def _launch_forward(
 ) -> None:
     width = x.shape[-1]
     block, rows = kernel.padded(width), x.numel() // width
-    tiles = _chosen(FORWARD_TILES, block)
-    # With a sum there are two numbers to hold for each.
+    tiles = kernel.tiles_up_to(FORWARD_TILES, block)
+    # With a residual, two values are live per element.
     share = tiles.rows if residual is None else max(1, tiles.rows // 2)
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": share, "ADD": residual is not None}
     arguments = (x, residual, weight.contiguous(), total, out, rows, eps)
     kernel.launch(forward_kernel, (-(-rows // share),), *arguments, **constants, num_warps=tiles.warps)
 
 
-def _launch_sum(partial: Tensor, weight_pull: Tensor) -> None:
+def _launch_sum(partial: Tensor, grad_weight: Tensor) -> None:
     programs, width = partial.shape
     rows = min(SUM_TILES.rows, kernel.padded(programs))
     constants = {"WIDTH": width, "ROWS": rows, "COLUMNS": SUM_TILES.columns, "num_warps": SUM_TILES.warps}
-    kernel.launch(sum_kernel, (-(-width // SUM_TILES.columns),), partial, weight_pull, programs, **constants)
-
-
-def _chosen(choices: dict[int, Tiles], block: int) -> Tiles:
-    return next(tiles for widest, tiles in sorted(choices.items()) if block <= widest)
-
-
-def _like(x: Tensor) -> Tensor:
-    """Room for as many numbers, row after row, however x lies."""
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernel.launch(sum_kernel, (-(-width // SUM_TILES.columns),), partial, grad_weight, programs, **constants)

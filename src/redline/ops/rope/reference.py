@@ -1,7 +1,7 @@
-"""Rotary position embedding, in the rotate-half convention of Hugging Face: the specification.
+"""Reference of rotary position embedding, in the rotate-half convention of Hugging Face.
 
-Shapes: B sequences of S tokens, H heads of D channels. Channel i is turned together with channel i + D/2, by the angle
-whose cosine and sine the tables hold in column i of the token's row. Computed in fp32 (fp64 for fp64 input).
+B: sequences, S: tokens or positions, H: heads, D: head dimension. Channels i and i + D/2 are rotated by the angle whose
+cosine and sine are in column i of the tables. Computed in fp32 (fp64 for fp64 input).
 """
 
 import torch
@@ -13,10 +13,10 @@ def rope(
 ) -> tuple[Tensor, Tensor]:
     rows = slice(q_BSHD.shape[1]) if positions_BS is None else positions_BS
     cos, sin = cos_SD[rows].unsqueeze(-2), sin_SD[rows].unsqueeze(-2)
-    return _turn(q_BSHD, cos, sin), _turn(k_BSHD, cos, sin)
+    return _rotate(q_BSHD, cos, sin), _rotate(k_BSHD, cos, sin)
 
 
-def _turn(x_BSHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x_BSHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     wide = torch.promote_types(x_BSHD.dtype, torch.float32)
     first, second = x_BSHD.to(wide).chunk(2, -1)
     cos, sin = cos.to(wide), sin.to(wide)

@@ -1,12 +1,15 @@
-"""Tokens into a bank of slots: merged into what is like them, put into empty slots, or in the place of the least.
+"""Writes tokens into a bank of slots: merges a token into a similar slot, or fills an empty or the worst slot.
 
-`reference.py` is the specification, `triton.py` takes two launches where that takes some thirty for every token.
-Nothing is changed in place.
+`reference.py` is the specification in plain PyTorch, about thirty kernel launches per token; `triton.py` needs two for
+all tokens. The op modifies nothing in place.
+
+B: sequences, M: slots, C: tokens, H: heads, D: channels.
 """
 
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_same_dtype, check_shape
 from redline.ops.dispatch import choose
 from redline.ops.slot_write import reference
 from redline.ops.slot_write.reference import Slots, Written
@@ -23,28 +26,37 @@ def slot_write(
     threshold: float,
     implementation: str = "auto",
 ) -> tuple[Slots, Written]:
-    """The bank after the tokens, of which only those that are `wanted_BC` count, and what became of them."""
+    """Returns the bank after writing the tokens that are marked in `wanted_BC`, and counts of what was written."""
     _check(slots, key_BCHD, value_BCHD, score_BC, wanted_BC)
 
     def why_not() -> str:
-        from redline.ops.slot_write import triton
-
-        return triton.why_not(slots, key_BCHD, value_BCHD, score_BC)
+        return _triton().why_not(slots, key_BCHD, value_BCHD, score_BC)
 
     arguments = (slots, key_BCHD, value_BCHD, score_BC, wanted_BC, threshold)
-    if choose("slot write", implementation, key_BCHD.device, why_not) == "triton":
-        from redline.ops.slot_write import triton
-
-        return triton.slot_write(*arguments)
+    if choose("slot_write", implementation, key_BCHD.device, why_not) == "triton":
+        return _triton().slot_write(*arguments)
     return reference.slot_write(*arguments)
 
 
+def _triton():
+    from redline.ops.slot_write import triton  # imports Triton
+
+    return triton
+
+
 def _check(slots: Slots, key: Tensor, value: Tensor, score: Tensor, wanted: Tensor) -> None:
-    shapes = [tuple(tensor.shape) for tensor in (key, value, score, wanted)]
-    held = [tuple(tensor.shape) for tensor in slots]
-    fits = key.ndim == len(held[0]) == 4 and shapes[0] == shapes[1] and shapes[2] == shapes[3] == shapes[0][:2]
-    vectors, scalars = held[:2], held[2:]
-    if not fits or vectors != [(shapes[0][0], held[0][1], *shapes[0][2:])] * 2 or set(scalars) != {held[0][:2]}:
-        raise ModelError(f"a bank of shapes {held} cannot take in tokens of shapes {shapes}.")
-    if len({tensor.dtype for tensor in (key, value, *slots[:2])}) > 1 or wanted.is_floating_point():
-        raise ModelError("a bank takes keys and values of its own dtype, and says of each token whether it is wanted.")
+    op = "slot_write"
+    if key.ndim != 4 or slots.key_BMHD.ndim != 4:
+        shapes = f"{tuple(key.shape)} and {tuple(slots.key_BMHD.shape)}"
+        raise ModelError(f"{op}: key_BCHD and slots.key_BMHD must have 4 dimensions, not {shapes}.")
+    batch, tokens, heads, dim = key.shape
+    count = slots.key_BMHD.shape[1]
+    check_shape(op, "value_BCHD", value, key.shape)
+    check_shape(op, "score_BC", score, (batch, tokens))
+    check_shape(op, "wanted_BC", wanted, (batch, tokens))
+    shapes = [(batch, count, heads, dim)] * 2 + [(batch, count)] * 4
+    for name, tensor, shape in zip(slots._fields, slots, shapes, strict=True):
+        check_shape(op, f"slots.{name}", tensor, shape)
+    check_same_dtype(op, key=key, value=value, slot_key=slots.key_BMHD, slot_value=slots.value_BMHD)
+    if wanted.is_floating_point():
+        raise ModelError(f"{op}: wanted_BC must be boolean, not {wanted.dtype}.")

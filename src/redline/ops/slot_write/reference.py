@@ -1,9 +1,11 @@
-"""Tokens that are offered to a bank of slots, one after the other: the specification.
+"""Reference of writing tokens into a bank of slots, one after the other.
 
-Shapes: B sequences, M slots, C tokens, H heads of D channels. A token is merged into the slot whose key, over all heads
-together, has the largest cosine with its own, where that is above the threshold: key and value become means by mass,
-the score the larger of the two. Else it takes an empty slot, or the place of the one that scores least, if that is less
-than its own score. What a token does the next one finds: they cannot be taken in side by side.
+If the largest cosine of the token's key with a slot's key, over all heads, exceeds the threshold, the token is merged
+into that slot: key and value become means weighted by mass, and the score the larger of the two. Otherwise the token
+fills an empty slot, or replaces the slot with the lowest score if that is lower than its own. Each write depends on the
+previous ones, so the tokens cannot be processed in parallel.
+
+B: sequences, M: slots, C: tokens, H: heads, D: channels, N: channels of all heads.
 """
 
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 
 
 class Slots(NamedTuple):
-    """What a bank holds; a mass of 0 is an empty slot, and usage and age are 0 where a token takes a slot."""
+    """The contents of a bank. A slot with mass 0 is empty; usage and age are reset to 0 when a token fills a slot."""
 
     key_BMHD: Tensor
     value_BMHD: Tensor
@@ -25,7 +27,7 @@ class Slots(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How many tokens took a slot, were merged into one, and threw another out of the slot that they took."""
+    """Counts of tokens that filled a slot, were merged into one, and replaced the content of the slot they filled."""
 
     placed_B: Tensor
     merged_B: Tensor
@@ -38,7 +40,7 @@ def slot_write(
     after = Slots(*(tensor.clone() for tensor in slots))
     batch, count = score_BC.shape
     rows_B = torch.arange(batch, device=score_BC.device)
-    # Of the filled slots; the others score less than any, and are like nothing.
+    # Empty slots have a score and cosines of -inf.
     filled_BM = after.mass_BM > 0
     standing_BM = after.score_BM.masked_fill(~filled_BM, -torch.inf)
     unit_BCN = _unit(key_BCHD)
@@ -74,5 +76,5 @@ def slot_write(
 
 
 def _unit(key_BLHD: Tensor) -> Tensor:
-    """Keys of all heads together, of length 1 and without a gradient; in fp64, where no flag rounds products."""
+    """Returns the keys of all heads normalized to unit length, without gradient, in fp64, which no TF32 flag rounds."""
     return F.normalize(key_BLHD.detach().flatten(2).double(), dim=-1, eps=1e-8)

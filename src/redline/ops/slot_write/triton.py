@@ -1,9 +1,11 @@
-"""Tokens into a bank of slots by two Triton kernels, whatever their number.
+"""Writes tokens into a bank of slots with two Triton kernels, whatever the number of tokens.
 
-The first compares every slot with every token, a program for each slot. In the second a program takes one sequence
-through its tokens in their order: what it decides needs a row of cosines and the slots' scores and masses, which it
-holds; a token that changes a slot changes one key and value, and what that key has in common with the tokens. Decisions
-are those of the reference but where cosines of fp32 are closer to each other, or to the threshold, than their rounding.
+The first kernel computes the cosine of every slot with every token, one program per slot. In the second, one program
+per sequence processes the tokens in order. It keeps the scores and masses of all slots in registers. A token that
+changes a slot updates one key, one value, and the cosines of that key. The decisions are those of the reference, unless
+cosines differ from each other or from the threshold by less than their fp32 rounding error.
+
+B: sequences, M: slots, C: tokens, H: heads, D: channels, N: channels of all heads.
 """
 
 import torch
@@ -15,32 +17,32 @@ from redline.ops import kernel
 from redline.ops.slot_write.reference import Slots, Written
 
 INTERPRETED = kernel.INTERPRETED
-# Numbers of keys that a program looks at together, and the most of one key.
-_TILE, _MOST_OF_A_KEY = 4096, 256
+# Elements of keys per step of a program, and the most of one key.
+_TILE, _LARGEST_BLOCK = 4096, 256
 _WARPS = 4
 
 
 def slot_write(
     slots: Slots, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, wanted_BC: Tensor, threshold: float
 ) -> tuple[Slots, Written]:
-    """The same as the reference, without gradients."""
+    """Computes the reference function. It has no gradient."""
     after = Slots(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in slots))
     offered = (key_BCHD.contiguous(), value_BCHD.contiguous(), score_BC.contiguous(), wanted_BC.to(torch.int8))
     return after, Written(*_write(*after, *offered, threshold).unbind(1))
 
 
 def why_not(slots: Slots, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*slots, key_BCHD, value_BCHD, score_BC)):
-        return "it has no backward pass, and a gradient is wanted"
+        return "the kernels have no backward pass, and an input requires grad"
     if {tensor.dtype for tensor in (*slots[2:], score_BC)} != {torch.float32}:
-        return "it takes scores, masses, usage and ages in fp32"
+        return "scores, masses, usage and age must be float32"
     return kernel.why_not(key_BCHD)
 
 
 @triton.jit
-def _like(key, tokens, count, SIZE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Cosines of one key with the tokens of its sequence."""
+def _cosines(key, tokens, count, SIZE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Returns the cosines of one key with the tokens of its sequence."""
     c, n = tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_N)
     products, squares = tl.zeros((BLOCK_C,), tl.float32), tl.zeros((BLOCK_C,), tl.float32)
     own = tl.zeros((BLOCK_N,), tl.float32)
@@ -57,8 +59,8 @@ def _like(key, tokens, count, SIZE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N
 
 
 @triton.jit
-def _mixed(old, new, share):
-    """As torch.lerp rounds."""
+def _lerp(old, new, share):
+    """Interpolates with the rounding of torch.lerp."""
     step = new - old
     return tl.where(share < 0.5, old + share * step, new - step * (1.0 - share))
 
@@ -70,7 +72,7 @@ def compare_kernel(
 ):  # fmt: skip
     slot, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     c = tl.arange(0, BLOCK_C)
-    cosine = _like(keys + (row * slots + slot) * SIZE, tokens + row * count * SIZE, count, SIZE, BLOCK_C, BLOCK_N)
+    cosine = _cosines(keys + (row * slots + slot) * SIZE, tokens + row * count * SIZE, count, SIZE, BLOCK_C, BLOCK_N)
     cosine = tl.where(tl.load(masses + row * slots + slot) > 0, cosine, float("-inf"))
     tl.store(cosines + (row * count + c) * slots + slot, cosine, mask=c < count)
 
@@ -111,17 +113,17 @@ def write_kernel(
                 in_n = at < SIZE
                 old = tl.load(keys + to + at, mask=in_n, other=0.0).to(tl.float32)
                 new = tl.load(new_keys + offered * SIZE + at, mask=in_n, other=0.0).to(tl.float32)
-                tl.store(keys + to + at, _mixed(old, new, share).to(keys.dtype.element_ty), mask=in_n)
+                tl.store(keys + to + at, _lerp(old, new, share).to(keys.dtype.element_ty), mask=in_n)
                 old = tl.load(values + to + at, mask=in_n, other=0.0).to(tl.float32)
                 new = tl.load(new_values + offered * SIZE + at, mask=in_n, other=0.0).to(tl.float32)
-                tl.store(values + to + at, _mixed(old, new, share).to(values.dtype.element_ty), mask=in_n)
+                tl.store(values + to + at, _lerp(old, new, share).to(values.dtype.element_ty), mask=in_n)
             score = tl.where(chosen, tl.where(is_merged, tl.maximum(score, new_score), new_score), score)
             mass = tl.where(chosen, old_mass + 1.0, mass)
             usage = tl.where(chosen & is_placed, 0.0, usage)
             age = tl.where(chosen & is_placed, 0.0, age)
-            # All threads must see the key that was stored, and then the cosines that follow from it.
+            # All threads must see the stored key before the cosines are computed from it.
             tl.debug_barrier()
-            like = _like(keys + to, new_keys + row * count * SIZE, count, SIZE, BLOCK_C, BLOCK_N)
+            like = _cosines(keys + to, new_keys + row * count * SIZE, count, SIZE, BLOCK_C, BLOCK_N)
             tl.store(cosines + (row * count + c) * slots + slot, like, mask=c < count)
         tl.debug_barrier()
         placed_count += is_placed.to(tl.int32)
@@ -155,7 +157,7 @@ def _write(
     cosines = torch.empty((batch, count, slots), dtype=torch.float32, device=keys.device)
     written = torch.empty((batch, 3), dtype=torch.int64, device=keys.device)
     block_c = kernel.padded(count)
-    block_n = min(kernel.padded(heads * dim), _MOST_OF_A_KEY, max(16, _TILE // block_c))
+    block_n = min(kernel.padded(heads * dim), _LARGEST_BLOCK, max(16, _TILE // block_c))
     sizes = {"SIZE": heads * dim, "BLOCK_C": block_c, "BLOCK_N": block_n, "num_warps": _WARPS}
     kernel.launch(compare_kernel, (slots, batch), keys, masses, new_keys, cosines, slots, count, **sizes)
     tensors = (keys, values, scores, masses, usages, ages, new_keys, new_values, new_scores, wanted, cosines, written)
@@ -165,17 +167,5 @@ def _write(
 
 
 @_write.register_fake
-def _(
-    keys: Tensor,
-    values: Tensor,
-    scores: Tensor,
-    masses: Tensor,
-    usages: Tensor,
-    ages: Tensor,
-    new_keys: Tensor,
-    new_values: Tensor,
-    new_scores: Tensor,
-    wanted: Tensor,
-    threshold: float,
-) -> Tensor:
+def _(keys: Tensor, *_: object) -> Tensor:
     return torch.empty((len(keys), 3), dtype=torch.int64, device=keys.device)

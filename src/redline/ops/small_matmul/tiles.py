@@ -1,8 +1,8 @@
-"""How products of a few rows are cut, and for which sizes they are kept: what the benchmark's sweep looks for.
+"""Tile sizes of small matrix multiplications, and the shapes for which the kernels are faster than cuBLAS.
 
-A product is named by a `Shape`: the class of its number of rows (1, up to 16, 32, 64 or 512, or more), outputs, depth,
-and the bytes of one number of x and of the weight. Sizes in `MEASURED` were swept on a GPU; all others follow the
-tables by rows and dtype.
+A `Shape` is the class of the number of rows (1, up to 16, 32, 64 or 512, or more), outputs, features, and the element
+sizes of x and of the weight in bytes. Shapes in `MEASURED` were swept on a GPU; the others use the tables by rows and
+element size.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Shape = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows, outputs and depth of a block, warps of a program, steps of its loop in flight."""
+    """Rows, outputs and features per block, warps per program, and pipeline stages."""
 
     rows: int
     columns: int
@@ -26,14 +26,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Cut:
-    """Into how many shares the depth is cut, and how deep each is."""
+    """The number of splits of the features, and the features per split."""
 
     shares: int
     share: int
 
 
-# The best tiles of a shape, or None where cuBLAS is faster than any: on an H200, one row and the weights of a 1.24B
-# Llama in int8, read from memory each time; and few outputs in bf16, for which cuBLAS leaves multiprocessors idle.
+# The best tiles of a shape on an H200, or None if cuBLAS is faster than any: one row with the int8 weights of a 1.24B
+# Llama, read from memory each time, and few outputs in bf16, for which cuBLAS leaves multiprocessors idle.
 MEASURED: dict[Shape, Tiles | None] = {
     (1, 128_256, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
     (1, 16_384, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
@@ -42,11 +42,11 @@ MEASURED: dict[Shape, Tiles | None] = {
     (16, 512, 2048, 2, 2): Tiles(16, 16, 256, 4, 4),
     (16, 64, 4096, 2, 2): Tiles(16, 16, 256, 4, 4),
 }
-# The tiles below were raced against cuBLAS, and not swept: what `benchmarks/kernels/small_matmul.py --sweep` and
-# `benchmarks/kernels/int8_matmul.py --sweep` print replaces them.
-# One row, by bytes of a number of the weight: 16 bytes a thread and load, and many programs a multiprocessor.
+# The tiles below were compared with cuBLAS but not swept. `benchmarks/kernels/small_matmul.py --sweep` and
+# `benchmarks/kernels/int8_matmul.py --sweep` print replacements.
+# For one row, by element size of the weight: 16 bytes per thread and load, and many programs per multiprocessor.
 VECTOR_TILES = {1: Tiles(1, 2, 1024, 2, 1), 2: Tiles(1, 2, 2048, 4, 1), 4: Tiles(1, 2, 1024, 4, 1)}
-# More rows, by bytes of a number of x and of the weight, and the most rows that the tiles are for.
+# For more rows, by element sizes of x and of the weight, then by the most rows that the tiles are for.
 BLOCK_TILES = {
     (2, 2): {16: Tiles(16, 16, 256, 4, 4)},
     (4, 4): {16: Tiles(16, 16, 64, 4, 3)},
@@ -59,16 +59,16 @@ BLOCK_TILES = {
         MANY_ROWS: Tiles(128, 128, 128, 8, 3),
     },
 }
-# The most rows for which the kernels are kept, by bytes of a number of x and of the weight, by races on an H200. In
-# bf16 one row is faster than by cuBLAS, two are not; in fp32 nothing is measured, so nothing is kept. Weights in int8
-# have no other way that does not write them out first, which only hundreds of rows pay for (raced with rows in bf16;
-# fp32 follows). Of int8 rows as many as were raced: torch scales its sums in kernels of their own.
+# The most rows for which the kernels are used, by element sizes of x and of the weight, as measured on an H200. In bf16
+# the kernels beat cuBLAS for one row, but not for two; fp32 was not measured, so cuBLAS is used. The alternative for
+# int8 weights is to dequantize them to memory, which pays off only for hundreds of rows (measured with bf16 rows, and
+# assumed for fp32). For int8 rows it is the most that was measured; torch scales its sums in separate kernels.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
-# Of a weight whose rows do not begin at such bytes, blocks are read number by number: more rows are faster otherwise.
+# If rows of the weight are not aligned to this, blocks are loaded element by element, which pays off for fewer rows.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
-# Programs that keep every multiprocessor of the largest GPUs busy.
+# Programs that occupy every multiprocessor of the largest GPUs.
 PROGRAMS = 132
-# A share shorter than this costs more to add up than it saves.
+# Adding a split that is shorter than this costs more than it saves.
 SHORTEST_SHARE_BYTES = 1024
 
 
@@ -78,7 +78,7 @@ def shape_of(rows: int, columns: int, depth: int, x_bytes: int, w_bytes: int) ->
 
 
 def tiles_for(shape: Shape) -> Tiles:
-    """The measured tiles, else those for so many rows; int8 rows have no kernel for one row alone."""
+    """Returns the measured tiles of the shape, or those of the tables. int8 rows have no kernel for a single row."""
     measured = MEASURED.get(shape)
     if measured is not None:
         return measured
@@ -90,15 +90,15 @@ def tiles_for(shape: Shape) -> Tiles:
 
 
 def cut_depth(programs: int, depth: int, step: int, w_bytes: int) -> Cut:
-    """As many shares as there are idle multiprocessors for, each a whole number of steps deep."""
+    """Splits the features among idle multiprocessors, in whole numbers of steps."""
     shortest = max(step, SHORTEST_SHARE_BYTES // w_bytes)
     wanted = max(1, min(PROGRAMS // programs, depth // shortest))
     share = -(-depth // (wanted * step)) * step
     return Cut(-(-depth // share), share)
 
 
-def is_kept(shape: Shape) -> bool:
-    """Whether the kernels are faster than cuBLAS for these."""
+def beats_cublas(shape: Shape) -> bool:
+    """Returns whether the kernels are faster than cuBLAS for this shape."""
     if shape in MEASURED:
         return MEASURED[shape] is not None
     rows, _, depth, x_bytes, w_bytes = shape

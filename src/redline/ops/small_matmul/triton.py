@@ -1,7 +1,9 @@
-"""Products of a few rows by Triton kernels, as an operator that torch.compile sees as one node.
+"""Matrix multiplication of a few rows with Triton kernels, registered as a custom op for torch.compile.
 
-`product` is what the operator and its int8 relatives share: it chooses the tiles, shares the depth out where there are
-fewer programs than multiprocessors, and adds the shares up in order, so that the same input gives the same bits.
+`product` also serves the int8 ops. It chooses the tiles, splits K if there are fewer programs than multiprocessors, and
+adds the splits in a fixed order, so results are deterministic.
+
+M: rows, K: features, N: outputs.
 """
 
 from typing import Any
@@ -9,18 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.ops.kernel import INTERPRETED, dot_precision, launch
+from redline.ops.kernel import INTERPRETED, dot_precision, launch, rows_contiguous
 from redline.ops.small_matmul.tiles import Cut, Tiles, cut_depth, shape_of, tiles_for
 from redline.ops.small_matmul.triton_kernels import block_kernel, finish_kernel, vector_kernel
 
 __all__ = ["INTERPRETED", "product", "small_matmul"]
 
 _FINISH_BLOCK = 256
-
-
-def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """The same as the reference; sums are fp32 whatever the dtype."""
-    return _forward(x_MK, w_NK, bias_N)
 
 
 def product(
@@ -31,8 +28,8 @@ def product(
     x_scale: Tensor | None = None,
     w_scale: Tensor | None = None,
 ) -> Tensor:
-    """(x · wᵀ) · x_scale · w_scale + bias; `x_scale` holds one number, or one for each row."""
-    x, w = _with_contiguous_rows(x), _with_contiguous_rows(w)
+    """Returns (x · wᵀ) · x_scale · w_scale + bias. `x_scale` has one element, or one per row."""
+    x, w = rows_contiguous(x), rows_contiguous(w)
     (rows, depth), columns = x.shape, w.shape[0]
     is_integer = x.dtype == torch.int8
     is_vector = rows == 1 and not is_integer
@@ -87,17 +84,14 @@ def _launch_product(
     launch(block_kernel, (blocks, cut.shares, -(-rows // tiles.rows)), *pointers, *sizes, **constants)
 
 
-def _with_contiguous_rows(matrix: Tensor) -> Tensor:
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
 @torch.library.custom_op("redline::small_matmul", mutates_args=())
-def _forward(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+def small_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Computes the reference function. Sums are fp32 for every dtype."""
     return product(x, w, bias, x.dtype)
 
 
-@_forward.register_fake
-def _(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+@small_matmul.register_fake
+def _(x: Tensor, w: Tensor, *_: object) -> Tensor:
     return torch.empty((x.shape[0], w.shape[0]), dtype=x.dtype, device=x.device)
 
 
@@ -105,11 +99,12 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], outpu
     ctx.save_for_backward(*inputs[:2])
 
 
-def _differentiate(ctx: Any, pull: Tensor) -> tuple[Tensor | None, ...]:
-    """By PyTorch: decoding needs no gradients, and who wants them gets the right ones."""
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Computes the gradients with PyTorch, because decoding, which the kernels are for, needs none."""
     x, w = ctx.saved_tensors
-    of_x, of_w, of_bias = ctx.needs_input_grad
-    return pull @ w if of_x else None, pull.t() @ x if of_w else None, pull.sum(0) if of_bias else None
+    # An omitted bias is missing from needs_input_grad.
+    of_x, of_w, of_bias = (*ctx.needs_input_grad, False)[:3]
+    return grad @ w if of_x else None, grad.t() @ x if of_w else None, grad.sum(0) if of_bias else None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+small_matmul.register_autograd(_differentiate, setup_context=_setup_context)

@@ -1,12 +1,12 @@
-"""Products of a few rows with a large weight: what one program of each kernel does.
+"""Triton kernels for the product of a few rows with a large weight.
 
-Such products take as long as reading the weight does, so each program reads the whole depth of a few of the weight's
-rows, or a share of it where that would leave multiprocessors idle; the shares' sums are added up afterwards, in order.
-Reads inside the depth have no mask, and rows past the last are read as the last: 16 bytes a thread where it divides.
+The time is that of reading the weight, so each program reads a few whole rows of the weight, or a split of K if there
+would be fewer programs than multiprocessors. The splits are added afterwards in a fixed order. Loads inside K have no
+mask, and row indices are clamped to the last row, so that a thread loads 16 bytes at once where alignment allows.
 
-`x` is (M, K), `w` (N, K), `out` (M, N), `partial` (shares, M, N). What is added up is multiplied by `x_scale` of the
-row and `w_scale` of the output, where there are such, before the bias is added. An int8 weight beside a row of another
-dtype becomes that dtype as it is read; beside int8 rows the sums are int32, and exact.
+`x` is (M, K), `w` (N, K), `out` (M, N), `partial` (shares, M, N). The sums are multiplied by `x_scale` of the row and
+`w_scale` of the output, if given, before the bias is added. An int8 weight is converted to the dtype of floating-point
+rows when it is loaded. With int8 rows the sums are exact int32.
 """
 
 import triton
@@ -18,7 +18,7 @@ def _finish(
     sums, m, n, inside, x_scale, w_scale, bias, out, columns, x_scale_stride,
     HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Scales, adds the bias and writes; `m` and `n` have the shape of `sums`, or spread to it."""
+    """Scales, adds the bias and stores. The row and column indices `m` and `n` broadcast to the shape of `sums`."""
     value = sums.to(tl.float32)
     if HAS_X_SCALE:
         value *= tl.load(x_scale + m * x_scale_stride, mask=inside, other=0.0)
@@ -31,7 +31,7 @@ def _finish(
 
 @triton.jit
 def _as_fp32(number):
-    """An int8 becomes the last bits of 2²³ + 128 + itself: that takes less time than the conversion of the hardware."""
+    """Converts to fp32. Inserting an int8 into the mantissa of 2²³ + 128 is faster than the hardware conversion."""
     if number.dtype == tl.int8:
         bits = number.to(tl.uint8, bitcast=True).to(tl.uint32) ^ 0x4B000080
         value = bits.to(tl.float32, bitcast=True) - 8388736.0
@@ -46,7 +46,7 @@ def vector_kernel(
     HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SHARED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row of x: products are added up by each thread for itself, and between threads once, at the end."""
+    """Computes one row of x. Each thread accumulates its own products; threads are reduced once at the end."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, depth)
@@ -55,7 +55,7 @@ def vector_kernel(
     rows = w + tl.minimum(n, columns - 1).to(tl.int64)[:, None] * w_stride + k[None, :]
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for start in range(first, whole, BLOCK_K):
-        # The weight is needed once, x by every program: it should stay in the caches.
+        # Each element of the weight is used once, while x is used by every program and should stay in the cache.
         weight = _as_fp32(tl.load(rows + start, eviction_policy="evict_first"))
         sums += weight * tl.load(x + start + k).to(tl.float32)[None, :]
     if whole < last:
@@ -79,7 +79,7 @@ def block_kernel(
     IS_INTEGER: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_M rows of x on the tensor cores."""
+    """Computes up to BLOCK_M rows of x with tensor cores."""
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(1) * share
@@ -115,7 +115,7 @@ def finish_kernel(
     HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds up the shares in order."""
+    """Adds the splits in order and finishes the result."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < rows * columns
     sums = tl.load(partial + place, mask=inside, other=0)

@@ -1,8 +1,12 @@
-"""SwiGLU's gating, silu(gate) · up; `reference.py` is its specification, `triton.py` is faster."""
+"""The gated activation of SwiGLU, silu(gate) · up.
+
+`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
+"""
 
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.ops.checks import check_floating, check_same_device, check_same_dtype, check_shape
 from redline.ops.dispatch import choose
 from redline.ops.swiglu import reference
 
@@ -10,39 +14,30 @@ __all__ = ["packed_swiglu", "swiglu"]
 
 
 def swiglu(gate: Tensor, up: Tensor, implementation: str = "auto") -> Tensor:
-    """silu(gate) · up. Halves of one tensor are read where they lie, but `packed_swiglu` has the better gradient."""
-    if gate.shape != up.shape or gate.dtype != up.dtype or gate.device != up.device:
-        pair = f"{_described(gate)} and {_described(up)}"
-        raise ModelError(f"SwiGLU takes two tensors of the same shape, dtype and device, not {pair}.")
-    if _choose(implementation, gate) == "triton":
-        from redline.ops.swiglu import triton
+    """Returns silu(gate) · up.
 
-        return triton.swiglu(gate, up)
+    Gate and up may be halves of one tensor, which are read in place; `packed_swiglu` computes their gradient faster.
+    """
+    check_shape("swiglu", "up", up, gate.shape)
+    check_floating("swiglu", gate=gate)
+    check_same_dtype("swiglu", gate=gate, up=up)
+    check_same_device("swiglu", gate=gate, up=up)
+    if choose("swiglu", implementation, gate.device, lambda: _triton().why_not(gate)) == "triton":
+        return _triton().swiglu(gate, up)
     return reference.swiglu(gate, up)
 
 
 def packed_swiglu(gate_up: Tensor, implementation: str = "auto") -> Tensor:
-    """The same of one tensor (…, 2 · width), the gate before the up; its gradient is one tensor as well."""
+    """Returns silu(gate) · up of one tensor (…, 2 · width) with the gate first. Its gradient is one tensor too."""
     if gate_up.ndim < 1 or gate_up.shape[-1] % 2:
-        raise ModelError(f"SwiGLU of one tensor takes gate and up side by side, not {tuple(gate_up.shape)}.")
-    if _choose(implementation, gate_up) == "triton":
-        from redline.ops.swiglu import triton
-
-        return triton.packed_swiglu(gate_up)
+        raise ModelError(f"packed_swiglu: the last dimension of gate_up must be even, not {tuple(gate_up.shape)}.")
+    check_floating("packed_swiglu", gate_up=gate_up)
+    if choose("packed_swiglu", implementation, gate_up.device, lambda: _triton().why_not(gate_up)) == "triton":
+        return _triton().packed_swiglu(gate_up)
     return reference.packed_swiglu(gate_up)
 
 
-def _choose(asked: str, x: Tensor) -> str:
-    if not x.is_floating_point():
-        raise ModelError(f"SwiGLU takes floating-point numbers, not {x.dtype}.")
+def _triton():
+    from redline.ops.swiglu import triton  # imports Triton
 
-    def why_not() -> str:
-        from redline.ops.swiglu import triton
-
-        return triton.why_not(x)
-
-    return choose("SwiGLU", asked, x.device, why_not)
-
-
-def _described(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} in {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
+    return triton

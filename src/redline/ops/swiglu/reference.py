@@ -1,4 +1,4 @@
-"""SwiGLU's gating, silu(gate) · up: the specification.
+"""Reference of SwiGLU's gated activation, silu(gate) · up.
 
 Computed in fp32 (fp64 for fp64 input) and rounded once.
 """
@@ -14,5 +14,5 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def packed_swiglu(gate_up: Tensor) -> Tensor:
-    """Of one tensor, whose last dimension is the gate and then the up."""
+    """The last dimension of `gate_up` is the gate followed by the up projection."""
     return swiglu(*gate_up.chunk(2, -1))

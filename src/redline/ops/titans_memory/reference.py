@@ -1,18 +1,18 @@
-"""The Titans update of a linear memory: gradient descent with momentum and forgetting. The specification.
+"""Reference of the Titans update of a linear memory: gradient descent with momentum and weight decay.
 
     S_t = η_t S_{t−1} − θ_t k_t (M₀ᵀ k_t − v_t)ᵀ          M_t = (1 − α_t) M_{t−1} + S_t          o_t = M_tᵀ q_t
 
-M₀ is the memory at the start of the token's chunk, where the gradient is taken: chunks are part of the definition.
-They are counted from each document's first token, so that a document gives the same alone as packed behind others;
-and the state knows how far into its chunk it is, so that a text can be cut anywhere and carried on.
+M₀ is the memory at the start of the token's chunk, where the gradient is taken, so chunks are part of the definition.
+They start at each document's first token, so the result of a document does not depend on packing. The state contains
+the position in the current chunk, so a sequence can be cut anywhere and continued.
 
-`recurrent` is the definition, token by token; `chunked` gives the same by matrix products. As chunks are cut from a
-call's first token, a document's own chunk may end inside one of them: tokens before that take their gradient at the
-M₀ that was carried in, tokens after it at the memory there, and those of documents that begin inside at zero, since
-none of these can reach its second chunk here.
+`recurrent` is the definition, token by token; `chunked` computes the same by matrix products. It splits the tokens of a
+call into blocks of one chunk, so a document's chunk may end inside a block. Tokens before that end use the M₀ that was
+carried in, tokens after it the memory at that point, and tokens of documents that start inside the block use zero,
+because none of these can reach its second chunk in the block.
 
-Shapes: B sequences of S tokens, H heads with keys of K and values of V numbers, C tokens of a chunk. The state is
-fp32, and so are all sums; fp64 stays fp64.
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value, C: tokens per chunk. The state and all
+sums are fp32 (fp64 for fp64 inputs).
 """
 
 from typing import NamedTuple
@@ -22,18 +22,18 @@ from torch import Tensor
 
 
 class TitansState(NamedTuple):
-    """What one call ends with and the next begins with; all of it is batched along the first dimension."""
+    """The state after a call, which the next call can start from. The batch is the first dimension of every tensor."""
 
     memory_BHKV: Tensor
     momentum_BHKV: Tensor
     anchor_BHKV: Tensor
     """The memory at the start of the chunk that the next token belongs to."""
     position_B: Tensor
-    """How many tokens of that chunk are past, int32."""
+    """The number of tokens of that chunk that have been processed, int32."""
 
 
 def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state: TitansState | None) -> TitansState:
-    """The given state or an empty one, in the dtype of all sums."""
+    """Returns the given state or zeros, in the dtype of all sums."""
     exact = torch.float64 if v_BSHV.dtype == torch.float64 else torch.float32
     if state is not None:
         memory, momentum, anchor = (matrix.to(exact) for matrix in state[:3])
@@ -54,7 +54,7 @@ def recurrent(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """The definition: one step after the other."""
+    """Computes the definition, one token after the other."""
     state = initial_state(k_BSHK, v_BSHV, state)
     outputs = []
     for token in range(q_BSHK.shape[1]):
@@ -79,11 +79,11 @@ def titans_step(
     state: TitansState,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """One token: its output in the dtype of v, and the state after it."""
+    """Returns the output of one token in the dtype of v, and the state after it."""
     exact = state.memory_BHKV.dtype
     tensors = (q_BHK, k_BHK, v_BHV, alpha_BH, eta_BH, theta_BH)
     q, k, v, alpha, eta, theta = (tensor.to(exact)[..., None] for tensor in tensors)
-    # Sums of products rather than matmul: neither autocast nor TF32 may round the state.
+    # Elementwise products and sums instead of matmul, so that neither autocast nor TF32 rounds the state.
     error_BH1V = ((state.anchor_BHKV * k).sum(-2) - v[..., 0])[..., None, :]
     momentum = eta[..., None] * state.momentum_BHKV - theta[..., None] * k * error_BH1V
     memory = (1 - alpha[..., None]) * state.memory_BHKV + momentum
@@ -103,8 +103,8 @@ def chunked(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """The same by matrix products, chunk after chunk from the first token on."""
-    # Without either, chunks end where documents' own do, and half of the work is spared.
+    """Computes the same by matrix products, block by block from the first token."""
+    # Without state and documents, blocks coincide with chunks, which saves half of the work.
     aligned = state is None and documents_BS is None
     memory, momentum, anchor, position_B = initial_state(k_BSHK, v_BSHV, state)
     with torch.autocast(q_BSHK.device.type, enabled=False):
@@ -113,7 +113,7 @@ def chunked(
         keep = 1 - alpha
         position_BS, first_BS = positions(position_B, documents_BS, q.shape[2])
         if documents_BS is not None:
-            # A first token keeps nothing: no product of decays reaches over it.
+            # The first token of a document resets the state, so products of decays do not cross it.
             keep, eta = (tensor.masked_fill(first_BS[:, None], 0) for tensor in (keep, eta))
         outputs = []
         for begin in range(0, q.shape[2], chunk):
@@ -157,7 +157,7 @@ def chunked(
 
 
 def positions(position_B: Tensor, documents_BS: Tensor | None, tokens: int) -> tuple[Tensor, Tensor]:
-    """How many tokens of its document (or of a carried chunk) are before each token, and which begin a document."""
+    """Returns the position of each token in its document (or carried chunk), and which tokens start a document."""
     token_S = torch.arange(tokens, device=position_B.device)
     if documents_BS is None:
         return position_B[:, None] + token_S, torch.zeros_like(token_S, dtype=torch.bool).expand(len(position_B), -1)
@@ -167,9 +167,9 @@ def positions(position_B: Tensor, documents_BS: Tensor | None, tokens: int) -> t
 
 
 def _products(factor_BHC: Tensor) -> tuple[Tensor, Tensor]:
-    """The product of the factors after j up to i, (B, H, C, C), and from the chunk's start, (B, H, C).
+    """Returns the products of the factors from j + 1 to i, (B, H, C, C), and from the start to i, (B, H, C).
 
-    Multiplied out rather than by logarithms: a factor may be zero, and has a gradient there too.
+    Multiplies instead of adding logarithms, because a factor may be zero and has a gradient there too.
     """
     below_CC = torch.ones((factor_BHC.shape[-1],) * 2, dtype=torch.bool, device=factor_BHC.device).tril(-1)
     factors_BHCC = torch.where(below_CC, factor_BHC[..., None], 1)

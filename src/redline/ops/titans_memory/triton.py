@@ -1,8 +1,10 @@
-"""The Titans memory by Triton kernels, forward and backward, as operators that torch.compile sees as one node each.
+"""The Titans memory with chunked Triton kernels, forward and backward, registered as custom ops for torch.compile.
 
-Backward keeps the inputs alone and makes anew what else it needs. Sums are fp32 and in a fixed order: the same input
-gives the same gradients, bit for bit. Between kernels numbers are rounded to the inputs' dtype, the states among them;
-the gates, and the state that is given back, are not.
+Backward saves only the inputs and recomputes everything else. Sums are fp32 and in a fixed order, so gradients are
+deterministic. Tensors that pass between kernels, including the states, are rounded to the dtype of the inputs; the
+gates and the returned state are not.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value, N: chunks.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from redline.ops import kernel
+from redline.ops.gated_delta_rule.chunk_launch import ChunkLaunch
 from redline.ops.kernel import INTERPRETED as INTERPRETED
 from redline.ops.titans_memory import triton_backward as backward
 from redline.ops.titans_memory import triton_forward as forward
@@ -19,16 +22,17 @@ from redline.ops.titans_memory.reference import TitansState, positions
 
 CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 128
-_MOST_CHUNKS = 65_535  # what CUDA takes along a grid's second side
-_SEQUENTIAL = (forward.state_kernel, backward.state_pull_kernel)
-_SMALL = (forward.gate_kernel, backward.gate_pull_kernel)
+_MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
+_SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
+# The gate kernels process one row at a time, which one warp computes.
+_SINGLE_WARP = (forward.gate_kernel, backward.gate_grad_kernel)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How work is cut: numbers of a block, warps of a program, steps of the loop in flight.
+    """Block sizes, warps, and pipeline stages.
 
-    A block of `values` of the state stays with one program from the first chunk to the last.
+    One program of a sequential kernel processes a block of `values` columns of the state over all chunks.
     """
 
     block: int
@@ -38,7 +42,7 @@ class Tiles:
     stages: int
 
 
-# By bytes of a number and keys of a padded head.
+# Keyed by element size in bytes and padded channels of a key.
 TILES = {
     (2, 16): Tiles(64, 4, 32, 4, 2),
     (2, 32): Tiles(64, 4, 32, 4, 2),
@@ -49,7 +53,7 @@ TILES = {
     (4, 64): Tiles(32, 4, 16, 4, 1),
     (4, 128): Tiles(32, 4, 16, 4, 1),
 }
-# Of a pass over the states with so few programs that half of the device would wait.
+# Used if the sequential kernels would occupy at most half of the device.
 FINE_VALUES = 16
 
 
@@ -64,7 +68,7 @@ def titans_memory(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """The same as the reference; products are of numbers of the widest dtype of q, k and v."""
+    """Computes the reference function. Products use the widest dtype of q, k and v."""
     widest = torch.promote_types(torch.promote_types(q_BSHK.dtype, k_BSHK.dtype), v_BSHV.dtype)
     q, k, v = (tensor.to(widest) for tensor in (q_BSHK, k_BSHK, v_BSHV))
     keep, eta, theta = (tensor.float().transpose(1, 2) for tensor in (1 - alpha_BSH.float(), eta_BSH, theta_BSH))
@@ -73,7 +77,7 @@ def titans_memory(
     position_BS, first_BS = positions(position_B, documents_BS, tokens)
     wrap = fresh = None
     if documents_BS is not None:
-        # A first token keeps nothing: no product of decays reaches over it.
+        # The first token of a document resets the state, so products of decays do not cross it.
         keep, eta = (tensor.masked_fill(first_BS[:, None], 0) for tensor in (keep, eta))
     if state is not None or documents_BS is not None:
         begin_N = torch.arange(0, tokens, chunk, device=q.device)
@@ -84,74 +88,40 @@ def titans_memory(
     o, memory, momentum, anchor = _forward(q, k, v, *gates, *matrices, wrap, fresh, chunk)
     position_B = ((position_BS[:, -1] + 1) % chunk).to(torch.int32)
     if fresh is not None:
-        # Behind a document's first chunk, M₀ is still zero unless that chunk ends here.
+        # In a document's first chunk M₀ is zero, unless that chunk ends with the last token.
         still = (fresh[:, -1] == 1) & (position_B != 0)
         anchor = anchor.masked_fill(still[:, None, None, None], 0)
     return o.to(v_BSHV.dtype), TitansState(memory, momentum, anchor, position_B)
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     largest = max(q_BSHK.shape[-1], v_BSHV.shape[-1])
     if largest > _LARGEST_HEAD:
-        return f"it knows heads of up to {_LARGEST_HEAD} numbers, not {largest}"
+        return f"heads may have at most {_LARGEST_HEAD} elements, not {largest}"
     if chunk not in CHUNKS:
-        return f"it knows chunks of 16, 32 and 64 tokens, not {chunk}"
+        return f"unsupported chunk {chunk} (supported: 16, 32, 64)"
     longest = _MOST_CHUNKS // 2 * chunk
     if q_BSHK.shape[1] > longest:
-        return f"it takes up to {longest} tokens at a time, not {q_BSHK.shape[1]}"
+        return f"at most {longest} tokens per call are supported, not {q_BSHK.shape[1]}"
     return kernel.why_not(q_BSHK) or kernel.why_not(k_BSHK) or kernel.why_not(v_BSHV)
 
 
-def _padded(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
-
-
-class Launch:
-    """Starts kernels for inputs of one kind: a program a chunk, or one that goes through all chunks of a head."""
-
-    def __init__(self, q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> None:
-        self.tiles, self.chunk = TILES[q.element_size(), _padded(q.shape[-1])], chunk
-        batch, self.tokens, self.heads, keys = q.shape
-        if 2 * batch * self.heads * -(-v.shape[-1] // self.tiles.values) <= kernel.processors(q):
-            self.tiles = replace(self.tiles, values=min(FINE_VALUES, self.tiles.values))
-        self.split = 1 if wrap is None else 2
-        self.states = batch, self.heads, self.split * -(-self.tokens // chunk), keys, v.shape[-1]
-        self._precision = kernel.dot_precision(q.dtype)
-
-    def __call__(self, name: Any, *arguments: Tensor | None) -> None:
-        batch, heads, chunks, _, values = self.states
-        constants = self.constants(name) | self.options(name)
-        # Heads first: those of a token lie next to each other, and are read at about the same time.
-        grid = (batch * heads, -(-values // int(str(constants["BLOCK_V"]))) if name in _SEQUENTIAL else chunks)
-        kernel.launch(name, grid, *arguments, self.tokens, self.heads, **constants)
-
-    def constants(self, name: Any) -> dict[str, object]:
-        """What the kernel is compiled for."""
-        keys, values = self.states[3:]
-        block = min(self.tiles.block, max(_padded(keys), _padded(values)))
-        known: dict[str, object] = {
-            "KEYS": keys,
-            "VALUES": values,
-            "BLOCK_K": block,
-            "BLOCK_V": min(self.tiles.values, _padded(values)) if name in _SEQUENTIAL else block,
-            "ALL_KEYS": _padded(keys),
-            "C": self.chunk,
-            "SPLIT": self.split,
-            "PRECISION": self._precision,
-        }
-        return {key: value for key, value in known.items() if key in name.arg_names}
-
-    def options(self, name: Any) -> dict[str, object]:
-        if name in _SEQUENTIAL:
-            return {"num_warps": self.tiles.state_warps, "num_stages": self.tiles.stages}
-        # A program that goes row by row has no more than a row to do at a time.
-        return {"num_warps": 1 if name in _SMALL else self.tiles.warps, "num_stages": 1}
+def launcher(q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> ChunkLaunch:
+    (batch, tokens, heads, keys), values = q.shape, v.shape[-1]
+    tiles, padded = TILES[q.element_size(), kernel.padded(keys)], kernel.padded(values)
+    if 2 * batch * heads * -(-values // tiles.values) <= kernel.processors(q):
+        tiles = replace(tiles, values=min(FINE_VALUES, tiles.values))
+    block = min(tiles.block, max(kernel.padded(keys), padded))
+    tiles, split = replace(tiles, block=block, values=min(tiles.values, padded)), 1 if wrap is None else 2
+    states = batch, heads, split * -(-tokens // chunk), keys, values
+    options: dict[str, object] = {"SPLIT": split, "PRECISION": kernel.dot_precision(q.dtype)}
+    return ChunkLaunch(tiles, chunk, tokens, states, _SEQUENTIAL, _SINGLE_WARP, options)
 
 
 @dataclass(frozen=True)
-class Made:
-    """What the gates and the chunks' beginnings give, and both passes need."""
+class Intermediates:
+    """Intermediate tensors of the forward kernels that both passes need."""
 
     gain: Tensor
     momentum_gain: Tensor
@@ -167,15 +137,15 @@ class Made:
     finals: tuple[Tensor, Tensor, Tensor]
 
 
-def _make(
-    start: Launch,
+def _run_forward_kernels(
+    start: ChunkLaunch,
     k: Tensor,
     v: Tensor,
     gates: tuple[Tensor, Tensor, Tensor],
     first: tuple[Tensor | None, ...],
     wrap: Tensor | None,
     fresh: Tensor | None,
-) -> Made:
+) -> Intermediates:
     def fp32(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=k.device)
 
@@ -190,8 +160,20 @@ def _make(
     memory, momentum, anchor = (fp32(*start.states[:2], *start.states[3:]) for _ in range(3))
     finals = memory, momentum, anchor
     start(forward.state_kernel, k, v, wrap, fresh, last, whole, *first, memories, momenta, anchors, errors, *finals)
-    made = gain, momentum_gain, of_memory, of_momentum, products, last, whole, memories, momenta, anchors, errors
-    return Made(*made, finals)
+    fwd = (
+        gain,
+        momentum_gain,
+        of_memory,
+        of_momentum,
+        products,
+        last,
+        whole,
+        memories,
+        momenta,
+        anchors,
+        errors,
+    )
+    return Intermediates(*fwd, finals)
 
 
 @torch.library.custom_op("redline::titans_memory", mutates_args=())
@@ -209,41 +191,33 @@ def _forward(
     fresh: Tensor | None,
     chunk: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs, and the last memory, momentum and M₀."""
+    """Returns outputs, and the last memory, momentum and M₀."""
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    start = Launch(q, v, wrap, chunk)
-    first = tuple(_contiguous(matrix) for matrix in (memory, momentum, anchor))
-    made = _make(start, k, v, (keep, eta, theta), first, wrap, fresh)
+    start = launcher(q, v, wrap, chunk)
+    first = tuple(kernel.contiguous(matrix) for matrix in (memory, momentum, anchor))
+    fwd = _run_forward_kernels(start, k, v, (keep, eta, theta), first, wrap, fresh)
     out = torch.empty_like(v)
-    read = made.gain, made.of_memory, made.of_momentum, made.memories, made.momenta, made.errors
+    read = (
+        fwd.gain,
+        fwd.of_memory,
+        fwd.of_momentum,
+        fwd.memories,
+        fwd.momenta,
+        fwd.errors,
+    )
     start(forward.output_kernel, q, k, wrap, *read, out)
-    final_memory, final_momentum, final_anchor = made.finals
-    # Without chunks that are cut, the last one ends where the next M₀ is only if it is full.
+    final_memory, final_momentum, final_anchor = fwd.finals
+    # If no chunk is split, the memory at the end of the last chunk is the next M₀ only if that chunk is full.
     if wrap is None and q.shape[1] % chunk == 0:
         final_anchor = final_memory.clone()
     return out, final_memory, final_momentum, final_anchor
 
 
 @_forward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor,
-    eta: Tensor,
-    theta: Tensor,
-    memory: Tensor | None,
-    momentum: Tensor | None,
-    anchor: Tensor | None,
-    wrap: Tensor | None,
-    fresh: Tensor | None,
-    chunk: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, _, heads, keys = q.shape
-    one, other, third = (
-        torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device) for _ in range(3)
-    )
-    return torch.empty(v.shape, dtype=v.dtype, device=v.device), one, other, third
+def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    shape = (q.shape[0], q.shape[2], q.shape[3], v.shape[3])
+    memory, momentum, anchor = (torch.empty(shape, dtype=torch.float32, device=v.device) for _ in range(3))
+    return kernel.empty_like(v), memory, momentum, anchor
 
 
 @torch.library.custom_op("redline::titans_memory_backward", mutates_args=())
@@ -259,70 +233,53 @@ def _backward(
     anchor: Tensor | None,
     wrap: Tensor | None,
     fresh: Tensor | None,
-    out_pull: Tensor,
-    memory_pull: Tensor,
-    momentum_pull: Tensor,
-    anchor_pull: Tensor,
+    grad_out: Tensor,
+    grad_memory: Tensor,
+    grad_momentum: Tensor,
+    grad_anchor: Tensor,
     chunk: int,
 ) -> list[Tensor]:
-    """The gradients of q, k, v, keep, eta and theta, and of the first memory, momentum and M₀."""
-    q, k, v, out_pull = q.contiguous(), k.contiguous(), v.contiguous(), out_pull.contiguous()
-    start = Launch(q, v, wrap, chunk)
-    first = tuple(_contiguous(matrix) for matrix in (memory, momentum, anchor))
-    made = _make(start, k, v, (keep, eta, theta), first, wrap, fresh)
+    """Returns the gradients of q, k, v, keep, eta and theta, and of the initial memory, momentum and M₀."""
+    q, k, v, grad_out = q.contiguous(), k.contiguous(), v.contiguous(), grad_out.contiguous()
+    start = launcher(q, v, wrap, chunk)
+    first = tuple(kernel.contiguous(matrix) for matrix in (memory, momentum, anchor))
+    fwd = _run_forward_kernels(start, k, v, (keep, eta, theta), first, wrap, fresh)
     if wrap is None and q.shape[1] % chunk == 0:
-        memory_pull, anchor_pull = memory_pull + anchor_pull, torch.zeros_like(anchor_pull)
-    finals = tuple(pull.contiguous() for pull in (memory_pull, momentum_pull, anchor_pull))
-    local_pull, v_pull, q_pull, k_pull = (torch.empty_like(tensor) for tensor in (v, v, q, k))
-    memory_pulls, momentum_pulls = torch.empty_like(made.memories), torch.empty_like(made.momenta)
-    firsts = tuple(torch.empty_like(pull) for pull in finals)
-    start(backward.local_pull_kernel, q, k, wrap, made.gain, out_pull, local_pull)
+        grad_memory, grad_anchor = grad_memory + grad_anchor, torch.zeros_like(grad_anchor)
+    finals = tuple(grad.contiguous() for grad in (grad_memory, grad_momentum, grad_anchor))
+    grad_local, grad_v, grad_q, grad_k = (torch.empty_like(tensor) for tensor in (v, v, q, k))
+    grad_memories, grad_momenta = torch.empty_like(fwd.memories), torch.empty_like(fwd.momenta)
+    firsts = tuple(torch.empty_like(grad) for grad in finals)
+    start(backward.local_grad_kernel, q, k, wrap, fwd.gain, grad_out, grad_local)
     start(
-        backward.state_pull_kernel, q, k, wrap, fresh, made.last, made.whole, made.of_memory, made.of_momentum,
-        out_pull, local_pull, *finals, v_pull, memory_pulls, momentum_pulls, *firsts,
+        backward.state_grad_kernel, q, k, wrap, fresh, fwd.last, fwd.whole, fwd.of_memory, fwd.of_momentum,
+        grad_out, grad_local, *finals, grad_v, grad_memories, grad_momenta, *firsts,
     )  # fmt: skip
-    gain_pull, of_memory_pull, of_momentum_pull = (
-        torch.empty_like(tensor) for tensor in (made.gain, made.of_memory, made.of_momentum)
+    grad_gain, grad_of_memory, grad_of_momentum = (
+        torch.empty_like(tensor) for tensor in (fwd.gain, fwd.of_memory, fwd.of_momentum)
     )
     start(
-        backward.query_pull_kernel, q, k, wrap, made.gain, made.of_memory, made.of_momentum, made.memories,
-        made.momenta, made.errors, out_pull, q_pull, gain_pull, of_memory_pull, of_momentum_pull,
+        backward.query_grad_kernel, q, k, wrap, fwd.gain, fwd.of_memory, fwd.of_momentum, fwd.memories,
+        fwd.momenta, fwd.errors, grad_out, grad_q, grad_gain, grad_of_memory, grad_of_momentum,
     )  # fmt: skip
-    last_pull, whole_pull = torch.empty_like(made.last), torch.empty_like(made.whole)
+    grad_last, grad_whole = torch.empty_like(fwd.last), torch.empty_like(fwd.whole)
     start(
-        backward.key_pull_kernel, q, k, wrap, fresh, made.gain, made.last, made.memories, made.momenta, made.anchors,
-        made.errors, out_pull, v_pull, memory_pulls, momentum_pulls, k_pull, last_pull, whole_pull,
+        backward.key_grad_kernel, q, k, wrap, fresh, fwd.gain, fwd.last, fwd.memories, fwd.momenta, fwd.anchors,
+        fwd.errors, grad_out, grad_v, grad_memories, grad_momenta, grad_k, grad_last, grad_whole,
     )  # fmt: skip
-    keep_pull, eta_pull, theta_pull = (torch.empty_like(keep) for _ in range(3))
+    grad_keep, grad_eta, grad_theta = (torch.empty_like(keep) for _ in range(3))
     start(
-        backward.gate_pull_kernel, keep, eta, wrap, made.gain, made.momentum_gain, made.of_memory, made.of_momentum,
-        made.products, gain_pull, of_memory_pull, of_momentum_pull, last_pull, whole_pull,
-        keep_pull, eta_pull, theta_pull,
+        backward.gate_grad_kernel, keep, eta, wrap, fwd.gain, fwd.momentum_gain, fwd.of_memory, fwd.of_momentum,
+        fwd.products, grad_gain, grad_of_memory, grad_of_momentum, grad_last, grad_whole,
+        grad_keep, grad_eta, grad_theta,
     )  # fmt: skip
-    return [q_pull, k_pull, v_pull, keep_pull, eta_pull, theta_pull, *firsts]
+    return [grad_q, grad_k, grad_v, grad_keep, grad_eta, grad_theta, *firsts]
 
 
 @_backward.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor,
-    eta: Tensor,
-    theta: Tensor,
-    memory: Tensor | None,
-    momentum: Tensor | None,
-    anchor: Tensor | None,
-    wrap: Tensor | None,
-    fresh: Tensor | None,
-    out_pull: Tensor,
-    memory_pull: Tensor,
-    momentum_pull: Tensor,
-    anchor_pull: Tensor,
-    chunk: int,
-) -> list[Tensor]:
-    like = (q, k, v, keep, eta, theta, memory_pull, momentum_pull, anchor_pull)
-    return [torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device) for tensor in like]
+def _(*inputs: Any) -> list[Tensor]:
+    grad_memory, grad_momentum, grad_anchor = inputs[12:15]
+    return [kernel.empty_like(tensor) for tensor in (*inputs[:6], grad_memory, grad_momentum, grad_anchor)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -330,14 +287,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: Any, *pulls: Tensor) -> tuple[Tensor | None, ...]:
-    found = _backward(*ctx.saved_tensors, *pulls, ctx.chunk)
-    matrices = (pull if needed else None for pull, needed in zip(found[6:], ctx.needs_input_grad[6:9], strict=True))
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    found = _backward(*ctx.saved_tensors, *grads, ctx.chunk)
+    matrices = (grad if needed else None for grad, needed in zip(found[6:], ctx.needs_input_grad[6:9], strict=True))
     return *found[:6], *matrices, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
-
-
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()

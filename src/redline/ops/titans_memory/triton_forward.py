@@ -1,24 +1,25 @@
-"""The Titans memory forward on the GPU: what one program of each kernel does.
+"""Triton kernels of the Titans memory, forward.
 
-Inside a chunk all is linear in the memory M and the momentum S that it begins with and in the errors D = V − K M₀:
+Inside a chunk everything is linear in the initial memory M, the initial momentum S, and the errors D = V − K M₀:
 
     O = a Q M + f Q S + (Q Kᵀ ⊙ G) D        M′ = a_C M + f_C S + (G_C K)ᵀ D        S′ = m_C S + (s_C K)ᵀ D
 
-1. `gate_kernel`, one program a chunk: a, f, m, G and s from the gates, row by row, as a column of G is the memory of a
-   token: s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i. Nothing is divided: gates may be zero.
-2. `state_kernel`, one program a head and block of values: chunk after chunk, D and the next M and S.
-3. `output_kernel`, one program a chunk: O.
+1. `gate_kernel`, one program per chunk: a, f, m, G and s from the gates, row by row, with
+   s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i. There is no division, so gates may be zero.
+2. `state_kernel`, one program per head and block of values, sequential over chunks: D and the next M and S.
+3. `output_kernel`, one program per chunk: O.
 
-Documents and carried states make chunks that end elsewhere than every C tokens: `wrap` (B, N) then says where, at most
-C tokens after each multiple of C, and every C tokens are cut there into two chunks (SPLIT is 2), the second of which
-begins with a new M₀. `fresh` marks tokens of a document's first chunk, where M₀ is zero.
+With documents or a carried state, chunks do not end at multiples of C tokens. `wrap` (B, N) then holds the token after
+each multiple of C at which a chunk ends, and every C tokens are split there into two (SPLIT is 2); the second part
+starts with a new M₀. `fresh` marks tokens of a document's first chunk, where M₀ is zero.
 
-G and s are (B, H, chunks, C, C), `last` holds their last rows and `whole` a_C, f_C and m_C; states are
-(B, H, chunks, K, V), and what is one number a token and head is (B, H, S).
+B: sequences, H: heads, S: tokens, C: tokens per chunk, K and V: channels of a key and a value. G and s are (B, H,
+chunks, C, C), `last` holds their last rows, `whole` a_C, f_C and m_C; states are (B, H, chunks, K, V), and values per
+token and head are (B, H, S).
 """
 
 # pyright: reportGeneralTypeIssues=false
-# A kernel called by another is, to a type checker, one that never returns.
+# The type checker infers that a call of one kernel by another never returns.
 import triton
 import triton.language as tl
 
@@ -26,8 +27,8 @@ from redline.ops.gated_delta_rule.triton_tiles import load_columns, load_rows, l
 
 
 @triton.jit
-def place(index, sequence, wrap, tokens, heads, C: tl.constexpr, SPLIT: tl.constexpr):
-    """Of a chunk: its first token, that one's slice, how many tokens it has, and where a head's numbers begin."""
+def chunk_offsets(index, sequence, wrap, tokens, heads, C: tl.constexpr, SPLIT: tl.constexpr):
+    """Returns the chunk's first token, its row, its number of tokens, and its head's offset in (B, H, S) tensors."""
     batch = (sequence // heads).to(tl.int64)
     begin = index // SPLIT * C
     end = min(begin + C, tokens)
@@ -41,8 +42,8 @@ def place(index, sequence, wrap, tokens, heads, C: tl.constexpr, SPLIT: tl.const
 
 
 @triton.jit
-def known(fresh, page, begin, count, C: tl.constexpr, SPLIT: tl.constexpr):
-    """1 for a token whose M₀ is that of its chunk, 0 for one whose is zero."""
+def anchor_mask(fresh, page, begin, count, C: tl.constexpr, SPLIT: tl.constexpr):
+    """Returns 1 for tokens that use the M₀ of the chunk, and 0 for tokens whose M₀ is zero."""
     i = tl.arange(0, C)
     factor = tl.where(i < count, 1.0, 0.0)
     if SPLIT == 2:
@@ -52,7 +53,7 @@ def known(fresh, page, begin, count, C: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit
 def load_gain(gain, index, count, C: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """G of a chunk, or its transpose."""
+    """Loads G of a chunk, or its transpose."""
     i = tl.arange(0, C)
     if TRANSPOSED:
         return tl.load(gain + index * (C * C) + i[None, :] * C + i[:, None], mask=(i < count)[None, :], other=0.0)
@@ -65,7 +66,7 @@ def gate_kernel(
     C: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
-    begin, row, count, line = place(tl.program_id(1), sequence, wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), sequence, wrap, tokens, heads, C, SPLIT)
     index = sequence.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     j = tl.arange(0, C)
     G = tl.zeros((C,), tl.float32)
@@ -99,7 +100,7 @@ def state_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, ALL_KEYS: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`memories`, `momenta` and `anchors` get what each chunk begins with; `memory` and its like may be none."""
+    """Writes the state at the start of each chunk to `memories`, `momenta` and `anchors`. `memory` may be None."""
     sequence = tl.program_id(0)
     lane = sequence.to(tl.int64)
     page = (sequence // heads).to(tl.int64) * tokens
@@ -115,7 +116,7 @@ def state_kernel(
         S = load_state(momentum, lane, key, value, KEYS, VALUES)
         A = load_state(anchor, lane, key, value, KEYS, VALUES)
     for n in range(blocks * SPLIT):
-        begin, row, count, line = place(n, sequence, wrap, tokens, heads, C, SPLIT)
+        begin, row, count, line = chunk_offsets(n, sequence, wrap, tokens, heads, C, SPLIT)
         index = lane * (blocks * SPLIT) + n
         if SPLIT == 2:
             reached = tl.load(wrap + (sequence // heads) * blocks + n // 2) <= tokens
@@ -128,7 +129,7 @@ def state_kernel(
         if SPLIT == 2:
             store_state(anchors, index, key, value, A, KEYS, VALUES)
         K = load_rows(k, row, count, heads, key, KEYS, C)
-        held = tl.dot(K, rounded, input_precision=PRECISION) * known(fresh, page, begin, count, C, SPLIT)[:, None]
+        held = tl.dot(K, rounded, input_precision=PRECISION) * anchor_mask(fresh, page, begin, count, C, SPLIT)[:, None]
         D = load_rows(v, row, count, heads, value, VALUES, C) - held
         store_rows(errors, row, count, heads, value, D, VALUES, C)
         K = load_columns(k, row, count, heads, key, KEYS, C)
@@ -149,7 +150,7 @@ def output_kernel(
     KEYS: tl.constexpr, VALUES: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    begin, row, count, line = place(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
+    begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
     scores = tl.zeros((C, C), tl.float32)

@@ -1,9 +1,8 @@
-"""Tensors that follow from sizes alone (an index, a mask): made once per size and device, and kept.
+"""Caches tensors that depend only on sizes and the device, such as an index or a mask.
 
-A plain `lru_cache` would keep what one call's surroundings made of the tensor: an inference tensor that no later
-backward may save, a stand-in without values from a tracer, memory that belongs to a CUDA graph under capture, or a
-tensor that one stream still fills while another reads it. So what is kept is made outside all of these, and they
-make their own.
+`lru_cache` would cache tensors that are valid only where they were created: inference tensors, which autograd cannot
+save; fake tensors of a compiler; memory of a CUDA graph under capture; or a tensor that one stream is still writing.
+Cached tensors are therefore created outside all of these contexts, and calls inside them create their own.
 """
 
 from collections import OrderedDict
@@ -16,21 +15,21 @@ from torch import Tensor
 
 P = ParamSpec("P")
 
-_KEPT_AT_MOST = 16
+_CACHE_SIZE = 16
 
 
 def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Keeps what `build` gives for the same arguments; those that were not asked for longest go first."""
-    kept: OrderedDict[object, Tensor] = OrderedDict()
-    # A captured graph reads it for as long as the graph lives, which nobody tells.
+    """Caches the results of `build` by arguments, and evicts the least recently used."""
+    cache: OrderedDict[object, Tensor] = OrderedDict()
+    # A captured graph reads the tensor for its whole life, whose end is unknown, so these are never evicted.
     captured: dict[object, Tensor] = {}
 
     @wraps(build)
     def call(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        if torch.compiler.is_compiling() or _faking():
+        if torch.compiler.is_compiling() or _is_faking():
             return build(*args, **kwargs)
         key = (args, tuple(sorted(kwargs.items())))
-        found = captured.get(key, kept.get(key))
+        found = captured.get(key, cache.get(key))
         if _capturing():
             if found is None:
                 return build(*args, **kwargs)
@@ -40,11 +39,11 @@ def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
                 found = build(*args, **kwargs)
             if found.is_cuda:
                 torch.cuda.current_stream(found.device).synchronize()
-            kept[key] = found
-            while len(kept) > _KEPT_AT_MOST:
-                kept.popitem(last=False)
-        if key in kept:
-            kept.move_to_end(key)
+            cache[key] = found
+            while len(cache) > _CACHE_SIZE:
+                cache.popitem(last=False)
+        if key in cache:
+            cache.move_to_end(key)
         return found
 
     return call
@@ -54,6 +53,6 @@ def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _faking() -> bool:
-    """Whether tensors that are made here stand for others, as under a tracer."""
+def _is_faking() -> bool:
+    """Returns whether new tensors are fake, as while a compiler traces."""
     return type(torch.empty(0)) is not Tensor

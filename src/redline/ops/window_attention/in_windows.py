@@ -1,8 +1,10 @@
-"""Window attention of rows that already stand window by window, through torch's own fused attention; for inference.
+"""Window attention of tokens that are already ordered by window, with PyTorch's fused attention, for inference.
 
-Everything else in a transformer's block works on each token by itself, so that rows can stay in this order: nothing is
-rolled or cut into windows, and back, around each attention. Shifted windows are another order of the same rows. As in
-`sdpa.py`, there are four kinds of them by the edges they lie at, and those of one kind stand together.
+All other operations of a transformer block work on each token separately, so tokens can stay in this order, and no
+attention has to roll the image or partition it into windows. Shifted windows are another order of the same tokens. As
+in `sdpa.py`, shifted windows have four kinds of masks, and windows of one kind are contiguous.
+
+M: tokens of all images, C: channels, H: heads, N: tokens per window.
 """
 
 import torch
@@ -12,19 +14,19 @@ from torch.nn import functional as F
 from redline.ops.window_attention.constant import constant
 from redline.ops.window_attention.sdpa import edge_mask
 
-Picture = tuple[int, int, int]  # pictures, and the tokens of their height and width
+ImageGrid = tuple[int, int, int]  # number of images, and their height and width in tokens
 
 
 def attention_in_windows(
-    qkv_M3C: Tensor, bias_HNN: Tensor, picture: Picture, shift: int = 0, scale: float | None = None
+    qkv_M3C: Tensor, bias_HNN: Tensor, image: ImageGrid, shift: int = 0, scale: float | None = None
 ) -> Tensor:
-    """Attention of rows in `window_order` for this shift; gives (M, C) in the same order."""
+    """Returns the attention of tokens in `window_order` for this shift, (M, C) in the same order."""
     heads, tokens, _ = bias_HNN.shape
     window = round(tokens**0.5)
     split = qkv_M3C.view(-1, tokens, 3, heads, qkv_M3C.shape[1] // 3 // heads)
     mixed: list[Tensor] = []
     start = 0
-    for count, last_row, last_column in _kinds(picture, window, shift):
+    for count, last_row, last_column in _kinds(image, window, shift):
         query, key, value = split[start : start + count].permute(2, 0, 3, 1, 4).unbind(0)
         start, bias = start + count, bias_HNN
         if last_row or last_column:
@@ -37,7 +39,7 @@ def attention_in_windows(
 def window_order(
     batch: int, height: int, width: int, window: int, shift: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Which token of the pictures stands in each row, window by window, (M,)."""
+    """Returns the index of the token at each row of the window order, (M,)."""
     tokens = torch.arange(batch * height * width, device=device).view(batch, height, width)
     rolled = tokens.roll((-shift, -shift), (1, 2))
     edge = (slice(0, None),) if not shift else (slice(0, -window), slice(-window, None))
@@ -45,10 +47,10 @@ def window_order(
 
 
 @constant
-def picture_order(
+def image_order(
     batch: int, height: int, width: int, window: int, shift: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Which row each token of the pictures stands in, (M,): the way back."""
+    """Returns the row of each token in the window order, (M,), which is the inverse of `window_order`."""
     return window_order(batch, height, width, window, shift, device).argsort()
 
 
@@ -56,8 +58,8 @@ def picture_order(
 def reordering(
     batch: int, height: int, width: int, window: int, before: int, after: int, device: torch.device | None = None
 ) -> Tensor:
-    """Which row in the order of one shift stands in each row in the order of another, (M,)."""
-    return picture_order(batch, height, width, window, before, device)[
+    """Returns the permutation from the window order of shift `before` to that of shift `after`, (M,)."""
+    return image_order(batch, height, width, window, before, device)[
         window_order(batch, height, width, window, after, device)
     ]
 
@@ -67,9 +69,9 @@ def _by_window(tokens_BHW: Tensor, window: int) -> Tensor:
     return tokens_BHW.reshape(batch, height // window, window, width // window, window).transpose(2, 3).flatten()
 
 
-def _kinds(picture: Picture, window: int, shift: int) -> list[tuple[int, bool, bool]]:
-    """How many windows of each kind there are, and whether they are in the last row and column, as they stand."""
-    batch, rows, columns = picture[0], picture[1] // window, picture[2] // window
+def _kinds(image: ImageGrid, window: int, shift: int) -> list[tuple[int, bool, bool]]:
+    """Returns the number of windows of each kind, and whether they are in the last row and in the last column."""
+    batch, rows, columns = image[0], image[1] // window, image[2] // window
     if not shift:
         return [(batch * rows * columns, False, False)]
     kinds = [

@@ -1,9 +1,9 @@
-"""Window attention with a learned bias by relative position, as Swin defined it: the specification.
+"""Reference of the window attention of Swin transformers, with a learned relative position bias.
 
-Shapes: B pictures of H × W tokens, windows of `window` × `window` tokens (N of them), `heads` heads of D channels.
-`qkv_BHW3C` holds queries, keys and values behind each other; `table_RH` holds one bias for every head and each of the
-(2·window − 1)² offsets between two tokens of a window. With a shift, windows start `shift` tokens further down and
-right and wrap around the picture's end; tokens that meet only through the wrapping do not see each other.
+B: images, H and W: height and width in tokens (H: heads in `table_RH`), C: channels, N: tokens per window, D: head
+dimension, R: the (2·window − 1)² relative positions of two tokens of a window. `qkv_BHW3C` holds queries, keys and
+values in this order. With a shift, windows start `shift` tokens further down and to the right and wrap around the
+image; tokens that are neighbors only through the wrapping do not attend to each other.
 """
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from redline.ops.window_attention.constant import constant
 
-# What the original adds between tokens that must not see each other. It is not minus infinity, and the
-# softmax of weights far from usual could tell: the value is part of the specification.
+# Swin adds this value, not -inf, between tokens that must not attend to each other. Unusual weights could make the
+# difference visible, so the value is part of the specification.
 MASKED = -100.0
 
 
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
-    """Attention inside each window; gives (B, H, W, C). H and W are multiples of the window."""
+    """Returns the attention inside each window, (B, H, W, C). H and W must be multiples of the window."""
     batch, height, width, channels = qkv_BHW3C.shape
     heads = table_RH.shape[1]
     if shift:
@@ -34,13 +34,13 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
 
 
 def relative_bias(table_RH: Tensor, window: int) -> Tensor:
-    """The bias of every pair of tokens in a window, (heads, N, N)."""
+    """Returns the bias of every pair of tokens in a window, (heads, N, N)."""
     return table_RH[relative_index(window, table_RH.device)].permute(2, 0, 1)
 
 
 @constant
 def relative_index(window: int, device: torch.device) -> Tensor:
-    """Which row of the table belongs to each pair of tokens, (N, N)."""
+    """Returns the row of the bias table for each pair of tokens, (N, N)."""
     position = torch.arange(window, device=device)
     down = position[:, None] - position[None, :] + window - 1
     pairs = down[:, None, :, None] * (2 * window - 1) + down[None, :, None, :]
@@ -49,7 +49,7 @@ def relative_index(window: int, device: torch.device) -> Tensor:
 
 @constant
 def shift_mask(height: int, width: int, window: int, shift: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What keeps tokens apart that only the wrapping brings together, (rows, columns, 1, N, N)."""
+    """Returns the additive mask between tokens that are neighbors only by wrapping, (rows, columns, 1, N, N)."""
     region = _side(height, window, shift, device)[:, None] * 3 + _side(width, window, shift, device)[None, :]
     windows = region.reshape(height // window, window, width // window, window).transpose(1, 2).flatten(2)
     apart = windows[..., :, None] != windows[..., None, :]
@@ -57,6 +57,6 @@ def shift_mask(height: int, width: int, window: int, shift: int, device: torch.d
 
 
 def _side(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """0 before the last window, then 1, and 2 for what was wrapped around, along one side of the rolled picture."""
+    """Returns, along one side of the rolled image, 0 before the last window, then 1, and 2 for wrapped tokens."""
     position = torch.arange(length, device=device)
     return (position >= length - window).long() + (position >= length - shift).long()

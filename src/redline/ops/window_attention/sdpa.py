@@ -1,8 +1,10 @@
-"""Window attention through torch's own fused attention: scores are never written out whole.
+"""Window attention with PyTorch's fused attention, which does not store all scores.
 
-The bias is its additive mask, one for all windows. With a shift, the windows of the last row and the last column see
-parts of the picture that only the wrapping brings together; so there are four kinds of windows (inner, last column,
-last row, corner), each with one mask, where a mask for every window would be as large as the scores.
+The bias is passed as the additive mask, one for all windows. With a shift, windows in the last row and column contain
+tokens that are neighbors only through the wrapping. So there are four kinds of windows (inner, last column, last row,
+corner) with one mask each; a mask per window would be as large as the scores.
+
+B: images, H and W: height and width in tokens, C: channels, N: tokens per window, R: rows of the bias table.
 """
 
 import torch
@@ -14,9 +16,9 @@ from redline.ops.window_attention.reference import MASKED, relative_index
 
 
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
-    """The same as the reference."""
+    """Computes the reference function."""
     height, width = qkv_BHW3C.shape[1:3]
-    # Contiguous per head: the fused kernel reads a mask of any strides, but this one faster.
+    # The fused kernel reads a mask that is contiguous per head faster.
     bias_HNN = table_RH.to(qkv_BHW3C.dtype).t()[:, relative_index(window, table_RH.device)]
     if not shift:
         return _attend(qkv_BHW3C, bias_HNN, window)
@@ -37,7 +39,7 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
 
 
 def _attend(part_BHW3C: Tensor, bias_HNN: Tensor, window: int) -> Tensor:
-    """Attention in windows that all have the same bias."""
+    """Computes the attention of windows that all have the same bias."""
     batch, height, width, channels = part_BHW3C.shape
     heads = bias_HNN.shape[0]
     rows, columns = height // window, width // window
@@ -53,7 +55,7 @@ def _attend(part_BHW3C: Tensor, bias_HNN: Tensor, window: int) -> Tensor:
 def edge_mask(
     window: int, shift: int, last_row: bool, last_column: bool, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """What keeps apart the tokens of a window in the last row, the last column, or both, (N, N)."""
+    """Returns the additive mask of a window in the last row, the last column, or both, (N, N)."""
     wrapped = torch.arange(window, device=device) >= window - shift
     region = (wrapped[:, None] & last_row) * 2 + (wrapped[None, :] & last_column) * 1
     tokens = region.flatten()

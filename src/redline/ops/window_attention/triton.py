@@ -1,8 +1,10 @@
-"""Window attention by Triton kernels, forward and backward, as operators that torch.compile sees as one node each.
+"""Window attention with Triton kernels, forward and backward, registered as custom ops for torch.compile.
 
-Nothing of the size of the scores is written out: forward keeps one number a query beside its output, and backward
-makes the probabilities anew, once for queries, once for keys and values, and once for the bias. Sums over windows are
-taken in a fixed order, so that the same input gives the same gradients, bit for bit.
+The scores are never written to memory: forward saves one value per query beside the output, and backward recomputes the
+probabilities, once for queries, once for keys and values, and once for the bias. Sums over windows are in a fixed
+order, so gradients are deterministic.
+
+B: images, H and W: height and width in tokens, C: channels, N: tokens per window, R: rows of the bias table.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops import kernel
-from redline.ops.window_attention.spread import spread
+from redline.ops.window_attention.bias_table import expand_bias_table
 from redline.ops.window_attention.triton_kernels import (
     bias_gradient_kernel,
     forward_kernel,
@@ -25,17 +27,17 @@ INTERPRETED = kernel.INTERPRETED
 
 _WINDOWS = (4, 8, 16, 32)
 _LARGEST_HEAD = 128
-# Whether forward takes heads of 48 or 80 channels as 32 + 16 and 64 + 16, rather than as 64 and 128.
+# Whether forward splits heads of 48 or 80 channels into 32 + 16 and 64 + 16 instead of padding them to 64 and 128.
 IN_PIECES = True
-# Wider copies into shared memory would pass by the first-level cache, in which the bias of a head has room.
+# Wider copies to shared memory bypass the L1 cache, which can hold the bias of a head.
 _BIAS_READ_BYTES = 8
-# Programs that the sum of the bias' gradient is shared among: enough for any GPU, few enough to add up afterwards.
+# The most programs that sum the gradient of the bias: enough for any GPU, and few partial sums to add afterwards.
 _BIAS_PROGRAMS = 1024
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How work is cut: queries and keys of a block, warps of a program, steps of the loop in flight."""
+    """Queries and keys per block, warps per program, and pipeline stages."""
 
     queries: int
     keys: int
@@ -43,9 +45,9 @@ class Tiles:
     stages: int
 
 
-# By bytes of a number and channels of a padded head: what keeps to the registers of sm_90, and to the 99 KiB of shared
-# memory of cards that have the least. Forward with two bytes: the fastest of six over DRCT-L's heads on an H200
-# (docs/log.md).
+# Keyed by element size in bytes and padded head dimension. The tiles fit the registers of sm_90 and the 99 KiB of
+# shared memory of the smallest GPUs. Those of forward with two bytes were the fastest of six over the heads of DRCT-L
+# on an H200 (docs/log.md).
 FORWARD_TILES = {
     (2, 16): Tiles(64, 32, 4, 3),
     (2, 32): Tiles(64, 32, 4, 3),
@@ -69,41 +71,41 @@ BACKWARD_TILES = {
 
 
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
-    """The same as the reference; scores, softmax and sums are fp32 whatever the dtype."""
+    """Computes the reference function. Scores, softmax and sums are fp32 for every dtype."""
     return _forward(qkv_BHW3C, table_RH, window, shift)[0]
 
 
 def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
-    """Why the kernels cannot take this, or nothing."""
+    """Returns why the kernels do not support this input, or an empty string."""
     reason = kernel.why_not(qkv_BHW3C)
     if reason:
         return reason
     head_size = qkv_BHW3C.shape[-1] // 3 // heads
     if window not in _WINDOWS:
-        return f"it knows windows of 4, 8, 16 and 32 tokens a side, not {window}"
+        return f"unsupported window {window} (supported: 4, 8, 16, 32)"
     if head_size > _LARGEST_HEAD:
-        return f"it knows heads of up to {_LARGEST_HEAD} channels, not {head_size}"
+        return f"heads may have at most {_LARGEST_HEAD} channels, not {head_size}"
     return ""
 
 
-@torch.library.custom_op("redline::window_attention_spread", mutates_args=())
-def window_attention_spread(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
-    """For inference: nothing but the output is written."""
-    qkv, out = qkv.contiguous(), _out_of(qkv)
+@torch.library.custom_op("redline::window_attention_expanded", mutates_args=())
+def window_attention_expanded(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
+    """Computes window attention for inference and writes only the output."""
+    qkv, out = qkv.contiguous(), _empty_output(qkv)
     _run_forward(qkv, bias.contiguous(), shift, out, None)
     return out
 
 
-@window_attention_spread.register_fake
+@window_attention_expanded.register_fake
 def _(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
-    return _out_of(qkv)
+    return _empty_output(qkv)
 
 
 @torch.library.custom_op("redline::window_attention", mutates_args=())
 def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     qkv = qkv.contiguous()
     out, lse = _forward_fake(qkv, table, window, shift)
-    _run_forward(qkv, spread(table, window), shift, out, lse)
+    _run_forward(qkv, expand_bias_table(table, window), shift, out, lse)
     return out, lse
 
 
@@ -111,10 +113,10 @@ def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tenso
 def _forward_fake(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     tokens = qkv.shape[:3].numel()
     lse = torch.empty((tokens // window**2, table.shape[1], window**2), dtype=torch.float32, device=qkv.device)
-    return _out_of(qkv), lse
+    return _empty_output(qkv), lse
 
 
-def _out_of(qkv: Tensor) -> Tensor:
+def _empty_output(qkv: Tensor) -> Tensor:
     return torch.empty((*qkv.shape[:3], qkv.shape[3] // 3), dtype=qkv.dtype, device=qkv.device)
 
 
@@ -133,10 +135,10 @@ def _run_forward(qkv: Tensor, bias: Tensor, shift: int, out: Tensor, lse: Tensor
 def _backward(
     qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, gradient: Tensor, window: int, shift: int
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of qkv; and each query's sum of out · gradient, which the table's gradient needs too."""
+    """Returns the gradient of qkv, and each query's sum of out · gradient, which the table's gradient also needs."""
     qkv, gradient = qkv.contiguous(), gradient.contiguous()
     constants, tiles = _constants(qkv, table, table.shape[1], window, shift, BACKWARD_TILES)
-    bias, size = spread(table, window), qkv.shape[1:3]
+    bias, size = expand_bias_table(table, window), qkv.shape[1:3]
     qkv_gradient, delta = torch.empty_like(qkv), torch.empty_like(lse)
     read, written = (lse, gradient), (delta, qkv_gradient)
     queries, keys = lse.numel() // tiles.queries, lse.numel() // tiles.keys
@@ -146,10 +148,8 @@ def _backward(
 
 
 @_backward.register_fake
-def _(
-    qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, gradient: Tensor, window: int, shift: int
-) -> tuple[Tensor, Tensor]:
-    return torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), torch.empty_like(lse)
+def _(qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(qkv), torch.empty_like(lse)
 
 
 @torch.library.custom_op("redline::window_attention_table_gradient", mutates_args=())
@@ -162,14 +162,14 @@ def _table_gradient(
     blocks = heads * (tokens // tiles.queries) * (tokens // tiles.keys)
     shares = max(1, min(windows, _BIAS_PROGRAMS // blocks))
     partial = torch.empty((shares, heads, tokens, tokens), dtype=torch.float32, device=qkv.device)
-    arguments = (qkv, spread(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
+    arguments = (qkv, expand_bias_table(table, window), lse, gradient, delta, partial, *qkv.shape[1:3], windows, shares)
     kernel.launch(bias_gradient_kernel, (shares * blocks,), *arguments, **constants)
     return _gather(partial.sum(0), window).to(table.dtype)
 
 
 @_table_gradient.register_fake
-def _(qkv: Tensor, table: Tensor, lse: Tensor, delta: Tensor, gradient: Tensor, window: int, shift: int) -> Tensor:
-    return torch.empty(table.shape, dtype=table.dtype, device=table.device)
+def _(qkv: Tensor, table: Tensor, *_: object) -> Tensor:
+    return kernel.empty_like(table)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: tuple[Tensor, Tensor]) -> None:
@@ -191,7 +191,7 @@ _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _pieces(size: int) -> tuple[int, int]:
-    """The block that a head is read as, or the two blocks that it is exactly."""
+    """Returns the padded size of a head and 0, or two powers of two that add up to it exactly."""
     padded = kernel.padded(size)
     rest = size - padded // 2
     return (padded // 2, rest) if IN_PIECES and size < padded and rest in (16, 32, 64) else (padded, 0)
@@ -206,7 +206,7 @@ def _constants(
     choices: dict[tuple[int, int], Tiles],
     block: int = 0,
 ) -> tuple[dict[str, object], Tiles]:
-    """What the kernels are compiled for, and the tiles among it; `block` is what a head is read as, if not whole."""
+    """Returns the compile-time constants and the tiles. `block` replaces the padded head size if it is split."""
     tokens = window * window
     size = qkv.shape[-1] // 3 // heads
     padded = block or kernel.padded(size)
@@ -231,7 +231,7 @@ def _constants(
 
 
 def _alignment(heads: int, size: int, padded: int) -> int:
-    """The widest step of channels at which every head's slice may start to be read and still fit its padding."""
+    """Returns the widest alignment at which the slice of every head, read from an aligned channel, fits its padding."""
     for step in (8, 4, 2):
         if heads * size % step == 0 and size + max(head * size % step for head in range(heads)) <= padded:
             return step
@@ -239,14 +239,14 @@ def _alignment(heads: int, size: int, padded: int) -> int:
 
 
 def _gather(pairs_HNN: Tensor, window: int) -> Tensor:
-    """Sums of all pairs that share a row of the table, (rows, heads)."""
+    """Sums all pairs of tokens that share a row of the table, (rows, heads)."""
     pairs = pairs_HNN.unflatten(2, (window, window)).unflatten(1, (window, window))
     by_row = _sum_diagonals(pairs.permute(0, 2, 4, 1, 3))
     return _sum_diagonals(by_row.permute(0, 3, 1, 2)).flatten(1).t().contiguous()
 
 
 def _sum_diagonals(square: Tensor) -> Tensor:
-    """Sums the elements (i, j) of the last two dimensions by i + j: row i moves right by i, then columns add up."""
+    """Sums the elements (i, j) of the last two dimensions by i + j: shifts row i right by i, then sums the columns."""
     side = square.shape[-1]
     moved = F.pad(square, (0, side)).flatten(-2)[..., :-side].unflatten(-1, (side, 2 * side - 1))
     return moved.sum(-2)

@@ -1,0 +1,68 @@
+"""Checks of the arguments of ops. Each raises a ModelError that names the op, the argument, and what it received.
+
+B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError
+
+
+def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+    if tuple(tensor.shape) != tuple(expected):
+        raise ModelError(f"{op}: {name} must have shape {tuple(expected)}, not {tuple(tensor.shape)}.")
+
+
+def check_floating(op: str, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise ModelError(f"{op}: {name} must be floating-point, not {tensor.dtype}.")
+
+
+def check_integers(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
+    """Requires an int32 or int64 tensor of this shape."""
+    check_shape(op, name, tensor, expected)
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise ModelError(f"{op}: {name} must be int32 or int64, not {tensor.dtype}.")
+
+
+def check_same_dtype(op: str, **tensors: Tensor | None) -> None:
+    """Requires the dtype of the first tensor for all."""
+    (first, like), *others = tensors.items()
+    for name, tensor in others:
+        if tensor is not None and like is not None and tensor.dtype != like.dtype:
+            raise ModelError(f"{op}: {name} is {tensor.dtype}, but {first} is {like.dtype}. They must be the same.")
+
+
+def check_same_device(op: str, **tensors: Tensor | None) -> None:
+    """Requires the device of the first tensor for all."""
+    (first, like), *others = tensors.items()
+    for name, tensor in others:
+        if tensor is not None and like is not None and tensor.device != like.device:
+            raise ModelError(f"{op}: {name} is on {tensor.device}, but {first} is on {like.device}.")
+
+
+def check_no_gradient(op: str, **tensors: Tensor | None) -> None:
+    """Raises if a gradient would be needed, for ops without a backward pass."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            raise ModelError(f"{op}: {name} requires grad, but the op has no gradient. Call it under torch.no_grad().")
+
+
+def check_memory_inputs(
+    op: str, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, documents_BS: Tensor | None, chunk: int
+) -> None:
+    """Checks the arguments that the recurrent memory ops have in common."""
+    if q_BSHK.ndim != 4 or v_BSHV.ndim != 4 or v_BSHV.shape[:3] != q_BSHK.shape[:3]:
+        shapes = f"{tuple(q_BSHK.shape)} and {tuple(v_BSHV.shape)}"
+        raise ModelError(f"{op}: q_BSHK must be (B, S, H, K) and v_BSHV (B, S, H, V), not {shapes}.")
+    check_shape(op, "k_BSHK", k_BSHK, q_BSHK.shape)
+    if not q_BSHK.shape[1]:
+        raise ModelError(f"{op}: q_BSHK must have at least one token, not {tuple(q_BSHK.shape)}.")
+    if documents_BS is not None:
+        check_integers(op, "documents_BS", documents_BS, q_BSHK.shape[:2])
+    if chunk < 1:
+        raise ModelError(f"{op}: chunk must be at least 1, not {chunk}.")
