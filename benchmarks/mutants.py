@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from operators import WITH_CUDA, Mutant, imported_by, mutants_of
+from mutation_operators import WITH_CUDA, Mutant, imported_by, mutants_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/redline")

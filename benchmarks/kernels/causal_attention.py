@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
-from redline.models.memory.windowed import windowed_attention
+from redline.models.memory.token_positions import Passage
+from redline.models.memory.windowed_attention import windowed_attention
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import causal_attention, reference

@@ -17,7 +17,7 @@ from arms import Case, Run, forward, main, with_values
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.models.drct.packed import PackedLinear, filled
+from redline.models.drct.gpu_inference import PackedLinear, filled
 from redline.ops.fused_linear import moments, parts_of
 
 ROWS = 256 * 256

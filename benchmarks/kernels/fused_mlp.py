@@ -18,7 +18,7 @@ from arms import Case, Run, forward, main, with_values
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.models.drct.packed import PackedLinear, filled, in_one
+from redline.models.drct.gpu_inference import PackedLinear, filled, in_one
 from redline.ops.fused_linear import moments_in_parts, parts_of
 from redline.ops.fused_mlp import fused_mlp
 

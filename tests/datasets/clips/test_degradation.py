@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from redline.datasets.clips import ClipSettings, Degradation
-from redline.datasets.clips.blocking import Blocking
+from redline.datasets.clips.jpeg_artifacts import Blocking
 from synthetic_photos import synthetic_photo
 
 BLOCKING = Blocking(torch.device("cpu"))

@@ -10,9 +10,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import ModelError
-from redline.models.memory import MemoryState, TitanConfig, TitanModel, load_memory_model, save_memory_model, windowed
+from redline.models.memory import (
+    MemoryState,
+    TitanConfig,
+    TitanModel,
+    load_memory_model,
+    save_memory_model,
+    windowed_attention,
+)
 from redline.models.memory.neural_memory import NeuralMemory, NeuralState
-from redline.models.memory.passage import Passage
+from redline.models.memory.token_positions import Passage
 from redline.models.memory.updates import Titans
 from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
@@ -59,7 +66,7 @@ def test_a_window_without_a_bank_takes_long_pieces_at_once(
     window_segments: int, key_value_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of queries that are no multiple of a segment, and longer than what the window holds."""
-    monkeypatch.setattr(windowed, "_BLOCK", 13)
+    monkeypatch.setattr(windowed_attention, "_BLOCK", 13)
     config = replace(KINDS["window"], window_segments=window_segments, key_value_heads=key_value_heads)
     model, text = built(config), tokens(2, 200)
     whole, state, outputs = model(text), model.new_state(2), []

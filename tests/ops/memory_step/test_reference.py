@@ -5,7 +5,7 @@ import torch
 
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
-from redline.models.memory.passage import Passage
+from redline.models.memory.token_positions import Passage
 from redline.ops.memory_step import memory_step
 
 from .by_hand import EPS, Sizes, assert_near, by_hand, example

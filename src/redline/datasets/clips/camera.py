@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.datasets.clips.sending import send
 from redline.datasets.clips.settings import ClipSettings
+from redline.datasets.device_copy import send
 
 # The fewest and the most frames in which a zoom or a turn goes there and back; faster ones are a hand's.
 _PERIODS = (40.0, 200.0)

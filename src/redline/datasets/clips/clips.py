@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.datasets.clips.blocking import Blocking
 from redline.datasets.clips.degradation import Degradation
+from redline.datasets.clips.jpeg_artifacts import Blocking
 from redline.datasets.clips.scene import Scene
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.photo_crops import PhotoCrops

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.datasets.clips.blocking import Blocking
-from redline.datasets.clips.sending import send
+from redline.datasets.clips.jpeg_artifacts import Blocking
 from redline.datasets.clips.settings import ClipSettings
+from redline.datasets.device_copy import send
 
 _BLUR_REACH = 4
 # How much of lost light a camera's automatic gain makes up for, as a share of its logarithm, at least and at most.

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.datasets.clips.camera import Camera
-from redline.datasets.clips.passer_by import PasserBy
-from redline.datasets.clips.sending import send
+from redline.datasets.clips.moving_object import PasserBy
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.clips.warp import look_up, positions
+from redline.datasets.device_copy import send
 
 # Photos are looked at twice as finely as a frame has pixels, and averaged: no aliasing, no flicker of its own.
 _FINER = 2

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.models.drct.blocks import RESIDUAL_SHARE, Group
 from redline.models.drct.config import DrctConfig
-from redline.models.drct.in_windows import WindowedBody
-from redline.models.drct.packed import PackedBody, pack_upsampling
+from redline.models.drct.cpu_inference import WindowedBody
+from redline.models.drct.gpu_inference import PackedBody, pack_upsampling
 from redline.nn import Choosing
 
 # The mean colour of the pictures that the original was trained on; checkpoints expect it gone.

@@ -17,9 +17,9 @@ from redline.errors import ModelError
 from redline.models.memory.cache import MemoryCache
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
-from redline.models.memory.passage import Passage
 from redline.models.memory.slot_attention import SlotAttention, WindowState
 from redline.models.memory.state import LayerState, MemoryState, Origin
+from redline.models.memory.token_positions import Passage
 from redline.nn.checkpointing import GRANULARITIES, recomputed
 from redline.nn.head import Head
 from redline.nn.packing import Packing

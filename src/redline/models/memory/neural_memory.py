@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
 from redline.models.memory.short_convolution import inputs_held, new_taps
+from redline.models.memory.token_positions import Passage
 from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
 from redline.nn.dispatched import Dispatched
 from redline.nn.linear import Linear

@@ -21,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redline.models.memory.block_masks import LEAST_CHANNELS
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
 from redline.models.memory.rotation import Rotation
-from redline.models.memory.seen_blocks import LEAST_CHANNELS
 from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, taken
-from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
+from redline.models.memory.token_positions import Passage
+from redline.models.memory.windowed_attention import attention_behind, logits, mix, windowed_attention
 from redline.nn.causal_attention import stretches_are_faster
 from redline.nn.choosing import Choosing
 from redline.nn.linear import Linear

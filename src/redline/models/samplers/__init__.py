@@ -15,7 +15,7 @@ from redline.models.samplers.flow_euler import flow_euler
 from redline.models.samplers.noise_process import PROCESSES, NoiseProcess, noise_process
 from redline.models.samplers.sampler import Sampler, State
 from redline.models.samplers.step_table import PREDICTIONS, StepTable
-from redline.models.samplers.times import spread
+from redline.models.samplers.timesteps import spread
 
 __all__ = [
     "PREDICTIONS",

@@ -8,7 +8,7 @@ import math
 
 from redline.models.samplers.noise_process import NoiseProcess
 from redline.models.samplers.step_table import StepTable, make_table
-from redline.models.samplers.times import intervals
+from redline.models.samplers.timesteps import intervals
 
 
 def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:

@@ -3,7 +3,7 @@
 from redline.errors import ModelError
 from redline.models.samplers.noise_process import NoiseProcess
 from redline.models.samplers.step_table import StepTable, make_table
-from redline.models.samplers.times import intervals
+from redline.models.samplers.timesteps import intervals
 
 
 def flow_euler(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:

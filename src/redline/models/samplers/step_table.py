@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from redline.errors import ModelError
 from redline.models.samplers.noise_process import NoiseProcess
-from redline.models.samplers.times import check_times
+from redline.models.samplers.timesteps import check_times
 
 # What a model's output can be: the clean picture, the noise in it, diffusion's v, or the velocity of a flow.
 PREDICTIONS = ("sample", "epsilon", "v", "velocity")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.datasets.clips.sending import send
 from redline.datasets.clips.settings import ClipSettings
+from redline.datasets.device_copy import send
 
 
 @dataclass(frozen=True)

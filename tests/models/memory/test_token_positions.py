@@ -5,7 +5,7 @@ import torch
 
 from redline.errors import ModelError
 from redline.models.memory import TitanConfig
-from redline.models.memory.passage import Passage
+from redline.models.memory.token_positions import Passage
 from redline.nn.packing import Packing
 
 CONFIG = TitanConfig(vocabulary=9, width=16, layers=1, heads=2)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from redline.models.memory.passage import Passage
-from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
+from redline.models.memory.block_masks import LEAST_CHANNELS, SeenBlocks
+from redline.models.memory.token_positions import Passage
 from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
 from redline.ops.dispatch import warn_once_traced
 

@@ -3,7 +3,7 @@
 import pytest
 
 from redline.errors import ModelError
-from redline.models.samplers.times import intervals, spread
+from redline.models.samplers.timesteps import intervals, spread
 
 
 def test_times_begin_at_the_strength_and_go_evenly_down() -> None:

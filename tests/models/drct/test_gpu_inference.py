@@ -12,7 +12,7 @@ from redline.ladder.rungs.fp16 import find_overflow
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.packed import PackedBody, PackedLinear, filled, pack_upsampling, places
+from redline.models.drct.gpu_inference import PackedBody, PackedLinear, filled, pack_upsampling, places
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)

@@ -13,7 +13,7 @@ from redline.ladder.plan import Plan
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.workloads.drct import draw, smooth_pictures
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.in_windows import WindowedBlock
+from redline.models.drct.cpu_inference import WindowedBlock
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)

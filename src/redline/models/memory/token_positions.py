@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.models.memory.block_masks import LEAST_CHANNELS, SeenBlocks
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.rotation import Rotation
-from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
 from redline.nn.packing import Packing
 
 

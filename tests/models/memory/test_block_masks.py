@@ -10,9 +10,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from redline.models.memory import TitanConfig, TitanModel, windowed
-from redline.models.memory.passage import Passage
-from redline.models.memory.seen_blocks import SeenBlocks
+from redline.models.memory import TitanConfig, TitanModel, windowed_attention
+from redline.models.memory.block_masks import SeenBlocks
+from redline.models.memory.token_positions import Passage
 from redline.nn import causal_attention
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import Far, reference
@@ -145,7 +145,7 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
     """Where gradients are to repeat there is no bias, which all queries would add to; some tokens are worth nothing."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
-    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    monkeypatch.setattr(windowed_attention, "_compiled", lambda: compiled)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 150) < 0.02).cumsum(1))
     seen = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
@@ -160,9 +160,9 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
         return mixed, *torch.autograd.grad(mixed, given, pull)
 
     places = packing.positions_BS, packing.documents_BS, 8, 1
-    expected = with_gradients(lambda far: windowed.plain(query, key, value, *places, far))
+    expected = with_gradients(lambda far: windowed_attention.plain(query, key, value, *places, far))
     with deterministic(in_order):
-        found = with_gradients(lambda far: windowed._by_flex_attention(query, key, value, seen, far))
+        found = with_gradients(lambda far: windowed_attention._by_flex_attention(query, key, value, seen, far))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -172,7 +172,7 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
 def test_kernels_of_stretches_see_what_the_plain_form_does(
     window: int, banked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windowed, "stretches_are_faster", lambda *_: True)
+    monkeypatch.setattr(windowed_attention, "stretches_are_faster", lambda *_: True)
     monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
@@ -181,23 +181,25 @@ def test_kernels_of_stretches_see_what_the_plain_form_does(
     far = None
     if banked:
         far = torch.randn_like(query), torch.randn_like(key), torch.randn(2, 90, dtype=torch.float64)
-    expected = windowed.windowed_attention(query, key, value, passage, 8, window, far)
-    found = windowed.windowed_attention(query, key, value, passage, 8, window, far, "auto")
+    expected = windowed_attention.windowed_attention(query, key, value, passage, 8, window, far)
+    found = windowed_attention.windowed_attention(query, key, value, passage, 8, window, far, "auto")
     torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1, far))
+    assert not torch.allclose(
+        found, windowed_attention.windowed_attention(query, key, value, passage, 8, window + 1, far)
+    )
 
 
 def test_scores_that_are_all_low_are_not_lost_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
-    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    monkeypatch.setattr(windowed_attention, "_compiled", lambda: compiled)
     torch.manual_seed(0)
     packing = Packing.of(torch.zeros(2, 90, dtype=torch.int64))
     beyond = SeenBlocks.of(packing.positions_BS, None, 8, 1, with_beyond=True).beyond
     query, key, value = (torch.randn(2, 90, heads, 32).half() for heads in (4, 2, 2))
     bias = torch.randn(2, 90) - 25
-    expected, weight = windowed._beyond(query, key, bias, value, beyond)
-    found, weight_in_order = windowed._beyond_in_order(query, key, bias, value, beyond)
+    expected, weight = windowed_attention._beyond(query, key, bias, value, beyond)
+    found, weight_in_order = windowed_attention._beyond_in_order(query, key, bias, value, beyond)
     # The first tokens see nothing beyond the window.
     assert torch.isfinite(weight[..., 16:]).all() and (weight[..., :16] == -torch.inf).all()
     torch.testing.assert_close(weight_in_order, weight, rtol=0, atol=5e-3)
