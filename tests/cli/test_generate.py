@@ -147,9 +147,9 @@ def test_memories_that_cannot_be_used(
     assert not memory.exists()
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
-    assert_one_sentence(seen, "is not a readable saved memory")
+    assert_one_sentence(seen, "is not a readable saved state")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", tmp_path)
-    assert_one_sentence(seen, f"cannot read the saved memory {str(tmp_path)!r}: it is a folder.")
+    assert_one_sentence(seen, f"cannot read the saved state {str(tmp_path)!r}: it is a folder.")
     assert memory.read_bytes() == b"nothing"
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
     assert_one_sentence(seen, "is not a folder")

@@ -104,7 +104,7 @@ def test_what_a_seed_draws_never_changes() -> None:
     generator = torch.Generator().manual_seed(5)
     scene = Scene.draw(settings, torch.zeros(2, 6, 3, 48, 48), 9, generator)
     tables: dict[str, object] = {"cut_B": scene.cut_B}
-    for drawn in (scene.camera, scene.passer_by, Degradation.draw(settings, 6, generator)):
+    for drawn in (scene.camera, scene.moving_object, Degradation.draw(settings, 6, generator)):
         tables |= vars(drawn)
     rows = [f"{name} " + " ".join(f"{x:.3f}" for x in torch.as_tensor(t).flatten()) for name, t in tables.items()]
     check_golden("clips.txt", "\n".join(rows) + "\n")

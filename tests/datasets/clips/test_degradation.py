@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from redline.datasets.clips import ClipSettings, Degradation
-from redline.datasets.clips.jpeg_artifacts import Blocking
+from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from synthetic_photos import synthetic_photo
 
-BLOCKING = Blocking(torch.device("cpu"))
+BLOCKING = JpegArtifacts(torch.device("cpu"))
 
 
 def picture(height: int = 61, width: int = 75, seed: int = 3) -> Tensor:

@@ -100,7 +100,7 @@ def test_the_camera_comes_and_goes_without_end() -> None:
     speed = (clip.camera.centre_BT2[:, 1:] - clip.camera.centre_BT2[:, :-1]).abs()
     # No faster than asked for, at the photo's scale and with a shaking hand on top.
     assert 1 < speed.max() < 5 * 2 + 2
-    assert (clip.passer_by.place_BT2.abs() < 24 + 48 * 0.2 + 3).all()
+    assert (clip.moving_object.place_BT2.abs() < 24 + 48 * 0.2 + 3).all()
     there = clip.camera.to_photo(700, positions(48, 48, torch.device("cpu")).expand(3, -1, -1, -1))
     back = clip.camera.from_photo(700, there)
     torch.testing.assert_close(back, positions(48, 48, back.device).expand_as(back), atol=1e-3, rtol=0)

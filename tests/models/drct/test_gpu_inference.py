@@ -12,7 +12,7 @@ from redline.ladder.rungs.fp16 import find_overflow
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.gpu_inference import PackedBody, PackedLinear, filled, pack_upsampling, places
+from redline.models.drct.gpu_inference import PackedBody, PackedLinear, channel_indices, pack_upsampling, padded
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
@@ -60,7 +60,7 @@ def test_pixels_are_shuffled_by_whole_rows_of_features() -> None:
 
 
 def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
-    assert places([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
+    assert channel_indices([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
     model = Drct(ODD)
     model.pack(torch.device("cuda"))
     (body,) = model.layers
@@ -68,7 +68,7 @@ def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
     shapes = [tuple(module.weight.shape) for module in body.modules() if isinstance(module, PackedLinear)]
     assert all(columns % 8 == 0 and channels % 8 == 0 for columns, channels in shapes)
     heads, size = ODD.heads[0], 20 // ODD.heads[0]
-    assert shapes[0] == (3 * heads * filled(size), 24)
+    assert shapes[0] == (3 * heads * padded(size), 24)
 
 
 def test_sums_follow_the_weights_when_they_are_rounded() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan
 from redline.models.memory import TitanConfig, TitanModel, windowed_attention
-from redline.models.memory.token_positions import Passage
+from redline.models.memory.token_positions import TokenPositions
 from redline.training.determinism import deterministic
 
 pytestmark = [
@@ -116,14 +116,14 @@ def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
 ) -> None:
     config = TitanConfig(vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32)
     tokens, _, documents = batch()
-    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
+    positions = TokenPositions.whole(tokens.cuda(), documents.cuda(), config)
     monkeypatch.setattr(windowed_attention, "flex_attention", None)
     query, key, value = (
         torch.randn(2, 300, heads, head_dim, device="cuda", dtype=dtype).requires_grad_() for heads in (4, 2, 2)
     )
-    found = windowed_attention.windowed_attention(query, key, value, passage, 32, 1, implementation="auto")
+    found = windowed_attention.windowed_attention(query, key, value, positions, 32, 1, implementation="auto")
     exact = [one.detach().double().requires_grad_() for one in (query, key, value)]
-    expected = windowed_attention.plain(*exact, passage.positions_BS, passage.documents_BS, 32, 1)
+    expected = windowed_attention.reference_attention(*exact, positions.positions_BS, positions.documents_BS, 32, 1)
     rounding, pull = torch.finfo(dtype).eps, torch.randn_like(found)
     assert (found - expected).norm() < 2 * rounding * expected.norm()
     wanted = torch.autograd.grad(expected, exact, pull.double())
@@ -161,8 +161,8 @@ def test_a_bank_is_read_as_by_the_plain_form(
         vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32, memory_slots=8
     )
     tokens, _, documents = batch()
-    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
-    assert passage.seen is not None
+    positions = TokenPositions.whole(tokens.cuda(), documents.cuda(), config)
+    assert positions.block_masks is not None
     sizes = (4, head_dim), (2, head_dim), (2, head_dim), (4, head_dim), (2, head_dim)
     given = [torch.randn(2, 300, *size, device="cuda", dtype=dtype).requires_grad_() for size in sizes]
     score = torch.randn(2, 300, device="cuda").mul(2).requires_grad_()
@@ -172,8 +172,10 @@ def test_a_bank_is_read_as_by_the_plain_form(
     ) -> Tensor:
         far = far_query, far_key, torch.nn.functional.logsigmoid(score)
         if plain:
-            return windowed_attention.plain(query, key, value, passage.positions_BS, passage.documents_BS, 32, 1, far)
-        return windowed_attention.windowed_attention(query, key, value, passage, 32, 1, far, implementation)
+            return windowed_attention.reference_attention(
+                query, key, value, positions.positions_BS, positions.documents_BS, 32, 1, far
+            )
+        return windowed_attention.windowed_attention(query, key, value, positions, 32, 1, far, implementation)
 
     exact = [one.detach().double().requires_grad_() for one in (*given, score)]
     expected = attend(*exact, plain=True)

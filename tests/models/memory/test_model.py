@@ -19,7 +19,7 @@ from redline.models.memory import (
     windowed_attention,
 )
 from redline.models.memory.neural_memory import NeuralMemory, NeuralState
-from redline.models.memory.token_positions import Passage
+from redline.models.memory.token_positions import TokenPositions
 from redline.models.memory.updates import Titans
 from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
@@ -166,17 +166,19 @@ def test_a_number_that_comes_again_is_another_document(kind: str) -> None:
 
 def test_numbering_documents_asks_the_device_for_nothing() -> None:
     """What waits for a device's values cannot run where there are none; training would wait in every step."""
-    passage = Passage.whole(tokens(2, 20).to("meta"), torch.zeros(2, 20, dtype=torch.int32, device="meta"), SMALL)
-    assert passage.positions_BS.shape == (2, 20)
+    positions = TokenPositions.whole(
+        tokens(2, 20).to("meta"), torch.zeros(2, 20, dtype=torch.int32, device="meta"), SMALL
+    )
+    assert positions.positions_BS.shape == (2, 20)
 
 
 @pytest.mark.parametrize(
     ("documents", "sentence"),
     [
-        (torch.zeros(1, 9), "documents are whole numbers of shape .batch, tokens., not torch.float32 of shape .1, 9.."),
-        (torch.zeros(9, dtype=torch.int32), "documents are whole numbers of shape .batch, tokens., not torch.int32 of"),
-        (torch.zeros(1, 8, dtype=torch.int32), "documents of shape .1, 8. do not number tokens of shape .1, 9.."),
-        (Packing.of(torch.zeros(2, 9, dtype=torch.int32)), "documents of shape .2, 9. do not number tokens of shape"),
+        (torch.zeros(1, 9), "documents must be integers of shape .batch, tokens., not torch.float32 of shape .1, 9.."),
+        (torch.zeros(9, dtype=torch.int32), "documents must be integers of shape .batch, tokens., not torch.int32 of"),
+        (torch.zeros(1, 8, dtype=torch.int32), "documents have the shape .1, 8., but the tokens .1, 9.."),
+        (Packing.of(torch.zeros(2, 9, dtype=torch.int32)), "documents have the shape .2, 9., but the tokens"),
     ],
 )
 def test_documents_that_do_not_number_the_tokens(documents: Tensor | Packing, sentence: str) -> None:
@@ -241,9 +243,11 @@ def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
     """A planted fault: a layer of neural memory that never lets go of what its convolution has seen."""
     whole = NeuralMemory.forward
 
-    def hoarding(self: NeuralMemory, x_BSD: Tensor, passage: Passage, state: NeuralState) -> tuple[Tensor, ...]:
+    def hoarding(
+        self: NeuralMemory, x_BSD: Tensor, positions: TokenPositions, state: NeuralState
+    ) -> tuple[Tensor, ...]:
         kept = len(self.convolution) - 1
-        out, after, score = whole(self, x_BSD, passage, replace(state, recent_BTC=state.recent_BTC[:, -kept:]))
+        out, after, score = whole(self, x_BSD, positions, replace(state, recent_BTC=state.recent_BTC[:, -kept:]))
         return out, replace(after, recent_BTC=torch.cat([state.recent_BTC, after.recent_BTC], 1)), score
 
     monkeypatch.setattr(NeuralMemory, "forward", hoarding)
@@ -293,12 +297,12 @@ def test_a_saved_state_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
 def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
     model = built(SMALL)
     model.new_state(2).save(tmp_path / "state.safetensors")
-    with pytest.raises(ModelError, match="the memory of another model"):
+    with pytest.raises(ModelError, match="the state of another model"):
         built(replace(SMALL, memory_slots=5)).new_state(2).load(tmp_path / "state.safetensors")
-    with pytest.raises(ModelError, match="the memory of another model"):
+    with pytest.raises(ModelError, match="the state of another model"):
         built(replace(SMALL, layers=3)).new_state(2).load(tmp_path / "state.safetensors")
     (tmp_path / "state.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="is not a readable saved memory"):
+    with pytest.raises(ModelError, match="is not a readable saved state"):
         model.new_state(1).load(tmp_path / "state.safetensors")
 
 
@@ -371,7 +375,7 @@ def test_autocast_is_refused_in_a_sentence(kind: str) -> None:
 
 
 def test_an_unknown_granularity_is_refused() -> None:
-    with pytest.raises(ModelError, match="recomputed by block, layer, selective, not by 'head'"):
+    with pytest.raises(ModelError, match="unknown granularity 'head': use one of block, layer, selective"):
         built(SMALL).gradient_checkpointing_enable("head")
 
 
@@ -456,7 +460,7 @@ def test_what_cannot_be() -> None:
     model = built(SMALL)
     with pytest.raises(ModelError, match="one document at a time"):
         model(tokens(1, 9), torch.zeros(1, 9, dtype=torch.int32))
-    with pytest.raises(ModelError, match="a memory of 2 sequences cannot go on with 1"):
+    with pytest.raises(ModelError, match="the state holds 2 sequences, but 1 were given"):
         model.advance(tokens(1, 9), model.new_state(2))
     for change, sentence in [
         ({"width": 25}, "does not divide into 4 heads"),

@@ -121,7 +121,7 @@ def test_a_memory_in_another_precision_is_refused_where_it_is_used_and_taken_fro
     for dtype in (torch.bfloat16, torch.float16):
         model.to(dtype)
         name = str(dtype).removeprefix("torch.")
-        with pytest.raises(ModelError, match=f"a memory in float32 cannot go on in a model in {name}: save it, and"):
+        with pytest.raises(ModelError, match=f"the state is in float32, but the model in {name}: save the state and"):
             model.advance(tokens(1, 5), state)
         logits, _ = model.advance(tokens(1, 5), model.new_state().load(path))
         assert logits.dtype == dtype
@@ -140,7 +140,7 @@ def test_a_file_of_another_model_with_the_same_shapes_is_refused(
 ) -> None:
     path = tmp_path / "state.safetensors"
     remembering()[1].save(path)
-    with pytest.raises(ModelError, match=f"is the memory of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"is the state of another model: {sentence}[.]$"):
         TitanModel(replace(SMALL, **change)).new_state().load(path)
 
 
@@ -153,9 +153,9 @@ def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
     model.new_state().load(path)
     with torch.no_grad():
         model.get_parameter(name).add_(1e-5)
-    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+    with pytest.raises(ModelError, match="is the state of another model: its weights differ[.]$"):
         model.new_state().load(path)
-    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+    with pytest.raises(ModelError, match="is the state of another model: its weights differ[.]$"):
         model.get_parameter(name).data.mul_(1.2).add_(0.01)
         model.bfloat16().new_state().load(path)
 
@@ -176,7 +176,7 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         about = file.metadata()
     found = load_file(path)
     save_file(found, path)
-    with pytest.raises(ModelError, match="does not say which model it is the memory of: its text must be read again"):
+    with pytest.raises(ModelError, match="does not name the model of its state: process its text again"):
         model.new_state().load(path)
     for damage in (
         {"config": "["},
@@ -189,7 +189,7 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         {"weights": "{}", "numbers": "[]"},
     ):
         save_file(found, path, {**about, **damage})
-        with pytest.raises(ModelError, match="is damaged: what it says|the memory of another model: its weights are"):
+        with pytest.raises(ModelError, match="is damaged: its description|the state of another model: its weights"):
             model.new_state().load(path)
 
 
@@ -239,7 +239,7 @@ def test_rows_that_all_go_on_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("index", [5, 2, -1])
 def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)
-    with pytest.raises(ModelError, match=f"a memory of 2 sequences has no row {index}: they count from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
         state.row(index)
     with pytest.raises(ModelError, match=f"has no row {index}: they count from 0[.]$"):
         state.rows([1, index])
@@ -264,15 +264,15 @@ def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
     [
         (
             torch.zeros(9, dtype=torch.int64),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.int64 of",
+            "a Titans model takes integers of shape .batch, tokens., not torch.int64 of",
         ),
         (
             torch.ones(1, 9, dtype=torch.bool),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.bool of",
+            "a Titans model takes integers of shape .batch, tokens., not torch.bool of",
         ),
         (
             torch.zeros(1, 9),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
+            "a Titans model takes integers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
         ),
         (torch.zeros(1, 0, dtype=torch.int64), "0 tokens, but the model takes 1 or more[.]$"),
     ],

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spread
-from redline.models.samplers.step_table import read_clean
+from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spaced_timesteps
+from redline.models.samplers.step_table import clean_weights
 
 PICTURE = (1, 3, 6, 7)
 
@@ -112,8 +112,12 @@ def test_a_frame_is_one_compiled_graph(name: str) -> None:
 
 
 def test_times_go_evenly_down_from_the_noisiest() -> None:
-    assert spread(4) == (999, 749, 499, 249) and spread(1) == (999,) and spread(2, 0.5) == (499, 249)
-    assert len(spread(1000)) == 1000 and spread(1000)[-1] == 0
+    assert (
+        spaced_timesteps(4) == (999, 749, 499, 249)
+        and spaced_timesteps(1) == (999,)
+        and spaced_timesteps(2, 0.5) == (499, 249)
+    )
+    assert len(spaced_timesteps(1000)) == 1000 and spaced_timesteps(1000)[-1] == 0
     for steps, strength, sentence in (
         (0, 1.0, "from 1 to 1000 steps"),
         (1001, 1.0, "from 1 to 1000 steps"),
@@ -122,7 +126,7 @@ def test_times_go_evenly_down_from_the_noisiest() -> None:
         (4, 0.001, "leaves too few time steps"),
     ):
         with pytest.raises(ModelError, match=sentence):
-            spread(steps, strength)
+            spaced_timesteps(steps, strength)
 
 
 def test_impossible_samplers_are_said() -> None:
@@ -140,9 +144,9 @@ def test_impossible_samplers_are_said() -> None:
     with pytest.raises(ModelError, match="only noise"):
         sampler_table("ddim", "flow", "epsilon", 2)
     with pytest.raises(ModelError, match="process flow does not predict v"):
-        read_clean(flow, "v", 5)
+        clean_weights(flow, "v", 5)
     with pytest.raises(ModelError, match="no prediction 'score'"):
-        read_clean(flow, "score", 5)
+        clean_weights(flow, "score", 5)
     for times in ((), (1000,), (-1,), (3, 5), (5, 5)):
         with pytest.raises(ModelError, match="time steps"):
             SAMPLERS["ddim"](flow, "sample", times)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redline.datasets.clips.degradation import Degradation
-from redline.datasets.clips.jpeg_artifacts import Blocking
+from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from redline.datasets.clips.scene import Scene
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.photo_crops import PhotoCrops
@@ -37,7 +37,7 @@ class Clip:
 
     scene: Scene
     degradation: Degradation
-    blocking: Blocking
+    blocking: JpegArtifacts
     frames: int
     seed: int
 
@@ -70,7 +70,7 @@ class Clips:
             focus=0.0,
         )
         self.crops = PhotoCrops(pictures, 1, device, seed)
-        self.blocking = Blocking(device)
+        self.blocking = JpegArtifacts(device)
 
     @torch.no_grad()
     def clip(self, step: int, frames: int) -> Clip:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.datasets.clips.jpeg_artifacts import Blocking
+from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.device_copy import send
 
@@ -62,7 +62,7 @@ class Degradation:
         kept = brightness ** keep_B2[:, :1] * (self.light_BC / brightness) ** keep_B2[:, 1:]
         return (clean_BCHW * kept[:, :, None, None]).clamp(0, 1)
 
-    def apply(self, clean_BCHW: Tensor, noise_BCHW: Tensor, blocking: Blocking) -> Tensor:
+    def apply(self, clean_BCHW: Tensor, noise_BCHW: Tensor, blocking: JpegArtifacts) -> Tensor:
         """A frame as the camera gives it, in whole steps of 1/255."""
         picture = _blurred(clean_BCHW, self.blur_B) * self.light_BC[:, :, None, None]
         shot, read = (table[:, None, None, None] for table in (self.shot_B, self.read_B))

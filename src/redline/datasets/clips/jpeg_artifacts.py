@@ -30,7 +30,7 @@ _CHROMA = (
 _TO_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
 
 
-class Blocking:
+class JpegArtifacts:
     """Holds its tables on the device, so that using it sends nothing there."""
 
     def __init__(self, device: torch.device) -> None:

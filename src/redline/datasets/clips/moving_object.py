@@ -13,7 +13,7 @@ from redline.datasets.device_copy import send
 
 
 @dataclass(frozen=True)
-class PasserBy:
+class MovingObject:
     """For each clip its radii (0 where nobody passes), its place in each frame, and whether it shows at all."""
 
     radii_B2: Tensor
@@ -21,7 +21,7 @@ class PasserBy:
     present_B: Tensor
 
     @classmethod
-    def draw(cls, settings: ClipSettings, clips: int, frames: int, generator: torch.Generator) -> "PasserBy":
+    def draw(cls, settings: ClipSettings, clips: int, frames: int, generator: torch.Generator) -> "MovingObject":
         def some(low: float, high: float, *shape: int) -> Tensor:
             return low + (high - low) * torch.rand(clips, *shape, generator=generator, dtype=torch.float64)
 
@@ -34,8 +34,8 @@ class PasserBy:
         place = torch.remainder(way + half[:, None], 2 * half[:, None]) - half[:, None]
         return cls(radii.float(), place.float(), present)
 
-    def to(self, device: torch.device) -> "PasserBy":
-        return PasserBy(*send([self.radii_B2, self.place_BT2, self.present_B], device))
+    def to(self, device: torch.device) -> "MovingObject":
+        return MovingObject(*send([self.radii_B2, self.place_BT2, self.present_B], device))
 
     def inside_px(self, frame: int, u_BHW2: Tensor) -> Tensor:
         """About how many pixels a place is inside of it; negative outside."""

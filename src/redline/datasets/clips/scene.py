@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.datasets.clips.camera import Camera
-from redline.datasets.clips.moving_object import PasserBy
+from redline.datasets.clips.moving_object import MovingObject
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.clips.warp import look_up, positions
 from redline.datasets.device_copy import send
@@ -31,7 +31,7 @@ class Scene:
     settings: ClipSettings
     photos: Tensor
     camera: Camera
-    passer_by: PasserBy
+    moving_object: MovingObject
     cut_B: Tensor
 
     @classmethod
@@ -39,11 +39,11 @@ class Scene:
         """The same for the same generator, on any device; `frames` is how long the clip is."""
         clips, device = photos.shape[1], photos.device
         camera = Camera.draw(settings, clips, frames, generator).to(device)
-        passer_by = PasserBy.draw(settings, clips, frames, generator).to(device)
+        moving_object = MovingObject.draw(settings, clips, frames, generator).to(device)
         happens = torch.rand(clips, generator=generator) < settings.cuts
         at = torch.randint(1, max(frames, 2), (clips,), generator=generator)
         (cut,) = send([torch.where(happens, at, frames)], device)
-        return cls(settings, photos, camera, passer_by, cut)
+        return cls(settings, photos, camera, moving_object, cut)
 
     def picture(self, frame: int) -> Tensor:
         """The frame itself, (B, 3, H, W) in [0, 1]."""
@@ -52,8 +52,8 @@ class Scene:
         after_cut = (frame >= self.cut_B)[:, None, None, None]
         photo, other = torch.where(after_cut, self.photos[1], self.photos[0]), self.photos[1]
         scale = self.camera.scale_BT[:, :1, None, None]
-        own = (u_BHW2 - self.passer_by.place_BT2[:, frame, None, None]) * scale
-        cover = (self.passer_by.inside_px(frame, u_BHW2) + 0.5).clamp(0, 1)[:, None]
+        own = (u_BHW2 - self.moving_object.place_BT2[:, frame, None, None]) * scale
+        cover = (self.moving_object.inside_px(frame, u_BHW2) + 0.5).clamp(0, 1)[:, None]
         # Looked up from the corner, so that even after a cut it shows something else than what is behind it.
         passing = look_up(other, own + self.settings.world_px / 4, "reflection")
         picture = look_up(photo, places, "reflection")
@@ -65,8 +65,11 @@ class Scene:
         if frame == 0:
             return u_BHW2, torch.zeros_like(u_BHW2[..., 0])
         behind = self.camera.from_photo(frame - 1, self.camera.to_photo(frame, u_BHW2))
-        passing = self.passer_by.before(frame, u_BHW2)
-        inside, was_inside = self.passer_by.inside_px(frame, u_BHW2), self.passer_by.inside_px(frame - 1, behind)
+        passing = self.moving_object.before(frame, u_BHW2)
+        inside, was_inside = (
+            self.moving_object.inside_px(frame, u_BHW2),
+            self.moving_object.inside_px(frame - 1, behind),
+        )
         is_passing = inside > _RIM_PX
         is_behind = (inside < -_RIM_PX) & (was_inside < -_RIM_PX)
         came_from = torch.where((inside > 0)[..., None], passing, behind)

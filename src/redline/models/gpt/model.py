@@ -9,7 +9,7 @@ class CausalAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"width {width} is no multiple of heads {heads}.")
+            raise ValueError(f"width {width} is not a multiple of heads {heads}.")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -38,7 +38,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens (B, T) to logits (B, T, vocabulary) for the token that follows each."""
+    """Maps tokens (B, T) to logits (B, T, vocabulary) for the next token."""
 
     def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                # Residual branches start smaller, so that the residual stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if branch else 0.02)
             elif name.endswith("bias"):

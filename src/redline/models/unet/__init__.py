@@ -1,4 +1,4 @@
-"""A U-Net pair for live video diffusion."""
+"""Two U-Nets in sequence for live video diffusion."""
 
 from redline.models.unet.model import MULTIPLIERS, STEPS, UNet, VideoUNet
 

@@ -1,7 +1,7 @@
 """A vision transformer (pre-norm, class token, learned positions) with softmax attention written by hand.
 
-The attention is on purpose the textbook form that much published code still has: scores, softmax and the
-weighted sum are three separate operations, and the scores go through memory in full.
+The attention is deliberately the textbook form that much published code still uses: scores, softmax and the
+weighted sum are three separate operations, and the scores are materialized.
 
 B batch, N tokens, W width, H heads, D head width.
 """
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ / √D) v, spelled out."""
+    """softmax(q kᵀ / √D) v as separate operations."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"width {width} is no multiple of heads {heads}.")
+            raise ValueError(f"width {width} is not a multiple of heads {heads}.")
         self.heads = heads
         self.scale = (width // heads) ** -0.5
         self.qkv = nn.Linear(width, 3 * width)
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Pictures (B, 3, size, size) to logits (B, classes), read from the class token."""
+    """Maps images (B, 3, size, size) to logits (B, classes), computed from the class token."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if size % patch:
-            raise ValueError(f"size {size} is no multiple of patch {patch}.")
+            raise ValueError(f"size {size} is not a multiple of patch {patch}.")
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + (size // patch) ** 2, width))
@@ -68,8 +68,8 @@ class VisionTransformer(nn.Module):
         nn.init.normal_(self.class_token, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
         tokens = self.blocks(tokens + self.positions)
         return self.head(self.norm(tokens[:, 0]))
