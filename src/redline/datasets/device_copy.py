@@ -1,11 +1,11 @@
-"""Small tables on their way to the device, without the host waiting for it."""
+"""Copies small tensors to a device asynchronously."""
 
 import torch
 from torch import Tensor
 
 
-def send(tables: list[Tensor], device: torch.device) -> list[Tensor]:
-    """From pinned memory, because a copy from other memory may wait until the device has nothing else to do."""
-    if device.type != "cuda":
-        return [table.to(device) for table in tables]
-    return [table.pin_memory().to(device, non_blocking=True) for table in tables]
+def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies from pinned memory, because a copy from pageable memory may block the host until the device is idle."""
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

@@ -61,11 +61,11 @@ def test_noise_is_new_in_every_frame(settings: ClipSettings) -> None:
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for wrong, sentence in (
-        ({"photos": ""}, "nothing to train on"),
-        ({"frame_px": 4}, "8 pixels a side"),
+        ({"photos": ""}, "no training data"),
+        ({"frame_px": 4}, "frame_px must be at least 8"),
         ({"world_px": 100}, "at least as many as frame_px"),
         ({"batch": 0}, "batch must be above zero"),
-        ({"objects": 1.5}, "objects is a share"),
+        ({"objects": 1.5}, "objects must be from 0"),
         ({"dark": 1.0}, "less than 1"),
         ({"pan_px": -1.0}, "pan_px must not be negative"),
         ({"quality": 0}, "quality is from 1 to 100"),
@@ -73,7 +73,7 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
         with pytest.raises(RedlineError, match=sentence):
             replace(ClipSettings("x"), **wrong)
     save_synthetic_photos(tmp_path, 1, 40, 40)
-    with pytest.raises(RedlineError, match="can be trained on"):
+    with pytest.raises(RedlineError, match="can be used for training"):
         Clips(ClipSettings(str(tmp_path), frame_px=24, world_px=48), CPU)
 
 

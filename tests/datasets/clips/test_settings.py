@@ -14,7 +14,7 @@ PLAIN = ClipSettings("photos", frame_px=8, world_px=8)
 def test_a_share_is_from_0_to_1(name: str) -> None:
     assert replace(PLAIN, **{name: 0.0}) and replace(PLAIN, **{name: 1.0})
     for wrong in (-0.01, 1.01):
-        with pytest.raises(RedlineError, match=f"{name} is a share from 0 to 1"):
+        with pytest.raises(RedlineError, match=f"{name} must be from 0 to 1"):
             replace(PLAIN, **{name: wrong})
 
 

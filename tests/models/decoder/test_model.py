@@ -167,12 +167,12 @@ def test_a_config_that_cannot_be(changes: dict[str, object], words: str) -> None
 def test_inputs_that_cannot_be() -> None:
     model = decoder()
     for tokens, words in (
-        (torch.zeros(1, 65, dtype=torch.long), "65 tokens, but the model takes 1 to 64"),
+        (torch.zeros(1, 65, dtype=torch.long), "the model takes 1 to 64 tokens, not 65"),
         (torch.zeros(1, 0, dtype=torch.long), "0 tokens"),
         (torch.zeros(5, dtype=torch.long), "shape \\(batch, tokens\\)"),
         (torch.zeros(1, 5), "whole numbers"),
     ):
         with pytest.raises(ModelError, match=words):
             model(tokens)
-    with pytest.raises(ModelError, match="do not number tokens"):
+    with pytest.raises(ModelError, match="but the tokens"):
         model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))

@@ -32,11 +32,11 @@ TINY = TitanConfig(vocabulary=31, width=48, layers=2, heads=4, attention_every=2
         ({"norm_eps": float("nan")}, "a memory model's norm_eps is a number, not nan."),
         ({"rope_base": 0}, "rope_base must be above zero, not 0."),
         ({"width": 50}, "a width of 50 does not divide into 4 heads of an even size."),
-        ({"width": "48"}, "a memory model's width is a whole number, not '48'."),
-        ({"layers": 2.0}, "a memory model's layers is a whole number, not 2.0."),
-        ({"memory_slots": True}, "a memory model's memory_slots is a whole number, not True."),
+        ({"width": "48"}, "width must be an integer, not '48'."),
+        ({"layers": 2.0}, "layers must be an integer, not 2.0."),
+        ({"memory_slots": True}, "memory_slots must be an integer, not True."),
         ({"tied_embeddings": 1}, "a memory model's tied_embeddings is true or false, not 1."),
-        ({"memory_update": 3}, "a memory model's memory_update is a text, not 3."),
+        ({"memory_update": 3}, "memory_update must be a string, not 3."),
     ],
 )
 def test_what_cannot_be(change: dict[str, Any], sentence: str) -> None:

@@ -66,7 +66,7 @@ def test_a_saved_memory_that_is_not_finite_is_refused(tmp_path: Path, name: str,
     found = load_file(path)
     found[name].view(-1)[0] = value
     save_file(found, path)
-    with pytest.raises(ModelError, match=f"is damaged: '{name}' holds values that are not finite[.]$"):
+    with pytest.raises(ModelError, match=f"is damaged: '{name}' has values that are not finite[.]$"):
         model.new_state().load(path)
 
 
@@ -274,7 +274,7 @@ def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
             torch.zeros(1, 9),
             "a Titans model takes integers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
         ),
-        (torch.zeros(1, 0, dtype=torch.int64), "0 tokens, but the model takes 1 or more[.]$"),
+        (torch.zeros(1, 0, dtype=torch.int64), "no tokens were given: the model takes 1 or more[.]$"),
     ],
     ids=["1-D", "truth", "float", "empty"],
 )

@@ -37,7 +37,7 @@ class DrctConfig:
 
     @classmethod
     def of(cls, scale: int = 4, groups: int = 6, width: int = 180, growth: int = 32, **others: int) -> "DrctConfig":
-        """Sets heads and MLP widths by the paper's rule; if that does not divide a width, by the largest divisor ≤ 6."""
+        """Sets heads and MLP widths by the paper's rule; heads are the largest divisor ≤ 6 if it does not divide."""
         widths = [width + growth * i for i in range(BLOCKS_PER_GROUP)]
         heads = tuple(6 - w % 6 if w % (6 - w % 6) == 0 else max(h for h in range(1, 7) if w % h == 0) for w in widths)
         mlp_widths = tuple(w * (2 if i < 3 else 1) for i, w in enumerate(widths))

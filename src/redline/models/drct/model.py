@@ -58,7 +58,7 @@ class Drct(Choosing):
         return enlarged.contiguous()  # the convolutions may return channels_last
 
     def pack(self, device: torch.device) -> None:
-        """Replaces the body by a form that is faster in inference on this kind of device; training needs the original."""
+        """Replaces the body by a faster form for inference on this kind of device, which cannot be trained."""
         config = self.config
         if not isinstance(self.layers[0], Group):
             raise ModelError("this DRCT is packed already.")

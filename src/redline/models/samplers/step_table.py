@@ -33,8 +33,8 @@ class Row(NamedTuple):
 class StepTable:
     """`start` holds the weights of image and noise at the start of a frame.
 
-    With `looks_back` a step needs the clean image of the previous step, with `is_random` fresh noise. Both depend on the
-    sampler only, not on the strength, so that a captured CUDA graph works for every strength.
+    With `looks_back` a step needs the clean image of the previous step, with `is_random` fresh noise. Both depend on
+    the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
     """
 
     name: str
