@@ -1,63 +1,25 @@
 """What must hold of a memory model: every way through a text gives the same, and the memory is a value."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import ModelError
 from redline.models.memory import (
     MemoryState,
     TitanConfig,
-    TitanModel,
     load_memory_model,
     save_memory_model,
     windowed_attention,
 )
-from redline.models.memory.neural_memory import NeuralMemory, NeuralState
 from redline.models.memory.token_positions import TokenPositions
-from redline.models.memory.updates import Titans
 from redline.nn.choosing import Choosing
 from redline.nn.packing import Packing
 
-SMALL = TitanConfig(
-    vocabulary=31,
-    width=24,
-    layers=2,
-    heads=4,
-    key_value_heads=2,
-    attention_every=2,
-    memory_heads=2,
-    memory_chunk=16,
-    segment=8,
-    window_segments=1,
-    memory_slots=6,
-    merge_cosine=0.9,
-)
-KINDS = {
-    "bank": SMALL,
-    "adaptive bank": replace(SMALL, use_adaptive_compression=True, memory_compression_ratio=0.5),
-    "window": replace(SMALL, memory_slots=0, attention_every=1),
-    "neural": replace(SMALL, attention_every=0, convolution=1),
-    "titans": replace(SMALL, attention_every=0, memory_update="titans", memory_chunk=5),
-}
-
-
-def built(config: TitanConfig, dtype: torch.dtype = torch.float64) -> TitanModel:
-    model = TitanModel(config).to(dtype)
-    for block in model.blocks:
-        # A score that differs from token to token, so that the choice of what is kept matters.
-        if getattr(block.mixer, "score", None) is not None:
-            torch.nn.init.normal_(block.mixer.score.weight, std=2.0)
-    return model
-
-
-def tokens(batch: int, length: int) -> Tensor:
-    return torch.randint(SMALL.vocabulary, (batch, length))
+from .small_models import KINDS, SMALL, Products, built, tokens
 
 
 @pytest.mark.parametrize("key_value_heads", [2, 4])
@@ -186,85 +148,6 @@ def test_documents_that_do_not_number_the_tokens(documents: Tensor | Packing, se
         built(SMALL)(tokens(1, 9), documents, keep_all=True)
 
 
-def bytes_held(model: TitanModel, first: int, last: int, piece: int) -> list[int]:
-    """What is held of one text at `first` tokens and each doubling up to `last`."""
-    state, held, read = model.new_state(1), [], 0
-    with torch.no_grad():
-        while read < last:
-            _, state = model.advance(tokens(1, piece), state)
-            read += piece
-            if read >= first and read.bit_count() == 1:
-                held.append(state.bytes)
-    assert read == last and state.position_B.tolist()[-1:] == [read]
-    return held
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_state_does_not_grow(kind: str) -> None:
-    model = built(KINDS[kind], torch.float32)
-    assert bytes_held(model, 128, 512, 64) == [model.new_state(1).bytes] * 3
-
-
-@pytest.mark.parametrize("update", ["gated_delta", "titans"])
-def test_the_state_is_the_same_from_1k_to_64k_tokens(update: str) -> None:
-    """Long segments and few writes, so that it takes seconds; both kinds of layers."""
-    long = replace(SMALL, width=16, layers=2, heads=1, key_value_heads=0, memory_heads=1, memory_update=update)
-    model = built(replace(long, segment=256, memory_chunk=128, memory_compression_ratio=0.01), torch.float32)
-    assert bytes_held(model, 1024, 65_536, 1024) == [model.new_state(1).bytes] * 7
-
-
-@pytest.mark.parametrize("update", ["gated_delta", "titans"])
-@pytest.mark.parametrize("text", ["random", "one token", "two tokens"])
-def test_the_memory_stays_in_bounds_over_8k_tokens(update: str, text: str) -> None:
-    """Of a model that has learnt nothing yet, and in the steps that its gates allow at the most."""
-    config = replace(SMALL, width=64, layers=1, heads=2, key_value_heads=0, memory_heads=2, attention_every=0)
-    model = built(replace(config, memory_update=update, memory_chunk=64), torch.float32)
-    shown = {
-        "random": tokens(1, 8192),
-        "one token": torch.ones(1, 8192).long(),
-        "two tokens": torch.arange(8192)[None] % 2,
-    }
-    for most in (False, True) if update == "titans" else (False,):
-        if most:
-            gates = next(module.gates for module in model.modules() if isinstance(module, Titans))
-            with torch.no_grad():  # no momentum and the largest step, which overshoots most
-                gates.weight.zero_()
-                gates.register_forward_hook(
-                    lambda _module, _x, out: out + torch.tensor([-9.0, -9.0, 9.0]).repeat_interleave(2)
-                )
-        with torch.no_grad():
-            _, state = model.advance(shown[text], model.new_state(1))
-        floats = [tensor for _, tensor in state.named_tensors() if tensor.is_floating_point()]
-        largest = torch.stack([tensor.abs().max() for tensor in floats]).max()  # which carries a NaN through
-        assert largest < 100
-
-
-def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted fault: a layer of neural memory that never lets go of what its convolution has seen."""
-    whole = NeuralMemory.forward
-
-    def hoarding(
-        self: NeuralMemory, x_BSD: Tensor, positions: TokenPositions, state: NeuralState
-    ) -> tuple[Tensor, ...]:
-        kept = len(self.convolution) - 1
-        out, after, score = whole(self, x_BSD, positions, replace(state, recent_BTC=state.recent_BTC[:, -kept:]))
-        return out, replace(after, recent_BTC=torch.cat([state.recent_BTC, after.recent_BTC], 1)), score
-
-    monkeypatch.setattr(NeuralMemory, "forward", hoarding)
-    held = bytes_held(built(replace(SMALL, attention_every=0), torch.float32), 128, 512, 64)
-    assert held[0] < held[1] < held[2]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_holds_no_more_than_it_says(kind: str) -> None:
-    """As views of what was computed on the way, its tensors would keep the whole piece alive."""
-    model = built(KINDS[kind], torch.float32)
-    with torch.no_grad():
-        _, state = model.advance(tokens(2, 203), model.new_state(2))
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for _, tensor in state.named_tensors()}
-    assert sum(storage.nbytes() for storage in storages.values()) <= state.bytes
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequences_at_different_positions_are_batched(kind: str) -> None:
     model, texts = built(KINDS[kind]), [tokens(1, 13), tokens(1, 40), tokens(1, 24)]
@@ -306,77 +189,10 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         model.new_state(1).load(tmp_path / "state.safetensors")
 
 
-class Products(TorchDispatchMode):
-    """Counts the matrix products that are computed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
-        return func(*args, **(kwargs or {}))
-
-
-@dataclass
-class Training:
-    """One forward and backward pass: its gradients and what they took."""
-
-    gradients: list[Tensor]
-    mixer_runs: int
-    products: int
-    kept_bytes: int
-
-    @classmethod
-    def of(cls, model: TitanModel, text: Tensor) -> "Training":
-        runs, kept = [], {}
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        hooks = [block.mixer.register_forward_pre_hook(lambda *_: runs.append(1)) for block in model._each_block()]
-        with Products() as products:
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                loss = model.loss(text, text.roll(-1, 1))
-            gradients = torch.autograd.grad(loss, list(model.parameters()))
-        for hook in hooks:
-            hook.remove()
-        return cls(list(gradients), len(runs), products.count, sum(kept.values()))
-
-
-@pytest.mark.parametrize("kind", ["bank", "window", "neural", "titans"])
-def test_recomputed_activations_give_the_same_gradients(kind: str) -> None:
-    layers = 4  # so that what each of them keeps outweighs what the model does
-    model, text = built(replace(KINDS[kind], layers=layers)).train(), tokens(2, 20)
-    model.score_weight = 0.1
-    plain, found = Training.of(model, text), {}
-    for granularity in ("block", "layer", "selective"):
-        model.gradient_checkpointing_enable(granularity)
-        found[granularity] = Training.of(model, text)
-        for one, other in zip(plain.gradients, found[granularity].gradients, strict=True):
-            torch.testing.assert_close(one, other)
-    block, layer, selective = found.values()
-    assert plain.mixer_runs == layers and block.mixer_runs == layer.mixer_runs == 2 * layers
-    # What is kept beside the products: of a layer its two inputs, of a block its one.
-    assert block.kept_bytes == selective.kept_bytes < layer.kept_bytes < plain.kept_bytes / 4
-    # Selective keeps the products, and computes only what lies between them again.
-    assert selective.mixer_runs == 2 * layers and selective.products == plain.products
-    assert min(block.products, layer.products) > plain.products
-    model.gradient_checkpointing_disable()
-    again = Training.of(model, text)
-    assert (again.mixer_runs, again.products) == (plain.mixer_runs, plain.products)
-
-
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_autocast_is_refused_in_a_sentence(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ModelError, match=r"bf16 or fp16 instead of autocast\.$"):
         built(KINDS[kind])(tokens(1, 20))
-
-
-def test_an_unknown_granularity_is_refused() -> None:
-    with pytest.raises(ModelError, match="unknown granularity 'head': use one of block, layer, selective"):
-        built(SMALL).gradient_checkpointing_enable("head")
 
 
 def test_wanting_tokens_kept_costs_as_much_as_is_said() -> None:
