@@ -59,7 +59,7 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(train_speed, "theirs", lambda *_, **__: broken())
     found = rows(tmp_path / "rows.jsonl", "--length", "96", "--plan", "")
     assert [row["failure"] for row in found] == [
-        *["ArithmeticError: the first loss is 3.000, and a guess has 6.238"] * 2,
+        *["ArithmeticError: the first loss is 3.000, but a uniform prediction has 6.238"] * 2,
         *["RuntimeError: no kernels here"] * 2,
     ]
 
