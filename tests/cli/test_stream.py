@@ -239,7 +239,7 @@ def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> 
     for model, said in [
         ("none.safetensors", "there is no file 'none.safetensors'."),
         ("empty", "'empty' is no pipeline and no training: it has no model_index.json and no model.safetensors."),
-        ("junk.safetensors", "is damaged or not a safetensors file"),
+        ("junk.safetensors", "is not a readable safetensors file"),
     ]:
         assert said in sentence(command("stream", "synthetic:8x8,1", "null", "-m", model, "--device", "cpu"))
     assert "there is no precision 'fp4'" in sentence(command("stream", "synthetic", "null", "--precision", "fp4"))

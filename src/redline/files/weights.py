@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from redline.errors import ModelError
+from redline.files.untrusted import reading
 
 # Keys under which training frameworks store the weights; averaged weights (EMA) come before those of the last step.
 _WRAPPERS = ("params_ema", "ema", "params", "state_dict", "model_state_dict", "model", "net", "generator", "weights")
@@ -56,6 +58,15 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     tensors = unwrap(found, str(path))
     check_tensors(tensors, str(path), size_bytes)
     return tensors
+
+
+@contextmanager
+def open_safetensors(path: Path, what: str = "safetensors file") -> Iterator[Any]:
+    """Opens a safetensors file; raises ModelError if it is missing, damaged or has a header that is too large."""
+    with reading(path, what, ModelError, (SafetensorError,)):
+        check_safetensors_header(path)
+        with safe_open(path, "pt") as file:
+            yield file
 
 
 def check_safetensors_header(path: Path) -> None:

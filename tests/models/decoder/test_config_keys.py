@@ -185,7 +185,7 @@ def test_a_window_that_hides_nothing() -> None:
         assert reading(more) == reading({})
     mistral = {"model_type": "mistral", "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}
     assert reading(mistral).windows == (8, 8, 8)
-    with pytest.raises(ModelError, match="'layer_types' other than its 'sliding_window'"):
+    with pytest.raises(ModelError, match="'layer_types' that contradict its 'sliding_window'"):
         reading(mistral | {"layer_types": ["full_attention"] * 3})
 
 

@@ -131,11 +131,11 @@ def test_a_window_layer_holds_its_window_only(model: Decoder) -> None:
 def test_more_than_fits_is_refused(model: Decoder) -> None:
     cache = model.new_cache(2, 10)
     model.prefill(torch.zeros(2, 8, dtype=torch.long), torch.tensor([8, 3]), cache)
-    with pytest.raises(ModelError, match="room for 10 tokens"):
+    with pytest.raises(ModelError, match="holds at most 10 tokens"):
         model.prefill(torch.zeros(2, 4, dtype=torch.long), torch.tensor([3, 4]), cache)
     # Padding beyond the room is no token.
     model.prefill(torch.zeros(2, 4, dtype=torch.long), torch.tensor([2, 4]), cache)
-    with pytest.raises(ModelError, match="longer than the model's context of 200"):
+    with pytest.raises(ModelError, match="exceeds the model's context of 200"):
         model.new_cache(1, 201)
     with pytest.raises(ModelError, match="1 row and 1 token"):
         model.new_cache(0, 5)

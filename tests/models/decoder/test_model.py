@@ -150,12 +150,12 @@ def test_it_compiles_without_a_break_in_training() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"heads": 7, "head_dim": 0}, "7 heads do not divide a width of 40"),
-        ({"key_value_heads": 4}, "cannot share 4"),
-        ({"head_dim": 9}, "even, not 9"),
-        ({"windows": (None,)}, "3 layers need as many windows, not 1"),
-        ({"windows": (0, None, None)}, "a window is 1 token or more"),
-        ({"layers": 0}, "layers is 1 or more"),
+        ({"heads": 7, "head_dim": 0}, "width .40. is not a multiple of heads .7."),
+        ({"key_value_heads": 4}, "must be a multiple of key_value_heads .4."),
+        ({"head_dim": 9}, "must be even for rotary positions, not 9"),
+        ({"windows": (None,)}, "one entry for each of 3 layers, not 1"),
+        ({"windows": (0, None, None)}, "each window must be at least 1 token"),
+        ({"layers": 0}, "layers must be at least 1"),
         ({"rope_base": 0.0}, "above zero"),
     ],
 )
@@ -168,9 +168,9 @@ def test_inputs_that_cannot_be() -> None:
     model = decoder()
     for tokens, words in (
         (torch.zeros(1, 65, dtype=torch.long), "the model takes 1 to 64 tokens, not 65"),
-        (torch.zeros(1, 0, dtype=torch.long), "0 tokens"),
+        (torch.zeros(1, 0, dtype=torch.long), "1 to 64 tokens, not 0"),
         (torch.zeros(5, dtype=torch.long), "shape \\(batch, tokens\\)"),
-        (torch.zeros(1, 5), "whole numbers"),
+        (torch.zeros(1, 5), "takes integers"),
     ):
         with pytest.raises(ModelError, match=words):
             model(tokens)

@@ -85,7 +85,7 @@ def test_a_group_too_few_or_a_layer_too_many_is_refused(tmp_path: Path) -> None:
         ({"extra.weight": torch.zeros(3)}, "1 weights are unexpected .extra.weight"),
         ({"layers.1.norm.weight": torch.zeros(3)}, "1 weights are unexpected"),
         ({"conv_last.weight": torch.zeros(4, 12, 3, 3)}, r"conv_last.weight is \(4, 12, 3, 3\), not \(3, 12, 3, 3\)"),
-        ({"conv_first.weight": None}, "not whole"),
+        ({"conv_first.weight": None}, "is incomplete"),
         ({"norm.bias": torch.full((24,), float("nan"))}, "'norm.bias' has values that are not finite"),
     ):
         changed = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}

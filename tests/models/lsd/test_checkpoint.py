@@ -67,14 +67,14 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: dict[str, Any], sentenc
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ("{", "header that cannot be read"),
-        ("[1]", "header that cannot be read"),
-        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "other names"),
-        (json.dumps({**CONFIG.to_dict(), "width": "wide"}), "its width is 'wide'"),
-        (json.dumps({**CONFIG.to_dict(), "width": True}), "its width is True"),
-        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"its width is \[8\]"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), "its multipliers is 2"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"its multipliers is \[1, 2.5\]"),
+        ("{", "the config in the header of .* cannot be read"),
+        ("[1]", "the config in the header of .* is not a JSON object"),
+        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "its settings must be"),
+        (json.dumps({**CONFIG.to_dict(), "width": "wide"}), "'width' is 'wide', not an integer"),
+        (json.dumps({**CONFIG.to_dict(), "width": True}), "'width' is True"),
+        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"'width' is \[8\]"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), "'multipliers' is 2"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"'multipliers' is \[1, 2.5\]"),
         (json.dumps({**CONFIG.to_dict(), "width": 12}), "multiple of 8, not 12"),
     ],
 )
@@ -95,11 +95,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     for name, sentence in (
         ("other", "is not an LSD model: its header has no architecture"),
-        ("cut", "is damaged or not a safetensors file"),
-        ("text", "is damaged or not a safetensors file"),
-        ("empty", "is damaged or not a safetensors file"),
+        ("cut", "is not a readable safetensors file"),
+        ("text", "is not a readable safetensors file"),
+        ("empty", "is not a readable safetensors file"),
         ("folder", "is a folder"),
-        ("missing", "there is no file"),
+        ("missing", "No such file or directory"),
     ):
         with pytest.raises(ModelError, match=sentence):
             load_lsd(tmp_path / f"{name}.safetensors")

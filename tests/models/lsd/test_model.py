@@ -66,7 +66,7 @@ def test_no_control_is_a_control_of_zeros() -> None:
     torch.testing.assert_close(model(**nothing), model(**{**given, "control": torch.zeros(1, 8)}))
     without = Lsd(replace(SMALL, control=0)).eval()
     assert without(**nothing).shape == given["frame"].shape
-    with pytest.raises(ModelError, match="0 entries"):
+    with pytest.raises(ModelError, match="control must have the shape .1, 0."):
         without(**given)
 
 
@@ -167,24 +167,24 @@ def test_what_it_cannot_take() -> None:
     for change_, sentence in (
         ({"frame": torch.rand(1, 4, 8, 8)}, "shape .batch, 3, height, width"),
         ({"frame": torch.rand(1, 3, 0, 8)}, "shape .batch, 3, height, width"),
-        ({"noisy": torch.rand(1, 3, 8, 8)}, "have one shape"),
-        ({"timestep": torch.rand(1)}, "whole numbers, one for each"),
-        ({"timestep": torch.tensor([1, 2])}, "whole numbers, one for each"),
-        ({"control": torch.rand(1, 3)}, "control vectors of 8 entries"),
+        ({"noisy": torch.rand(1, 3, 8, 8)}, "must have the same shape"),
+        ({"timestep": torch.rand(1)}, "integers, one for each"),
+        ({"timestep": torch.tensor([1, 2])}, "integers, one for each"),
+        ({"control": torch.rand(1, 3)}, "control must have the shape .1, 8., not .1, 3."),
     ):
         with pytest.raises(ModelError, match=sentence):
             model(**{**given, **change_})
     for wrong, sentence in (
-        ({"patch": 3}, "patch is 1, 2, 4 or 8"),
+        ({"patch": 3}, "patch must be 1, 2, 4 or 8"),
         ({"width": 12}, "multiple of 8, not 12"),
-        ({"multipliers": (1,)}, "two levels or more"),
-        ({"blocks": 0}, "at least one block"),
-        ({"attending": 4}, "4 of 3 levels cannot attend"),
-        ({"control": 3}, "multiple of 8 entries"),
+        ({"multipliers": (1,)}, "multipliers must be two or more"),
+        ({"blocks": 0}, "blocks must be at least 1"),
+        ({"attending": 4}, "attending must be from 0 to 3"),
+        ({"control": 3}, "control must be a multiple of 8"),
     ):
         with pytest.raises(ModelError, match=sentence):
             replace(SMALL, **wrong)
-    with pytest.raises(ModelError, match="no LSD of size 'huge': there are tiny, light, medium, heavy"):
+    with pytest.raises(ModelError, match="unknown LSD size 'huge' .available: tiny, light, medium, heavy"):
         LsdConfig.of("huge")
 
 

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.files.atomic import CannotWrite, write_bytes, write_text
 from redline.files.untrusted import read_json_object, reading
-from redline.files.weights import check_safetensors_header, mismatches
+from redline.files.weights import mismatches, open_safetensors
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
@@ -106,7 +105,7 @@ def load_decoder(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights.fill({name: piece.of(parameters) for name, piece in wanted.items()})
     for path in weights.files if tied_too else ():
-        with safe_open(path, "pt") as file:
+        with open_safetensors(path) as file:
             if "lm_head.weight" in file.keys():  # noqa: SIM118 (safe_open does not return a dict)
                 _check_tied(file.get_tensor("lm_head.weight"), parameters["embedding.weight"], path)
     return model.eval().requires_grad_(False)
@@ -128,7 +127,7 @@ def find_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file of the folder.")
-        with _opened(folder / name) as file:
+        with open_safetensors(folder / name) as file:
             strays = {key for key, where in weight_map.items() if where == name} ^ set(file.keys())
         if strays:
             raise ModelError(f"{str(folder / INDEX)!r} and {name!r} disagree about {sorted(strays)[0]!r}.")
@@ -151,16 +150,6 @@ def check_has_weights(folder: Path) -> None:
     raise ModelError(f"{str(folder)!r} has neither {SINGLE} nor {INDEX}{found}.")
 
 
-def _opened(path: Path) -> Any:
-    try:
-        check_safetensors_header(path)
-        return safe_open(path, "pt")
-    except FileNotFoundError as error:
-        raise ModelError(f"cannot read {str(path)!r}: No such file or directory.") from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{str(path)!r} is damaged or not a safetensors file ({error}).") from error
-
-
 @dataclass(frozen=True)
 class Weights:
     """The headers of a folder's weight files, so that mismatches are found before the model is built."""
@@ -177,7 +166,7 @@ class Weights:
         shapes: dict[str, tuple[int, ...]] = {}
         numbers: dict[str, int] = {}
         for path in files:
-            with reading(path, "safetensors file", ModelError, (SafetensorError,)), _opened(path) as file:
+            with open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     part = file.get_slice(name)
                     shapes[name] = tuple(part.get_shape())
@@ -213,7 +202,7 @@ class Weights:
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         """Copies the stored tensors into the targets of the same names."""
         for path in self.files:
-            with _opened(path) as file:
+            with open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     if name in targets:
                         _fill(targets[name], file.get_tensor(name), name, path)

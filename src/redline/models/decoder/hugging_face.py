@@ -207,7 +207,7 @@ def family_of(config: DecoderConfig) -> str:
         if alike and not config.qkv_bias and not config.out_bias:
             return "mistral"
     raise ModelError(
-        "no Hugging Face architecture supports this decoder's combination of biases, query and key norms, windows and "
+        "no Hugging Face architecture has this decoder's combination of biases, query and key norms, windows and "
         "head_dim."
     )
 

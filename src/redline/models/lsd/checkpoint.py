@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
 
 from redline.errors import ModelError
 from redline.files.atomic import write_bytes
-from redline.files.weights import check_all_finite, check_safetensors_header, check_tensors, mismatches
+from redline.files.untrusted import parse_json
+from redline.files.weights import check_all_finite, check_tensors, mismatches, open_safetensors
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
 
@@ -31,7 +30,11 @@ def save_lsd(
 
 def load_lsd(path: str | Path) -> Lsd:
     """Loads a model in fp32 on the CPU, in evaluation mode."""
-    header, tensors = _read(Path(path))
+    path = Path(path)
+    with open_safetensors(path) as file:
+        header = dict(file.metadata() or {})
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    check_tensors(tensors, str(path), path.stat().st_size)
     config = _config(header, str(path))
     # Checked first, because building the number of blocks that a damaged header names could take very long.
     if config.blocks * len(config.multipliers) > len(tensors):
@@ -53,41 +56,14 @@ def load_lsd(path: str | Path) -> Lsd:
 
 def read_about(path: str | Path) -> dict[str, str]:
     """Returns the header of an LSD file without reading the weights."""
-    path = Path(path)
-    try:
-        check_safetensors_header(path)
-        with safe_open(path, framework="pt") as file:
-            return dict(file.metadata() or {})
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    header = read_about(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-    check_tensors(tensors, str(path), path.stat().st_size)
-    return header, tensors
-
-
-def _unreadable(path: Path, error: Exception) -> ModelError:
-    if not path.exists():
-        return ModelError(f"there is no file {str(path)!r}.")
-    if path.is_dir():
-        return ModelError(f"{str(path)!r} is a folder, not a weight file.")
-    return ModelError(f"{str(path)!r} is damaged or not a safetensors file.")
+    with open_safetensors(Path(path)) as file:
+        return dict(file.metadata() or {})
 
 
 def _config(header: dict[str, str], origin: str) -> LsdConfig:
     if header.get("architecture") != ARCHITECTURE or "config" not in header:
         raise ModelError(f"{origin!r} is not an LSD model: its header has no architecture {ARCHITECTURE!r}.")
-    try:
-        values = json.loads(header["config"])
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{origin!r} has a header that cannot be read.") from error
+    values = parse_json(header["config"], f"the config in the header of {origin!r}", ModelError)
     if not isinstance(values, dict):
-        raise ModelError(f"{origin!r} has a header that cannot be read.")
+        raise ModelError(f"the config in the header of {origin!r} is not a JSON object.")
     return LsdConfig.from_dict(values, origin)

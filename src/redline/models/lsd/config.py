@@ -1,11 +1,11 @@
 """The hyper-parameters of an LSD model, and the four named sizes."""
 
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from redline.errors import ModelError
+from redline.files.untrusted import check_types, field_types
 
 IMAGE_CHANNELS = 3
 # The inputs, concatenated: the noisy image, the frame and the previous output.
@@ -54,18 +54,13 @@ class LsdConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "the config") -> "LsdConfig":
         """Reverses `to_dict`; raises for unknown or missing names and for values of the wrong type."""
-        hints = typing.get_type_hints(cls)
-        names = {field.name for field in fields(cls)}
-        if set(values) != names:
+        types = field_types(cls)
+        if set(values) != set(types):
             raise ModelError(
-                f"{origin!r} is not the config of an LSD: its settings must be {', '.join(sorted(names))}."
+                f"{origin!r} is not the config of an LSD: its settings must be {', '.join(sorted(types))}."
             )
-        for name, value in values.items():
-            items = value if hints[name] is not int and isinstance(value, (list, tuple)) else [value]
-            if any(type(item) is not int for item in items) or (hints[name] is not int and items is not value):
-                raise ModelError(f"{origin!r} is not the config of an LSD: {name!r} is {value!r}.")
-        kinds: dict[str, Any] = {name: value if type(value) is int else tuple(value) for name, value in values.items()}
-        return cls(**kinds)
+        check_types(values, types, repr(origin), ModelError)
+        return cls(**{**values, "multipliers": tuple(values["multipliers"])})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn import Parameter
 
 from redline.errors import ModelError, RedlineError
 from redline.files.atomic import write_bytes
-from redline.files.untrusted import MALFORMED, parse_json, reading
-from redline.files.weights import check_safetensors_header
+from redline.files.untrusted import MALFORMED, parse_json
+from redline.files.weights import open_safetensors
 from redline.models.decoder.checkpoint import check_finite
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
@@ -155,11 +154,9 @@ class MemoryState:
         Its slot banks may have been reduced to fewer slots.
         """
         path = Path(path)
-        with reading(path, "saved state", ModelError, (SafetensorError,)):
-            check_safetensors_header(path)
-            with safe_open(path, framework="pt") as file:
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = file.metadata() or {}
+        with open_safetensors(path, "saved state") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = file.metadata() or {}
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
             raise ModelError(f"{str(path)!r} is the state of another model: only one of the two has {name!r}.")
