@@ -147,7 +147,7 @@ def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:
     pairs = PhotoPairs(PhotoSettings(str(tmp_path), crop_px=8), 4, CPU)
     assert len(list(pairs)) == 1 and pairs.photos == 1
     assert len(pairs.skipped) == 3
-    assert any("'small.png' is 200 × 31, and shrink 1 needs 32 pixels" in sentence for sentence in pairs.skipped)
+    assert any("'small.png' is 200 × 31, but shrink 1 needs 32 pixels" in sentence for sentence in pairs.skipped)
     assert any("cut.png" in sentence for sentence in pairs.skipped)
     (tmp_path / "0.png").unlink()
     with pytest.raises(RedlineError, match="no photo of .* can be used for training. The first: .*cut.png"):
@@ -155,7 +155,7 @@ def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:
 
 
 def test_folders_without_photos_and_impossible_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RedlineError, match="no pictures"):
+    with pytest.raises(RedlineError, match="contains no images"):
         list(PhotoPairs(PhotoSettings(str(tmp_path)), 4, CPU))
     with pytest.raises(RedlineError, match="no folder"):
         list(PhotoPairs(PhotoSettings(str(tmp_path / "none")), 4, CPU))
@@ -189,7 +189,7 @@ def test_drawn_images_get_their_share_of_the_crops(tmp_path: Path) -> None:
     settings = PhotoSettings(str(tmp_path), crop_px=8, batch=1000, drawn=0.4)
     counts = PhotoCrops(settings, 4, CPU).draw(0).image.bincount()
     assert 340 < counts[0] < 460  # "drawn" is sorted before "photos"
-    with pytest.raises(RedlineError, match="no folder 'drawn'"):
+    with pytest.raises(RedlineError, match="no subfolder 'drawn'"):
         PhotoCrops(replace(settings, photos=str(tmp_path / "photos")), 4, CPU)
     with pytest.raises(RedlineError, match="drawn must be"):
         PhotoSettings("x", drawn=1.0)

@@ -54,5 +54,5 @@ def test_a_photo_is_cut_to_whole_pixels_of_its_small_picture(tmp_path: Path) -> 
 def test_a_photo_of_just_the_size_of_a_crop_is_used(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 1, 20, 20)
     assert len(list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=10), 2, torch.device("cpu")))) == 1
-    with pytest.raises(RedlineError, match="no photo of .* need 22 pixels per side"):
+    with pytest.raises(RedlineError, match="no photo of .* needs 22 pixels per side"):
         list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=11), 2, torch.device("cpu")))

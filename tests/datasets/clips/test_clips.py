@@ -63,12 +63,12 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for wrong, sentence in (
         ({"photos": ""}, "no training data"),
         ({"frame_px": 4}, "frame_px must be at least 8"),
-        ({"world_px": 100}, "at least as many as frame_px"),
+        ({"world_px": 100}, "world_px at least frame_px"),
         ({"batch": 0}, "batch must be above zero"),
         ({"objects": 1.5}, "objects must be from 0"),
-        ({"dark": 1.0}, "less than 1"),
+        ({"dark": 1.0}, "must be below 1"),
         ({"pan_px": -1.0}, "pan_px must not be negative"),
-        ({"quality": 0}, "quality is from 1 to 100"),
+        ({"quality": 0}, "quality must be from 1 to 100"),
     ):
         with pytest.raises(RedlineError, match=sentence):
             replace(ClipSettings("x"), **wrong)

@@ -21,7 +21,7 @@ def test_a_share_is_from_0_to_1(name: str) -> None:
 @pytest.mark.parametrize("name", ["dark", "cast"])
 def test_darkness_and_cast_leave_something(name: str) -> None:
     assert replace(PLAIN, **{name: 0.99}) and replace(PLAIN, **{name: 0.0})
-    with pytest.raises(RedlineError, match="less than 1"):
+    with pytest.raises(RedlineError, match="must be below 1"):
         replace(PLAIN, **{name: 1.0})
 
 

@@ -73,7 +73,7 @@ def test_no_place_is_written_twice_at_once(model: Decoder) -> None:
     for past in cache.chunk_pasts(torch.tensor([150, 40]), 160):
         unseen = past.layer.keys_BCGD.shape[1] - 1
         for row, count in enumerate((150, 40)):
-            places = [place for place in past.places_BS[row].tolist() if place != unseen]
+            places = [place for place in past.slots_BS[row].tolist() if place != unseen]
             assert len(set(places)) == len(places) == min(count, past.layer.ring)
 
 
