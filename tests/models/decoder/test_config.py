@@ -20,7 +20,10 @@ def test_heads_and_windows_follow_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        *[({name: 0}, f"{name} must be at least 1") for name in ("vocabulary", "width", "layers", "mlp_width", "context")],
+        *[
+            ({name: 0}, f"{name} must be at least 1")
+            for name in ("vocabulary", "width", "layers", "mlp_width", "context")
+        ],
         ({"width": 13, "head_dim": 0}, "width .13. is not a multiple of heads .3."),
         ({"key_value_heads": 2}, "heads .3. must be a multiple of key_value_heads .2."),
         ({"key_value_heads": -1}, "heads .3. must be a multiple of key_value_heads .-1."),

@@ -46,14 +46,16 @@ def test_a_memory_of_more_slots_or_of_several_numbers_of_them_is_refused(tmp_pat
     model, state = remembering(replace(SMALL, layers=4))
     state.save(path)
     fewer = TitanModel(replace(SMALL, layers=4, memory_slots=5))
-    with pytest.raises(ModelError, match="another model: 'layers.1.bank.key_BMHD' has .6, 4, 6., not .5, 4, 6.[.]$"):
+    with pytest.raises(
+        ModelError, match="another model: 'layers.1.bank.key_BMHD' has the shape .6, 4, 6., not .5, 4, 6.[.]$"
+    ):
         fewer.new_state().load(path)
     mixed = {**load_file(path)}
     for name, tensor in model.reduce_memory_slots(state, 2).named_tensors():
         if name.startswith("layers.3.bank"):
             mixed[name] = tensor.contiguous()
     save_file(mixed, path)
-    with pytest.raises(ModelError, match="is damaged: its banks have 2 and 6 slots[.]$"):
+    with pytest.raises(ModelError, match="is damaged: its slot banks have 2 and 6 slots[.]$"):
         model.new_state().load(path)
 
 
@@ -76,21 +78,21 @@ def test_a_saved_memory_of_several_batch_sizes_is_refused(tmp_path: Path, rows: 
     model, state = remembering()
     state.save(path)
     save_file({**load_file(path), "position_B": rows}, path)
-    with pytest.raises(ModelError, match="is damaged: its tensors are of different numbers of sequences[.]$"):
+    with pytest.raises(ModelError, match="is damaged: its tensors have different numbers of sequences[.]$"):
         model.new_state().load(path)
 
 
 def test_memories_that_differ_are_not_stacked() -> None:
     model, state = remembering()
     with pytest.raises(
-        ModelError, match="no batch: 'layers.1.bank.key_BMHD' is .6, 4, 6. in one and .3, 4, 6. in anot"
+        ModelError, match="cannot be stacked: 'layers.1.bank.key_BMHD' is .6, 4, 6. in one and .3, 4, 6. in anot"
     ):
         MemoryState.stack([state, model.reduce_memory_slots(state)])
     _, other = remembering(replace(SMALL, memory_slots=0))
     for states in ([state, other], [other, state]):
-        with pytest.raises(ModelError, match="no batch: only one of them has 'layers.1.bank.age_BM'[.]$"):
+        with pytest.raises(ModelError, match="cannot be stacked: only one of them has 'layers.1.bank.age_BM'[.]$"):
             MemoryState.stack(states)
-    with pytest.raises(ModelError, match="there is no memory to stack[.]$"):
+    with pytest.raises(ModelError, match="there are no states to stack[.]$"):
         MemoryState.stack([])
 
 
@@ -108,9 +110,9 @@ def test_memories_that_differ_are_not_stacked() -> None:
 def test_a_memory_of_another_model_is_refused_where_it_is_used(change: dict[str, int], sentence: str) -> None:
     _, state = remembering()
     other = TitanModel(replace(SMALL, **change))
-    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"^the state belongs to another model: {sentence}[.]$"):
         other.advance(tokens(1, 5), state)
-    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"^the state belongs to another model: {sentence}[.]$"):
         other.new_cache(1, 0).restore(state)
 
 
@@ -132,7 +134,7 @@ def test_a_memory_in_another_precision_is_refused_where_it_is_used_and_taken_fro
     [
         ({"segment": 4, "window_segments": 3}, "its segment is 8, not 4"),
         ({"memory_chunk": 5}, "its memory_chunk is 64, not 5"),
-        ({}, "its weights are others"),
+        ({}, "its weights differ"),
     ],
 )
 def test_a_file_of_another_model_with_the_same_shapes_is_refused(
@@ -195,7 +197,9 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
 
 def test_memories_of_models_that_differ_in_a_setting_are_not_stacked() -> None:
     states = [remembering(config)[1] for config in (SMALL, replace(SMALL, segment=4, window_segments=3))]
-    with pytest.raises(ModelError, match="different models are no batch: of the first, its segment is 8, not 4[.]$"):
+    with pytest.raises(
+        ModelError, match="different models cannot be stacked: of the first, its segment is 8, not 4[.]$"
+    ):
         MemoryState.stack(states)
 
 
@@ -241,14 +245,14 @@ def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)
     with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
         state.row(index)
-    with pytest.raises(ModelError, match=f"has no row {index}: they count from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
         state.rows([1, index])
 
 
 @pytest.mark.parametrize("slots", [None, 1, 99])
 def test_a_memory_without_a_bank_is_not_reduced(slots: int | None) -> None:
     model, state = remembering(replace(SMALL, memory_slots=0))
-    with pytest.raises(ModelError, match="the memory has no bank of slots that could be reduced[.]$"):
+    with pytest.raises(ModelError, match="the state has no slot bank that could be reduced[.]$"):
         model.reduce_memory_slots(state, slots)
 
 
