@@ -194,7 +194,7 @@ def test_heads_too_small_for_flex_attention_are_said() -> None:
     tokens, _, _ = batch()
     with torch.no_grad():
         expected = model(tokens)
-        with pytest.warns(UserWarning, match="heads of 8 channels is slow on a GPU"):
+        with pytest.warns(UserWarning, match="head dimension of 8 is slow on a GPU"):
             found = model.cuda()(tokens.cuda())
     assert (found.cpu() - expected).norm() <= 1e-3 * expected.norm()
 
