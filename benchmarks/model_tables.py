@@ -240,8 +240,7 @@ def live_section(rows: Sequence[Row]) -> str:
 
 
 def film_section(rows: Sequence[Row]) -> str:
-    """What `redline stream FILM null --json` says, with the GPU, the version of torch, the command and how the film was
-    made."""
+    """Formats the output of `redline stream VIDEO null --json`, with GPU, torch version, command and origin."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
     figures = ("frames/s", "p50", "p99", "memory", f"p50 of {', '.join(stages)}")
     head = ("film", "model", "size", "settings", "plan", *figures)

@@ -64,7 +64,7 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_no_arm_begins_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arm_is_set_up_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(tmp_path / "rows.jsonl", "--length", "64", "--limit-s", "0")
     assert len(found) == 4 and all("--limit-s" in row["failure"] for row in found)
     assert "64 × 2, transformers + torch.compile: skipped" in capsys.readouterr().out

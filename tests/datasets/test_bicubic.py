@@ -108,7 +108,7 @@ def test_impossible_factors_are_refused(scale: float) -> None:
         resize(torch.rand(4, 4), scale)
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_inputs_other_than_images_raise() -> None:
     with pytest.raises(RedlineError, match="floats and bytes"):
         resize(torch.ones(4, 4, dtype=torch.int32), 2)
     with pytest.raises(RedlineError, match="shape"):

@@ -122,7 +122,7 @@ def test_large_headers_are_refused_at_once(
         ("[" * 100_000, "cannot be read: it is nested too deeply"),
     ],
 )
-def test_an_lsd_whose_header_claims_what_no_file_holds(config: Any, sentence: str, tmp_path: Path) -> None:
+def test_lsd_headers_with_impossible_sizes_raise(config: Any, sentence: str, tmp_path: Path) -> None:
     own = LsdConfig(patch=2, width=8, multipliers=(1, 2))
     claimed = config if isinstance(config, str) else json.dumps({**own.to_dict(), **config})
     tensors = {name: tensor.contiguous() for name, tensor in Lsd(own).state_dict().items()}

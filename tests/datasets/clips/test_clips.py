@@ -24,7 +24,7 @@ def settings(tmp_path: Path) -> ClipSettings:
     return ClipSettings(str(tmp_path), frame_px=24, world_px=48, batch=2, cuts=0.5)
 
 
-def test_frames_are_pictures_of_whole_levels(settings: ClipSettings) -> None:
+def test_frames_are_quantized_to_8_bits(settings: ClipSettings) -> None:
     clip = Clips(settings, CPU).clip(0, 3)
     frames = list(clip)
     assert len(frames) == len(clip) == 3

@@ -56,7 +56,7 @@ def test_a_frame_moved_is_the_next_one(motion: dict[str, float], seed: int) -> N
     assert moved
 
 
-def test_what_passes_by_hides_and_uncovers() -> None:
+def test_the_moving_object_hides_and_uncovers_pixels() -> None:
     """A camera that stands before a flat photo: all that moves is what passes, and its rim alone is not known."""
     settings = replace(SETTINGS, still=1.0, pan_px=4.0)
     photos = torch.stack((torch.zeros(3, 3, 96, 96), smooth_photos(3, 96)[0]))

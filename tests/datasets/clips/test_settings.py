@@ -26,7 +26,7 @@ def test_darkness_and_cast_leave_something(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pan_px", "zoom", "turn", "noise", "blur_px"])
-def test_what_is_moved_or_added_is_not_negative(name: str) -> None:
+def test_motion_and_noise_must_not_be_negative(name: str) -> None:
     assert replace(PLAIN, **{name: 0.0})
     with pytest.raises(RedlineError, match=f"{name} must not be negative"):
         replace(PLAIN, **{name: -0.1})

@@ -144,7 +144,7 @@ def test_damaged_files(saved: Saved) -> None:
         load_decoder(folder)
 
 
-def test_a_decoder_that_no_family_can_say_is_not_saved(tmp_path: Path) -> None:
+def test_a_decoder_without_a_matching_family_is_not_saved(tmp_path: Path) -> None:
     config = DecoderConfig(50, 16, 2, 2, 24, windows=(4, None))
     with pytest.raises(ModelError, match="no Hugging Face architecture"):
         save_decoder(Decoder(config), tmp_path / "folder")

@@ -72,7 +72,7 @@ def test_a_save_that_is_killed_leaves_no_mixture(kind: str, tmp_path: Path, monk
     assert kept >= lost > 0
 
 
-def test_what_a_killed_save_left_is_swept_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     model = Decoder(SMALL)
     save_decoder(model, tmp_path)
     (tmp_path / ".saving").mkdir()

@@ -11,7 +11,7 @@ from redline.models.decoder import Decoder, DecoderConfig
 TINY = DecoderConfig(vocabulary=11, width=12, layers=2, heads=3, mlp_width=10)
 
 
-def test_heads_and_windows_follow_from_the_others() -> None:
+def test_defaults_of_heads_and_windows() -> None:
     assert (TINY.head_dim, TINY.key_value_heads, TINY.windows) == (4, 3, (None, None))
     given = replace(TINY, key_value_heads=1, head_dim=6, windows=(1, None))
     assert (given.head_dim, given.key_value_heads, given.windows) == (6, 1, (1, None))

@@ -164,14 +164,14 @@ def test_keys_that_change_the_output_are_refused_by_name_and_value(key: str) -> 
     assert str(error.value).endswith(".")
 
 
-def test_keys_that_cannot_be_judged_are_named_once() -> None:
+def test_unknown_keys_are_named_in_one_warning() -> None:
     with pytest.warns(UserWarning, match="unknown settings are ignored: 'attention_head_dim', 'trained_by'") as found:
         assert reading({"attention_head_dim": 8, "trained_by": "us"}) == reading({})
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_what_transformers_writes_is_read_in_silence(family: str) -> None:
+def test_configs_of_transformers_are_read_without_warnings(family: str) -> None:
     import transformers
 
     document = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))

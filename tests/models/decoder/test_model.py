@@ -66,7 +66,7 @@ def test_a_window_hides_what_is_further_back() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("made", ["numbers", "packing"])
-def test_packed_documents_are_what_they_are_alone(made: str) -> None:
+def test_packed_documents_equal_separate_ones(made: str) -> None:
     model = decoder()
     lengths = [[7, 1, 13], [2, 19]]
     tokens = torch.randint(61, (2, 21))
@@ -121,7 +121,7 @@ def test_other_precisions_agree_and_keep_exact_angles() -> None:
     assert (half(tokens) - exact).norm() < 0.1 * exact.norm()
 
 
-def test_it_begins_near_the_uniform_guess() -> None:
+def test_the_initial_loss_is_near_uniform() -> None:
     torch.manual_seed(0)
     model = Decoder(CONFIG)
     tokens = torch.randint(61, (4, 64))
@@ -159,12 +159,12 @@ def test_it_compiles_without_a_break_in_training() -> None:
         ({"rope_base": 0.0}, "above zero"),
     ],
 )
-def test_a_config_that_cannot_be(changes: dict[str, object], words: str) -> None:
+def test_invalid_configs_raise(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         replace(CONFIG, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def test_inputs_that_cannot_be() -> None:
+def test_invalid_inputs_raise() -> None:
     model = decoder()
     for tokens, words in (
         (torch.zeros(1, 65, dtype=torch.long), "the model takes 1 to 64 tokens, not 65"),

@@ -103,7 +103,7 @@ def test_a_group_too_few_or_a_layer_too_many_is_refused(tmp_path: Path) -> None:
         ("something else", "decoder.weight"),
     ],
 )
-def test_another_model_is_said_to_be_one(name: str, key: str, tmp_path: Path) -> None:
+def test_other_architectures_are_named(name: str, key: str, tmp_path: Path) -> None:
     save_file({key: torch.zeros(2, 2)}, tmp_path / "other.safetensors")
     with pytest.raises(ModelError, match=f"is not a DRCT model: it seems to be .*{name}"):
         load_drct(tmp_path / "other.safetensors")

@@ -26,7 +26,7 @@ def packed(model: Drct) -> Drct:
 
 @pytest.mark.parametrize("config", [USUAL, ODD], ids=["180 channels", "20 channels"])
 @torch.no_grad()
-def test_gives_what_the_groups_give(config: DrctConfig) -> None:
+def test_output_equals_that_of_the_original_groups(config: DrctConfig) -> None:
     model = draw(Drct(config)).eval().double()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases far from one and zero
@@ -82,7 +82,7 @@ def test_sums_follow_the_weights_when_they_are_rounded() -> None:
             assert torch.equal(module.weight_sums, module.weight.float().sum(1))
 
 
-def test_nothing_of_the_old_groups_is_left() -> None:
+def test_the_original_groups_are_released() -> None:
     """Else a rung that quantizes linear layers would change such as nobody calls."""
     model = Drct(ODD)
     before = sum(parameter.numel() for parameter in model.parameters())
@@ -91,7 +91,7 @@ def test_nothing_of_the_old_groups_is_left() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) < before / 2
 
 
-def test_no_module_gives_out_what_nobody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_returns_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks for overflow in what modules give would take it for one."""
     empty_like = torch.empty_like
 

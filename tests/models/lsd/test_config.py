@@ -59,7 +59,7 @@ def test_a_value_of_another_kind_is_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(("patch", "channels_in", "channels_out"), [(1, 16, 8), (2, 40, 24), (4, 144, 96)])
-def test_channels_are_filled_up_to_eights(patch: int, channels_in: int, channels_out: int) -> None:
+def test_channels_are_padded_to_multiples_of_eight(patch: int, channels_in: int, channels_out: int) -> None:
     config = replace(TINY, patch=patch)
     assert (config.channels_in, config.channels_out) == (channels_in, channels_out)
 

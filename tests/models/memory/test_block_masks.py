@@ -57,7 +57,7 @@ def listed(counts: Tensor, which: Tensor) -> Tensor:
         (5, 4, 0, 0.3),
     ],
 )
-def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
+def test_no_visible_pair_is_skipped(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
     torch.manual_seed(length)
     packing = Packing.of((torch.rand(3, length) < rate).cumsum(1))
     seen_by = BlockMasks.of(packing.positions_BS, packing.documents_BS, segment, window, with_beyond=beyond)
@@ -88,7 +88,7 @@ def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: 
         assert torch.equal(partly | full, seen.any(-1).any(-1))
 
 
-def test_masks_say_what_the_blocks_say() -> None:
+def test_mask_functions_match_the_block_lists() -> None:
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.05).cumsum(1))
     found = BlockMasks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
@@ -139,7 +139,7 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
+def test_flex_attention_beyond_the_window_matches_the_reference(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where gradients are to repeat there is no bias, which all queries would add to; some tokens are worth nothing."""
@@ -169,9 +169,7 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
 
 @pytest.mark.parametrize("banked", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_kernels_of_stretches_see_what_the_plain_form_does(
-    window: int, banked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stretch_kernels_match_the_reference(window: int, banked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windowed_attention, "stretches_are_faster", lambda *_: True)
     monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
     torch.manual_seed(0)

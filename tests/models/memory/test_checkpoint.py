@@ -94,7 +94,7 @@ def test_settings_that_the_weights_do_not_have_are_refused_before_anything_is_bu
     assert str(error.value).endswith(".") and str(error.value).count(". ") == 0
 
 
-def test_what_is_no_folder_of_a_memory_model(folder: Path) -> None:
+def test_folders_of_other_models_raise(folder: Path) -> None:
     for text, sentence in (
         ("{}", "is not the config of a Titans model[.]$"),
         ("[]", "config.json' is not a JSON object[.]$"),

@@ -49,7 +49,7 @@ def test_many_memory_heads_of_a_given_size_are_a_memory() -> None:
     assert TitanModel(config)(torch.randint(31, (1, 5))).isfinite().all()
 
 
-def test_sizes_that_are_not_given_follow_from_the_others() -> None:
+def test_derived_sizes() -> None:
     plain = replace(TINY, width=96)
     assert (plain.head_dim, plain.shared_heads, plain.neural_heads) == (24, 4, 4)
     assert (plain.key_dim, plain.value_dim, plain.feed_forward_width) == (24, 24, 256)

@@ -111,7 +111,7 @@ def test_gradients_repeat_to_the_bit(kind: str, width: int, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
+def test_window_attention_kernels_match_the_reference(
     dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TitanConfig(vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32)
@@ -140,7 +140,7 @@ def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
         ("bank", torch.float32, "flex attention"),
     ],
 )
-def test_what_sees_a_window_is_said(
+def test_chosen_names_the_implementation_of_window_attention(
     kind: str, dtype: torch.dtype, taken: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     """By the size of a head, which a layer's weights do not have."""
@@ -153,7 +153,7 @@ def test_what_sees_a_window_is_said(
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("implementation", "in_order"), [("reference", False), ("reference", True), ("auto", True)])
-def test_a_bank_is_read_as_by_the_plain_form(
+def test_attention_to_a_bank_matches_the_reference(
     implementation: str, in_order: bool, dtype: torch.dtype, head_dim: int
 ) -> None:
     """Heads of every size: what is read beside the values has to fit in."""
@@ -189,7 +189,7 @@ def test_a_bank_is_read_as_by_the_plain_form(
         assert (one - other).norm() < 8 * rounding * other.norm()
 
 
-def test_heads_too_small_for_flex_attention_are_said() -> None:
+def test_heads_too_small_for_flex_attention_warn() -> None:
     model = TitanModel(replace(KINDS["window"], width=32, heads=4)).eval()
     tokens, _, _ = batch()
     with torch.no_grad():

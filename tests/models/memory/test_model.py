@@ -24,7 +24,7 @@ from .small_models import KINDS, SMALL, Products, built, tokens
 
 @pytest.mark.parametrize("key_value_heads", [2, 4])
 @pytest.mark.parametrize("window_segments", [1, 3])
-def test_a_window_without_a_bank_takes_long_pieces_at_once(
+def test_a_window_without_a_bank_processes_long_chunks_at_once(
     window_segments: int, key_value_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks of queries that are no multiple of a segment, and longer than what the window holds."""
@@ -42,7 +42,7 @@ def test_a_window_without_a_bank_takes_long_pieces_at_once(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_linear_layer_knows_the_kernels_for_few_rows(kind: str) -> None:
+def test_every_linear_layer_can_use_the_small_matmul_kernel(kind: str) -> None:
     """Which is what decoding one token is."""
     layers = [module for module in built(KINDS[kind]).modules() if isinstance(module, torch.nn.Linear)]
     assert len(layers) > 8 and all(isinstance(layer, Choosing) for layer in layers)
@@ -50,7 +50,7 @@ def test_every_linear_layer_knows_the_kernels_for_few_rows(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pieces", [(61,), (1, 7, 8, 3, 1, 21, 20), (30, 31), (1,) * 61])
-def test_any_split_gives_what_the_whole_gives(kind: str, pieces: tuple[int, ...]) -> None:
+def test_processing_in_chunks_equals_processing_the_whole(kind: str, pieces: tuple[int, ...]) -> None:
     model, text = built(KINDS[kind]), tokens(2, 61)
     whole, state, outputs = model(text), model.new_state(2), []
     for piece in text.split(pieces, 1):
@@ -62,7 +62,7 @@ def test_any_split_gives_what_the_whole_gives(kind: str, pieces: tuple[int, ...]
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_with_settling_give_what_the_whole_gives(kind: str) -> None:
+def test_single_steps_equal_processing_the_whole(kind: str) -> None:
     model, text = built(KINDS[kind]), tokens(2, 40)
     state, outputs = model.new_state(2), []
     for place in range(40):
@@ -93,7 +93,7 @@ def test_training_mode_and_evaluation_mode_are_the_same(kind: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(trained, evaluated, strict=True))
 
 
-def test_a_bank_with_room_for_all_is_the_one_that_training_sees() -> None:
+def test_a_bank_that_keeps_all_tokens_equals_training() -> None:
     roomy = replace(SMALL, memory_slots=80, memory_compression_ratio=1.0, merge_cosine=1.1)
     model, text = built(roomy), tokens(2, 70)
     torch.testing.assert_close(model(text), model(text, keep_all=True), atol=1e-5, rtol=1e-5)
@@ -103,7 +103,7 @@ def test_a_bank_with_room_for_all_is_the_one_that_training_sees() -> None:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_documents_in_a_row_are_read_as_each_alone(kind: str) -> None:
+def test_packed_documents_equal_separate_ones(kind: str) -> None:
     model, text = built(KINDS[kind]), tokens(2, 61)
     documents = torch.tensor([[0] * 20 + [1] * 30 + [2] * 11, [4] * 3 + [5] * 40 + [9] * 18])
     together = model(text, documents, keep_all=True)
@@ -126,7 +126,7 @@ def test_a_number_that_comes_again_is_another_document(kind: str) -> None:
     assert torch.equal(model.loss(text, text, documents), model.loss(text, text, numbered))
 
 
-def test_numbering_documents_asks_the_device_for_nothing() -> None:
+def test_numbering_documents_does_not_synchronize() -> None:
     """What waits for a device's values cannot run where there are none; training would wait in every step."""
     positions = TokenPositions.whole(
         tokens(2, 20).to("meta"), torch.zeros(2, 20, dtype=torch.int32, device="meta"), SMALL
@@ -167,7 +167,7 @@ def test_sequences_at_different_positions_are_batched(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_state_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+def test_a_saved_state_continues(kind: str, tmp_path: Path) -> None:
     model, text, more = built(KINDS[kind]), tokens(2, 37), tokens(2, 9)
     _, state = model.advance(text, model.new_state(2))
     state.save(tmp_path / "state.safetensors")
@@ -195,7 +195,7 @@ def test_autocast_is_refused_in_a_sentence(kind: str) -> None:
         built(KINDS[kind])(tokens(1, 20))
 
 
-def test_wanting_tokens_kept_costs_as_much_as_is_said() -> None:
+def test_the_score_penalty_is_the_kept_share() -> None:
     model, text = built(SMALL).train(), tokens(2, 30)
     plain = model.loss(text, text)
     model.score_weight = 0.5
@@ -206,7 +206,7 @@ def test_wanting_tokens_kept_costs_as_much_as_is_said() -> None:
     torch.testing.assert_close(model.eval().loss(text, text), plain, msg="a model is not judged by it")
 
 
-def test_figures_of_a_memory_and_its_reduction() -> None:
+def test_memory_stats_before_and_after_reduction() -> None:
     model = built(SMALL)
     _, state = model.advance(tokens(2, 90), model.new_state(2))
     stats = model.get_memory_stats(state)
@@ -224,7 +224,7 @@ def test_figures_of_a_memory_and_its_reduction() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_a_cache_of_rows_that_differ_gives_what_each_alone_gives(kind: str) -> None:
+def test_cached_rows_of_different_lengths_equal_separate_ones(kind: str) -> None:
     model, texts, more = built(KINDS[kind]), [tokens(1, n) for n in (3, 40, 24)], tokens(3, 25)
     padded, counts = torch.zeros(3, 40, dtype=torch.int64), torch.tensor([3, 40, 24])
     for row, text in enumerate(texts):
@@ -266,7 +266,7 @@ def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None
         load_memory_model(tmp_path)
 
 
-def test_every_module_with_a_choice_says_what_it_takes() -> None:
+def test_every_dispatching_module_names_its_implementation() -> None:
     modules = [module for module in built(SMALL).modules() if isinstance(module, Choosing)]
     assert {type(module).__name__ for module in modules} >= {"NeuralMemory", "RMSNorm", "SwiGLU", "Head"}
     for module in modules:

@@ -7,7 +7,7 @@ from redline.models.memory.rotation import Rotation
 from redline.models.memory.short_convolution import new_taps, next_inputs, short_convolution
 
 
-def test_turning_back_undoes_a_turn() -> None:
+def test_unrotate_reverses_rotate() -> None:
     x = torch.randn(2, 3, 2, 8)
     rotation = Rotation.at(torch.tensor([[0, 5, 10**6], [1, 2, 3]]), 8, 10_000.0)
     turned, also = rotation.rotate(x, x)
@@ -28,7 +28,7 @@ def test_the_taps_begin_within_their_bound() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
-def test_what_the_next_tokens_need_is_held(length: int) -> None:
+def test_inputs_for_the_next_tokens_are_kept(length: int) -> None:
     everything = torch.randn(2, 3 + length, 4)
     recent, x = everything[:, :3], everything[:, 3:]
     assert torch.equal(next_inputs(x, recent), everything[:, -3:])

@@ -41,7 +41,7 @@ def test_a_reduced_memory_is_restored(tmp_path: Path) -> None:
     assert torch.equal(model.advance(more, restored)[0], model.advance(more, reduced)[0])
 
 
-def test_a_memory_of_more_slots_or_of_several_numbers_of_them_is_refused(tmp_path: Path) -> None:
+def test_a_state_with_another_number_of_slots_raises(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     model, state = remembering(replace(SMALL, layers=4))
     state.save(path)
@@ -147,7 +147,7 @@ def test_a_file_of_another_model_with_the_same_shapes_is_refused(
 
 
 @pytest.mark.parametrize("name", [name for name, _ in TitanModel(SMALL).named_parameters()])
-def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
+def test_every_weight_identifies_the_model(name: str, tmp_path: Path) -> None:
     """One step of training at a small rate is another model."""
     path = tmp_path / "state.safetensors"
     model, state = remembering()
@@ -162,7 +162,7 @@ def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
         model.bfloat16().new_state().load(path)
 
 
-def test_a_weight_that_is_no_longer_plain_says_nothing(tmp_path: Path) -> None:
+def test_quantized_weights_are_not_compared(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     model, state = remembering()
     state.save(path)
@@ -203,7 +203,7 @@ def test_memories_of_models_that_differ_in_a_setting_are_not_stacked() -> None:
         MemoryState.stack(states)
 
 
-def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_batches_rows_up_to_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TitanModel(SMALL).eval().requires_grad_(False)
     seen, run = [], model._run
 
@@ -222,7 +222,7 @@ def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypa
 
 
 @torch.no_grad()
-def test_rows_that_all_go_on_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_of_all_rows_does_not_copy_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is as large as a memory is: prefill of one text, or of many of one length, reads it where it lies."""
     model, text = TitanModel(SMALL).eval(), tokens(3, 40)
     expected, state = model.advance(text, model.new_state(3))
@@ -282,7 +282,7 @@ def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
     ],
     ids=["1-D", "truth", "float", "empty"],
 )
-def test_what_are_no_tokens_are_refused(given: Tensor, sentence: str) -> None:
+def test_inputs_other_than_tokens_raise(given: Tensor, sentence: str) -> None:
     model, state = remembering()
     for read in (
         lambda: model(given),

@@ -43,7 +43,7 @@ def test_the_state_is_the_same_from_1k_to_64k_tokens(update: str) -> None:
 
 @pytest.mark.parametrize("update", ["gated_delta", "titans"])
 @pytest.mark.parametrize("text", ["random", "one token", "two tokens"])
-def test_the_memory_stays_in_bounds_over_8k_tokens(update: str, text: str) -> None:
+def test_neural_memory_stays_bounded_over_8k_tokens(update: str, text: str) -> None:
     """Of a model that has learnt nothing yet, and in the steps that its gates allow at the most."""
     config = replace(SMALL, width=64, layers=1, heads=2, key_value_heads=0, memory_heads=2, attention_every=0)
     model = built(replace(config, memory_update=update, memory_chunk=64), torch.float32)
@@ -67,7 +67,7 @@ def test_the_memory_stays_in_bounds_over_8k_tokens(update: str, text: str) -> No
         assert largest < 100
 
 
-def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_state_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: a layer of neural memory that never lets go of what its convolution has seen."""
     whole = NeuralMemory.forward
 
@@ -84,7 +84,7 @@ def test_a_state_that_grows_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_holds_no_more_than_it_says(kind: str) -> None:
+def test_the_storage_of_a_state_is_its_bytes(kind: str) -> None:
     """As views of what was computed on the way, its tensors would keep the whole piece alive."""
     model = built(KINDS[kind], torch.float32)
     with torch.no_grad():

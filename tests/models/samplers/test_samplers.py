@@ -33,7 +33,7 @@ def exact(process: str, prediction: str, picture: Tensor) -> Callable[[Tensor, T
 )
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 @pytest.mark.parametrize(("steps", "strength"), [(1, 1.0), (3, 0.7), (4, 0.31)])
-def test_a_model_that_knows_the_picture_finds_it(
+def test_a_perfect_model_recovers_the_image(
     name: str, process: str, prediction: str, steps: int, strength: float
 ) -> None:
     if name == "flow_euler" and process != "flow":
@@ -47,7 +47,7 @@ def test_a_model_that_knows_the_picture_finds_it(
 
 
 @pytest.mark.parametrize(("name", "order"), [("ddim", 1), ("flow_euler", 1), ("dpm_solver", 2)])
-def test_errors_shrink_by_the_order(name: str, order: int) -> None:
+def test_the_error_converges_with_the_order_of_the_solver(name: str, order: int) -> None:
     """Pictures of one normal distribution: the way from noise to them is known, and an error to half the step seen."""
     process, spread_px = noise_process("flow"), 0.4
 
@@ -75,7 +75,7 @@ def test_flow_euler_is_ddim_of_a_flow() -> None:
         assert torch.tensor(one.rows, dtype=torch.float64).allclose(torch.tensor(other.rows, dtype=torch.float64))
 
 
-def test_another_strength_is_other_numbers_in_the_same_place() -> None:
+def test_a_change_of_strength_overwrites_the_table_in_place() -> None:
     picture, noise = torch.rand(PICTURE), torch.randn(3, *PICTURE)
 
     def predict(noisy: Tensor, times: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def test_a_frame_is_one_compiled_graph(name: str) -> None:
     torch.testing.assert_close(compiled(*given), frame(*given))
 
 
-def test_times_go_evenly_down_from_the_noisiest() -> None:
+def test_timesteps_are_evenly_spaced() -> None:
     assert (
         spaced_timesteps(4) == (999, 749, 499, 249)
         and spaced_timesteps(1) == (999,)
@@ -129,7 +129,7 @@ def test_times_go_evenly_down_from_the_noisiest() -> None:
             spaced_timesteps(steps, strength)
 
 
-def test_impossible_samplers_are_said() -> None:
+def test_invalid_samplers_raise() -> None:
     flow = noise_process("flow")
     with pytest.raises(ModelError, match="unknown sampler 'euler' .available: ddim"):
         sampler_table("euler", "flow", "sample", 2)

@@ -6,7 +6,7 @@ from redline.errors import ModelError
 from redline.models.samplers.timesteps import intervals, spaced_timesteps
 
 
-def test_times_begin_at_the_strength_and_go_evenly_down() -> None:
+def test_timesteps_start_at_the_strength_and_are_evenly_spaced() -> None:
     assert (
         spaced_timesteps(1) == (999,)
         and spaced_timesteps(4) == (999, 749, 499, 249)
@@ -17,7 +17,7 @@ def test_times_begin_at_the_strength_and_go_evenly_down() -> None:
 
 
 @pytest.mark.parametrize(("steps", "strength"), [(0, 1.0), (1001, 1.0), (1, 0.0), (1, 1.01), (3, 0.002)])
-def test_what_cannot_be_visited_is_refused(steps: int, strength: float) -> None:
+def test_invalid_timesteps_raise(steps: int, strength: float) -> None:
     with pytest.raises(ModelError):
         spaced_timesteps(steps, strength)
 

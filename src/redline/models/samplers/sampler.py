@@ -2,7 +2,7 @@
 
 An engine that captures a frame as one CUDA graph calls, with its own static buffers,
 
-    state = sampler.begin(noise[0], picture)
+    state = sampler.begin(noise[0], image)
     for index in range(sampler.steps):
         output = model(state.noisy, …, sampler.times[index])
         state = sampler.step(index, state, output, noise[min(index + 1, sampler.noises - 1)])
