@@ -1,13 +1,12 @@
-"""Writes docs/claims.md: every figure that the guides claim, what it meant, and what Redline measured.
+"""Writes docs/claims.md: every figure that the guides claim, its meaning, and what Redline measured.
 
     python benchmarks/claims.py            writes the page
-    python benchmarks/claims.py --check    exits with 1 when the page is stale
+    python benchmarks/claims.py --check    exits with 1 if the page is stale
 
-The claims are in claims.toml. A claim that can be answered names a result file, a kind of figure and what
-to take it from: `plan` (a one-line plan, or baseline, compile, final) and `against`, or `rung` (what that
-rung did on top of the plan it was tried on). Of other benchmarks it names the row by its fields (`row`), which
-`figure` of it, and perhaps a row to divide by (`over`). The figure is computed from the file each time; nothing
-measured is typed in by hand.
+The claims are in claims.toml. A claim with a measurement names a result file, the kind of figure and its source: either
+`plan` (a one-line plan, or baseline, compile, final) and `against`, or `rung` (the effect of that rung on the plan it
+was tried on). For result files of other benchmarks it names the fields of the row (`row`), the `figure`, and optionally
+a row to divide by (`over`). All figures are computed from the files.
 """
 
 import argparse
@@ -31,7 +30,7 @@ CLAIMS = Path("benchmarks/claims.toml")
 PAGE = Path("docs/claims.md")
 NOT_YET = "not measured yet"
 ROLES = ("baseline", "compile", "final")
-# A row that was refused, failed or never ran has no figure.
+# The verdicts of rows that have figures.
 MEASURED = ("baseline", "kept", "dropped")
 
 
@@ -42,7 +41,7 @@ class Claim:
     quote: str
     meaning: str
     result: str = ""
-    # Which workload, where the file holds several.
+    # The workload, if the file contains several.
     workload: str = ""
     kind: str = ""
     plan: str = ""
@@ -52,13 +51,13 @@ class Claim:
     row: Mapping[str, Any] = field(default_factory=dict)
     over: Mapping[str, Any] = field(default_factory=dict)
     figure: str = ""
-    # What to know when the measured figure is held against the claimed one.
+    # A remark on the comparison of the measured with the claimed figure.
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The measurement that answers a claim, with the one that it is compared with."""
+    """The measurement that answers a claim, and the measurement that it is compared with."""
 
     claim: Claim
     new: Measurement
@@ -67,11 +66,11 @@ class Source:
     @property
     def baseline(self) -> Measurement:
         if self.old is None:
-            raise RedlineError(f"claim {self.claim.quote!r}: kind {self.claim.kind!r} needs `against`, or `rung`.")
+            raise RedlineError(f"claim {self.claim.quote!r}: kind {self.claim.kind!r} needs `against` or `rung`.")
         return self.old
 
     def arms(self) -> tuple[Sequence[float], Sequence[float]]:
-        """Old and new samples of the first shape."""
+        """Returns the old and new samples of the first shape."""
         shape = self.new.shapes[0]
         if self.paired:
             return self.new.against_samples[shape], self.new.samples[shape]
@@ -79,12 +78,12 @@ class Source:
 
     @property
     def paired(self) -> bool:
-        """Whether the new row itself holds the old plan's samples, taken turn by turn."""
+        """Whether the new row contains interleaved samples of the old plan."""
         return self.old is not None and self.new.against == self.old.plan and bool(self.new.against_samples)
 
     @property
     def interleaved(self) -> bool:
-        """A bench takes turns among all of its plans."""
+        """Whether both plans were timed in turns; a bench interleaves all of its plans."""
         together = (self.new.role, self.new.command) == ("bench", self.baseline.command)
         return self.paired or together
 
@@ -167,7 +166,7 @@ KINDS: dict[str, Callable[[Source], str]] = {
 }
 
 
-# Figures of the rows that other benchmarks write, and how they read.
+# The figures of other benchmarks' rows, and how they are formatted.
 FIGURES: dict[str, Callable[[float], str]] = {
     "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
     "prefill_tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
@@ -183,7 +182,7 @@ FIGURES: dict[str, Callable[[float], str]] = {
     "waste": lambda value: f"{value:.0%} waste",
     "sequences": lambda value: f"{value:,.0f} sequences",
 }
-# Where more is better, the ratio is turned round.
+# Figures of which higher is better; their ratio is inverted.
 RATES = ("tokens_per_s", "prefill_tokens_per_s", "frames_per_s")
 
 
@@ -194,7 +193,7 @@ def _measured_row(claim: Claim, root: Path, link: str) -> str:
     if new is None:
         return f"{NOT_YET} ({link} has no such row)"
     if claim.figure == "busy_share" and new.get("frame_ms"):
-        # The device's time for a frame, of the time from one frame to the next.
+        # The device time of a frame, divided by the time between frames.
         new = {**new, "busy_share": new["model_ms"] / new["frame_ms"]}
     if claim.figure not in new:
         return f"failed: {new.get('failure', 'no figure')} ({link})"
@@ -214,13 +213,13 @@ def _find_row(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> M
 
 
 def _field(row: Mapping[str, Any], name: str) -> Any:
-    """`arm.name` is the name inside of the arm."""
+    """Returns a field of a row; `arm.name` is the field `name` of the field `arm`."""
     outer, _, inner = name.partition(".")
     return row.get(outer, {}).get(inner) if inner else row.get(outer)
 
 
 def load_claims(path: Path) -> tuple[dict[int, Mapping[str, Any]], list[Claim]]:
-    """The guides by number and the claims in the order of the file; anything unknown raises by name."""
+    """Returns the guides by number and the claims in the file's order; raises for unknown fields."""
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     guides = {guide["number"]: guide for guide in document["guide"]}
     known = {item.name for item in fields(Claim)}
@@ -258,7 +257,7 @@ def _check(claim: Claim, guides: Mapping[int, Any]) -> None:
 
 
 def measured(claim: Claim, root: Path) -> str:
-    """The figure with its machine and result file, or that there is none and why."""
+    """Returns the figure with its machine and result file, or the reason why there is none."""
     if not claim.result or not (root / claim.result).is_file():
         return NOT_YET
     link = f"[{Path(claim.result).name}]({os.path.relpath(claim.result, PAGE.parent)})"
@@ -273,7 +272,7 @@ def measured(claim: Claim, root: Path) -> str:
     if new.verdict not in MEASURED or not new.samples or (new.scores and not new.passed):
         return f"{new.verdict}: {new.reason or 'outside its gate'} ({link})"
     against = new.against if claim.rung else claim.against
-    # What a rung was tried against is a row from before it, not one of the same plan from the final race.
+    # The plan that a rung was tried against is in a row before it; a later row of the same plan is of the final race.
     earlier = rows[: rows.index(new)] if claim.rung else rows
     old = (_find_plan(earlier, against) or _find_plan(rows, against)) if against else None
     if against and old is None:
@@ -286,16 +285,16 @@ def measured(claim: Claim, root: Path) -> str:
 
 
 def _rows(claim: Claim, root: Path) -> list[Measurement]:
-    """The newest run of the claim's workload."""
+    """Returns the newest run of the claim's workload."""
     rows = load_measurements(root / claim.result)
     names = list(dict.fromkeys(row.workload for row in rows))
     if claim.workload not in names and (claim.workload or len(names) > 1):
-        raise RedlineError(f"claim {claim.quote!r}: {claim.result} holds {', '.join(names)}: say which workload.")
+        raise RedlineError(f"claim {claim.quote!r}: {claim.result} contains {', '.join(names)}: set `workload`.")
     return latest_run([row for row in rows if claim.workload in ("", row.workload)])
 
 
 def _find_plan(rows: Sequence[Measurement], plan: str) -> Measurement | None:
-    """The last row of a plan that has samples; of a role, the kept row, or for compile its best mode."""
+    """Returns the last row of a plan with samples; for a role the kept row, for compile the fastest mode."""
     if plan not in ROLES:
         text = str(Plan.parse(plan))
         found = [row for row in rows if text in (row.plan, brief(row.plan))]
@@ -309,7 +308,7 @@ def _find_plan(rows: Sequence[Measurement], plan: str) -> Measurement | None:
 
 
 def _find_rung(rows: Sequence[Measurement], rung: str) -> Measurement | None:
-    """What a rung did when it was tried: in any configuration if only its name is given, a kept one first."""
+    """Returns the trial of a rung, preferably a kept one; a name without options matches any configuration."""
     found = [row for row in rows if row.role in ("trial", "second look")]
     found = [row for row in found if rung in (row.rung, row.rung.partition("(")[0])]
     kept = [row for row in found if row.verdict == "kept"]
@@ -343,7 +342,7 @@ def render(guides: Mapping[int, Mapping[str, Any]], claims: Sequence[Claim], roo
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Writes docs/claims.md from claims.toml and the result files.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when the page is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is stale")
     check = parser.parse_args(arguments).check
     try:
         page = render(*load_claims(root / CLAIMS), root)

@@ -1,9 +1,9 @@
-"""Climbs every workload that the README reports, and keeps the finished ones as result files.
+"""Climbs the workloads that the README reports and writes result files.
 
-    python benchmarks/climb_all.py                      all of them, ten minutes each at most
+    python benchmarks/climb_all.py --out results                      all workloads, at most ten minutes each
     python benchmarks/climb_all.py vit unet_880m --budget 5m --out results
 
-A climb goes to OUT/NAME.jsonl only when it ended with its final race; `benchmarks/tables.py` makes the tables.
+Writes OUT/NAME.jsonl only if the climb finished its final race; `benchmarks/tables.py` generates the tables.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from redline.files.atomic import write_text
 from redline.ladder.search.climb import Settings, climb
 from redline.notation import parse_seconds
 
-# The larger shapes are for a GPU; on a CPU the workloads' own are long enough.
+# Larger shapes than the workloads' defaults are for GPUs.
 WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
     "resnet": ("resnet", {}),
     "vit": ("vit", {}),
@@ -26,14 +26,14 @@ WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
     "gpt": ("gpt", {}),
     "gpt_124m": ("gpt_124m", {}),
     "llama": ("examples/transformers_model.py:llama", {"width": 1024, "layers": 12, "length": 512}),
-    # The guides' table of inference: the pass over 2,048 tokens, from attention that is written out.
+    # For the guides' inference table: a forward pass over 2,048 tokens, starting from unfused attention.
     "llama_2048": (
         "examples/transformers_model.py:llama",
         {"width": 768, "layers": 12, "length": 2048, "vocabulary": 32_000, "written_out": 1},
     ),
     "timm_resnet50": ("examples/timm_model.py:resnet50", {"batch": 8}),
     "drct_l": ("drct_l", {}),
-    # A tile that a CPU enlarges in a second.
+    # A tile size that takes a CPU about a second.
     "drct_64": ("drct", {"size": 64}),
 }
 
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--budget", default="10m", help="time for one climb")
     parser.add_argument("--timeout", default="2m", help="time limit of one trial")
     parser.add_argument("--sampling", default="3s", help="time for the turns of one comparison")
-    parser.add_argument("--without", action="append", default=[], metavar="RUNG", help="leave it out; repeatable")
+    parser.add_argument("--without", action="append", default=[], metavar="RUNG", help="exclude this rung; repeatable")
     parser.add_argument("--out", type=Path, required=True, help="folder for the result files")
     arguments = parser.parse_args()
     failed = False

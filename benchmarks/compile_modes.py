@@ -1,11 +1,11 @@
-"""Races the plans that climbs have found against every mode of torch.compile, `max-autotune` too, and eager bf16.
+"""Compares the plans found by climbs with every mode of torch.compile, including max-autotune, and with eager bf16.
 
     python benchmarks/compile_modes.py --results benchmarks/results/h200 --out compile_modes.jsonl [NAME …]
 
-A climb gives a search over kernels no more than a share of its budget; here each gets all the time it needs. Plans of
-all workloads are set up side by side (`--at-once`, `--searches`), because a compiler keeps the GPU idle; then the
-workloads are timed one after another, the plans of each turn by turn, while nothing else runs. Rows are those of
-`redline bench`; a plan that was not ready in time is a row that says so.
+A climb limits autotuning to a share of its budget; here it has all the time it needs. Plans of all workloads are set up
+in parallel (`--at-once`, `--searches`), because compilation leaves the GPU idle. Then the workloads are timed one after
+another, the plans of each in turns, while nothing else runs. Rows have the format of `redline bench`; a plan that was
+not ready in time has a row with the reason.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MODES = ("compile", "compile(mode=reduce-overhead)", "compile(mode=max-autotune)
 
 @dataclass
 class Entry:
-    """One workload: the plan that its climb has found, and whom it has to face."""
+    """A workload with the plan that its climb found and the plans to compare it with."""
 
     name: str
     found: str
@@ -48,14 +48,14 @@ class Entry:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Races found plans against all modes of torch.compile.")
+    parser = argparse.ArgumentParser(description="Compares found plans with all modes of torch.compile.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="result files without .jsonl; default: all climbs")
     parser.add_argument("--results", type=Path, required=True, help="folder with the result files of the climbs")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows")
-    parser.add_argument("--at-once", type=int, default=4, help="how many plans are compiled at the same time")
-    parser.add_argument("--searches", type=int, default=1, help="how many searches over kernels run at the same time")
+    parser.add_argument("--at-once", type=int, default=4, help="number of plans compiled in parallel")
+    parser.add_argument("--searches", type=int, default=1, help="number of max-autotune plans compiled in parallel")
     parser.add_argument("--timeout", default="4m", help="time limit of one set-up")
-    parser.add_argument("--set-up-for", default="1h", help="set-ups that are not done by then are left out")
+    parser.add_argument("--set-up-for", default="1h", help="time limit of all set-ups; unfinished ones are skipped")
     parser.add_argument("--sampling", default="4s", help="time for the turns of one workload")
     arguments = parser.parse_args()
     names = arguments.names or [name for name in WORKLOADS if (arguments.results / f"{name}.jsonl").exists()]
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, searches: int, until_s: float) -> None:
-    """Searches over kernels apart from what only compiles: they take minutes, and go by times on the GPU."""
+    """Sets all plans up; autotuning runs in its own pool, because it takes minutes and times kernels on the GPU."""
 
     def open_one(job: tuple[Entry, Plan]) -> None:
         entry, plan = job
@@ -113,7 +113,7 @@ def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, searches: i
 
 
 def race(entry: Entry, log: Logbook) -> bool:
-    """Writes a row per plan; false when a mode of torch.compile, or eager bf16, is clearly faster."""
+    """Writes a row per plan; returns False if a mode of torch.compile or eager bf16 is significantly faster."""
     for plan, reason in entry.failures.items():
         log.record(log.row("bench", Plan.parse(plan), "failed", reason))
     arms = [arm for arm in entry.arms if arm.passed]
@@ -121,7 +121,7 @@ def race(entry: Entry, log: Logbook) -> bool:
         if not arm.passed:
             red = next(score for score in arm.scores if not score.passed)
             log.record(log.row("bench", arm.plan, "refused", f"outside the gate: {red}", arm))
-    # What others compiled meanwhile is in the first rough times, which say how many steps make a sample.
+    # Measures the step times again, because the first estimates include the load of compilers running in parallel.
     for arm in arms:
         once = dict.fromkeys(entry.course.shapes, 1)
         arm.step_s = arm.worker.ask("sample", entry.course.timeout_s, steps=once, warm=once)

@@ -1,10 +1,10 @@
-"""Times decoding of one Llama-shaped model by Redline's engine and by transformers, turn by turn, on a CUDA device.
+"""Compares the decoding speed of Redline and transformers for a Llama-style model on a CUDA device.
 
-All arms have the same random weights (1.24B parameters, bf16) and prompts. A token's time is what the text takes after
-its first token, over the tokens that follow: waiting for prefill is a row's other figure. Before an arm is timed its
-logits are held against the model's in fp32, and one that is off by much more than the plain model in bf16 is, for its
-numbers, gets no time. Rows are JSON lines, written whenever there is more to say: a run that is killed leaves what it
-had measured.
+All arms use the same random weights (1.24B parameters, bf16) and prompts, and are timed in turns. The time per token is
+the time after the first token, divided by the number of following tokens; prefill is reported separately. Before an arm
+is timed, its logits are compared with those of the model in fp32. An arm whose error is much larger than that of plain
+bf16, given its number format, is not timed. Rows are JSON lines, written after every measurement, so that a killed run
+keeps its results.
 
     python benchmarks/decode.py --out decode.jsonl --batch 1 --batch 32 [--limit-s 300]
 """
@@ -38,16 +38,17 @@ LARGE = DecoderConfig(
     128_256, 2048, 16, 32, 8192, key_value_heads=8, context=2048, rope_base=500_000.0, tied_embeddings=True
 )
 TINY = DecoderConfig(512, 64, 2, 4, 128, key_value_heads=2, context=512, tied_embeddings=True)
-# Of the logits, as a multiple of the plain bf16 model's: by rounding a weight, int8 with one scale for each output errs
-# about 7 times as much as bf16, fp8 with its 3 bits 16 times. Peers round in other places than we do.
+# The largest error of the logits, as a multiple of the error of plain bf16. The rounding error of a weight is about 7
+# times that of bf16 for int8 with a scale per output, and 16 times for fp8 with 3 mantissa bits. Implementations round
+# at different places.
 LARGEST_ERROR = {"int8": 8, "fp8": 16, "": 2}
-# The toy is in fp32, and errs by nothing.
+# The tiny model is in fp32, where the error is nearly zero.
 LEAST_ERROR = 2**-9
 
 
 @dataclass
 class Arm:
-    """`run` generates and gives the seconds to the first token and of the rest; `logits` are after the prompt."""
+    """`run` generates and returns the seconds to the first token and of the rest; `logits` are after the prompt."""
 
     run: Callable[[], tuple[float, float]]
     logits: Callable[[], Tensor]
@@ -82,7 +83,7 @@ def ours(task: Task, plan: str, graph: bool, linear: str | None = None, fused_st
 
     @torch.no_grad()
     def logits() -> Tensor:
-        """The last token by a step, so that what is decoded with is what is judged."""
+        """Processes the last token with a decoding step, so that the checked code is the timed code."""
         tokens = torch.tensor(task.prompts, device=task.device)
         cache = engine.model.new_cache(len(tokens), 256 * -(-(tokens.shape[1] + task.tokens) // 256))
         counts = torch.full((len(tokens),), tokens.shape[1] - 1, device=task.device)
@@ -123,7 +124,7 @@ def transformers_arm(task: Task, static: bool) -> Arm:
         return time.perf_counter() - begun
 
     def run() -> tuple[float, float]:
-        """Its prefill is timed apart: a text of one token would give a static cache another size."""
+        """Times the prefill separately, because generating one token would use another size of static cache."""
         count = task.tokens
         first = seconds(logits)
         rest = lambda: model.generate(tokens, max_new_tokens=count, min_new_tokens=count, **options)  # noqa: E731
@@ -170,7 +171,7 @@ def measure(
     is_late: Callable[[], bool],
     keep: Callable[[Iterable[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """A row for each arm; `keep` gets all there are after every arm that was made ready, and after every round."""
+    """Returns a row for each arm; calls `keep` with all rows after every set-up and every round."""
     expected = ours(replace(task, model=copy.deepcopy(task.model).float()), "", graph=False).logits()
     free(task)
     rounding = (ours(task, "", graph=False).logits() - expected).norm() / expected.norm()
@@ -181,7 +182,7 @@ def measure(
             continue
         row = rows[name] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
         if is_late():
-            row["failure"] = "left out: the time of --limit-s was over"
+            row["failure"] = "skipped: the time of --limit-s was over"
             continue
         begun = time.perf_counter()
         try:
@@ -196,7 +197,7 @@ def measure(
             later = arm.about.pop("later", None)
             row |= arm.about | (later() if later is not None else {})
             ready[name] = arm
-        except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+        except Exception as failure:  # noqa: BLE001 (reported in the arm's row)
             row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
         keep(rows.values())
         print(f"{name}: {row.get('failure', 'ready')}", file=sys.stderr, flush=True)
@@ -226,17 +227,19 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times decoding against transformers.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
-    parser.add_argument("--batch", type=int, action="append", help="rows at a time; repeatable, 1 by default")
-    parser.add_argument("--prompt", type=int, default=128, help="tokens in")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens out")
+    parser.add_argument("--batch", type=int, action="append", help="batch size; repeatable, 1 by default")
+    parser.add_argument("--prompt", type=int, default=128, help="prompt tokens")
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", action="append", default=[], help="arms whose name holds this; repeatable")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
-    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only arms whose name contains this; repeatable"
+    )
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="set up no more arms after this many seconds")
+    parser.add_argument("--tiny", action="store_true", help="run a tiny model on the CPU, as a smoke test")
     arguments = parser.parse_args()
     device = "cpu" if arguments.tiny else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
-        print("the benchmark of decoding needs a CUDA device (or --tiny).", file=sys.stderr)
+        print("this benchmark needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
     begun = time.perf_counter()
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Draws training images of what free photos rarely show: façades, brick, grids, text, textiles, hatching, line art.
+"""Draws synthetic training images of subjects that are rare in free photos: façades, brick, grids, text, line art, …
 
-Every scene is drawn at `SUPERSAMPLING` times its size and reduced, so that edges are antialiased as in a photo. The
-same seed and the same fonts give the same image.
+Scenes are drawn at `SUPERSAMPLING` times their size and downscaled, so that edges are antialiased as in a photo. The
+same seed and fonts give the same image.
 """
 
 import math
@@ -292,7 +292,7 @@ def _windows(rng: random.Random, side: int) -> Image.Image:
 
 
 def _in_perspective(rng: random.Random, image: Image.Image) -> Image.Image:
-    """Looks at the image from the side; every side grows, so that no border shows."""
+    """Applies a random perspective; enlarges every side, so that no border is visible."""
     side = image.width
     corners = [(0, 0), (0, side), (side, side), (side, 0)]
     far = rng.choice((0.05, 0.4, 0.8)) * side

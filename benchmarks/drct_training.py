@@ -2,14 +2,15 @@
 
     python benchmarks/drct_training.py --out rows.jsonl [--profile] [--only triton] [--batch 32]
 
-The step is the training loop's own: crops, forward, loss, backward, clipping, optimizer, average. Photos are made on
-the spot. Every arm has a process of its own; all of them compile at the same time, and then they are timed turn by turn
-while the others rest. An arm's gradients are held against the plain one's, and one that is off gets no time; neither
-does one that fails or is not ready in time, and its row says why. Rows are JSON lines:
+A step is one iteration of the training loop: crops, forward, loss, backward, clipping, optimizer, EMA. Photos are
+generated. Every arm (`drct_training_arms.py`) runs in its own process; all arms compile at the same time and are then
+timed in turns while the others are idle. The gradients of each arm are compared with those of the first arm. An arm
+with wrong gradients, or one that fails or is not ready in time, is not timed, and its row contains the reason. Rows are
+JSON lines:
 
-- `ms_per_step`: steps begun one after another, from the first until the device is done with the last;
-- `cpu_ms_per_step`: of one step on an idle device, until its last kernel is launched. Where it is near `ms_per_step`,
-  the host is what is waited for.
+- `ms_per_step`: the time of consecutive steps, until the device has finished the last one;
+- `cpu_ms_per_step`: the time to launch all kernels of one step on an idle device. If it is close to `ms_per_step`, the
+  host is the bottleneck.
 """
 
 import argparse
@@ -24,283 +25,123 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from drct_training_arms import ARMS, KERNELS_SHOWN, Arm, Bench, Steps
 from PIL import Image
-from torch import nn
 
 from redline.files.atomic import write_text
-from redline.models.drct import Drct
-from redline.nn import SwitchableModule
-from redline.training.bundled import CONFIGS
-from redline.training.checkpoints import Checkpoints, Position, State
-from redline.training.ema import Ema
-from redline.training.loop import _Loop
-from redline.training.super_resolution import DrctTask, DrctTraining
 
-KERNELS_SHOWN = 25
-# Of the norms of any kind of weight's gradients, in bf16.
+# The largest relative error of the gradient norms of a kind of weight, in bf16.
 LARGEST_ERROR = 0.08
 LARGEST_ERROR_OF_LOSS = 0.01
 
 
-@dataclass(frozen=True)
-class Arm:
-    """What is compiled (nothing, each group, the whole model), how, and who computes attention."""
-
-    compiled: str
-    attention: str
-    mode: str | None = None
-    options: tuple[tuple[str, bool], ...] = ()
-    cudnn_benchmark: bool = False
-    recorded: bool = False
-
-    @property
-    def name(self) -> str:
-        added = [self.mode, *(name for name, _ in self.options), "cudnn.benchmark" if self.cudnn_benchmark else None]
-        added.append("recorded" if self.recorded else None)
-        return ", ".join([self.compiled, self.attention, *(word for word in added if word)])
-
-
-# The first is what the others are held against.
-ARMS = (
-    Arm("eager", "reference"),
-    Arm("eager", "sdpa"),
-    Arm("eager", "triton"),
-    Arm("eager", "triton", recorded=True),
-    Arm("groups", "sdpa"),
-    Arm("groups", "triton"),
-    Arm("groups", "triton", recorded=True),
-    Arm("groups", "triton", cudnn_benchmark=True, recorded=True),
-    Arm("whole", "triton", recorded=True),
-)
-
-
-@dataclass(frozen=True)
-class Bench:
-    photos: str
-    batch: int
-    steps: int
-    tiny: bool
-    apart: bool
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu" if self.tiny else "cuda")
-
-    @property
-    def training(self) -> DrctTraining:
-        read = DrctTraining.read(CONFIGS / "drct-small-x4.toml", photos=self.photos, steps=10**6)
-        data, loop = replace(read.data, shrink=(1,), batch=self.batch), replace(read.loop, compile=False)
-        if not self.tiny:
-            return replace(read, data=data, loop=loop)
-        model = replace(read.model, scale=2, groups=1, width=8, growth=4, features=6, window=4)
-        return DrctTraining(model, replace(data, crop_px=8), replace(loop, precision="fp32"))
-
-
-class Steps:
-    """One arm's training, ready to take steps."""
-
-    def __init__(self, arm: Arm, bench: Bench, folder: Path) -> None:
-        self.arm, self.bench, self.device = arm, bench, bench.device
-        training = bench.training
-        training = replace(training, loop=replace(training.loop, cuda_graph=arm.recorded))
-        torch.backends.cudnn.benchmark = arm.cudnn_benchmark
-        task = DrctTask(training, self.device)
-        assert isinstance(task.model, Drct)
-        stir(task.model)
-        for module in task.model.modules():
-            if isinstance(module, SwitchableModule):
-                module.implementation = arm.attention
-        options: dict[str, Any] = {"mode": arm.mode} if arm.mode else {"options": dict(arm.options) or None}
-        for module in {"eager": [], "groups": task.model.layers, "whole": [task.model]}[arm.compiled]:
-            module.compile(**options)
-        self.task = task
-        ema = Ema(task.model, training.loop.ema_decay)
-        state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
-        checkpoints = Checkpoints(folder / "checkpoints")
-        self._loop = _Loop(
-            task, training.loop, state, checkpoints, self.device, lambda _: None, time.monotonic, Position(), None
-        )
-
-    def prepare(self) -> dict[str, Any]:
-        """Compiles, and gives what an arm is judged by: its loss, and the norm of every weight's gradient."""
-        begun = time.perf_counter()
-        loss = self.task.loss(0)
-        loss.backward()
-        named = {name: weight.grad for name, weight in self.task.model.named_parameters() if weight.grad is not None}
-        norms = dict(zip(named, torch.stack(torch._foreach_norm(list(named.values()))).tolist(), strict=True))
-        self.task.model.zero_grad(set_to_none=True)
-        for _ in range(3):
-            self._loop._one_step()
-        self.wait()
-        seen = {"loss": loss.item(), "gradient_norms": norms, "setup_s": time.perf_counter() - begun}
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        return seen
-
-    def sample(self) -> dict[str, float]:
-        """Milliseconds a step, and what the host needs for one."""
-        self.wait()
-        begun = time.perf_counter()
-        self._loop._one_step()
-        launched = time.perf_counter()
-        self.wait()
-        again = time.perf_counter()
-        for _ in range(self.bench.steps):
-            self._loop._one_step()
-        self.wait()
-        done = time.perf_counter()
-        return {"ms": 1e3 * (done - again) / self.bench.steps, "cpu_ms": 1e3 * (launched - begun)}
-
-    def finish(self, profile: bool) -> dict[str, Any]:
-        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
-        return {"peak_bytes": peak, **(self.profile() if profile else {})}
-
-    def profile(self) -> dict[str, Any]:
-        """What the device (in the tiny one, the host) spends a step on, the largest first."""
-        from torch.autograd import DeviceType
-        from torch.profiler import ProfilerActivity, profile
-
-        on_gpu = self.device.type == "cuda"
-        activities = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
-        with profile(activities=activities) as seen:
-            for _ in range(self.bench.steps):
-                self._loop._one_step()
-            self.wait()
-        rows = []
-        for event in seen.key_averages():
-            total_us = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            kind = DeviceType.CUDA if on_gpu else DeviceType.CPU
-            if total_us > 0 and event.device_type == kind and not (on_gpu and event.is_user_annotation):
-                rows.append((total_us / 1e3 / self.bench.steps, event.count / self.bench.steps, event.key))
-        rows.sort(reverse=True)
-        kernels = [{"ms": round(ms, 4), "count": count, "name": name[:160]} for ms, count, name in rows[:KERNELS_SHOWN]]
-        return {
-            "kernels": kernels,
-            "kernels_per_step": round(sum(count for _, count, _ in rows), 1),
-            "busy_ms_per_step": round(sum(ms for ms, _, _ in rows), 3),
-        }
-
-    def wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-@torch.no_grad()
-def stir(model: nn.Module) -> None:
-    """As a training starts, nothing of the body reaches the output, and no mistake in it would show."""
-    random = torch.Generator().manual_seed(1)
-    for weight in model.parameters():
-        weight += 0.1 * torch.randn(weight.shape, generator=random).to(weight.device)
-
-
-class Here:
+class LocalArm:
     """An arm in this process."""
 
     def __init__(self, arm: Arm, bench: Bench, folder: Path) -> None:
         self.steps = Steps(arm, bench, folder)
 
-    def ask(self, what: str, *arguments: Any) -> dict[str, Any]:
-        return getattr(self.steps, what)(*arguments)
+    def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+        return getattr(self.steps, method)(*arguments)
 
     def close(self) -> None:
         pass
 
 
-class Apart:
-    """An arm in a process of its own, which answers one question at a time."""
+class ArmProcess:
+    """An arm in its own process, which handles one request at a time."""
 
     def __init__(self, arm: Arm, bench: Bench, folder: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        self.line, theirs = context.Pipe()
-        self._process = context.Process(target=answer, args=(theirs, arm, bench, folder), daemon=True)
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, arm, bench, folder), daemon=True)
         self._process.start()
         theirs.close()
 
-    def tell(self, what: str, *arguments: Any) -> None:
-        self.line.send((what, arguments))
+    def send(self, method: str, *arguments: Any) -> None:
+        self.connection.send((method, arguments))
 
-    def heard(self) -> dict[str, Any]:
-        seen = self.line.recv()
-        if isinstance(seen, str):
-            raise RuntimeError(seen)
-        return seen
+    def receive(self) -> dict[str, Any]:
+        reply = self.connection.recv()
+        if isinstance(reply, str):
+            raise RuntimeError(reply)
+        return reply
 
-    def ask(self, what: str, *arguments: Any) -> dict[str, Any]:
-        self.tell(what, *arguments)
-        return self.heard()
+    def call(self, method: str, *arguments: Any) -> dict[str, Any]:
+        self.send(method, *arguments)
+        return self.receive()
 
     def close(self) -> None:
-        """With the compilers that it may have started."""
+        """Kills the process and the compilers that it may have started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()  # in case it has not come so far as to lead a group
+        self._process.kill()  # in case it does not lead a process group yet
         self._process.join(5)
 
 
-def answer(line: Connection, arm: Arm, bench: Bench, folder: Path) -> None:
+def serve(connection: Connection, arm: Arm, bench: Bench, folder: Path) -> None:
     os.setsid()
     try:
         steps = Steps(arm, bench, folder)
         while True:
-            what, arguments = line.recv()
-            line.send(getattr(steps, what)(*arguments))
+            method, arguments = connection.recv()
+            connection.send(getattr(steps, method)(*arguments))
     except EOFError:
         return
-    except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
-        line.send(sentence(failure))
+    except Exception as failure:  # noqa: BLE001 (reported in the arm's row)
+        connection.send(describe(failure))
 
 
-def sentence(failure: Exception) -> str:
+def describe(failure: Exception) -> str:
     if type(failure) is RuntimeError and ": " in str(failure)[:60]:
-        return str(failure)[:500]  # as another process put it
+        return str(failure)[:500]  # already described by another process
     return f"{type(failure).__name__}: {failure}"[:500]
 
 
-def prepare_apart(arms: dict[str, Arm], bench: Bench, folder: Path, limit_s: float) -> dict[str, Any]:
-    """All at once; what each has to say for itself, or why it has nothing."""
-    # Each of them would start as many compilers as there are cores.
+def prepare_processes(arms: dict[str, Arm], bench: Bench, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Prepares all arms in parallel; returns each with its result, or the reason of its failure."""
+    # Divides the cores among the arms; by default each arm starts as many compilers as there are cores.
     compiling = sum(arm.compiled != "eager" for arm in arms.values())
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(4, (os.cpu_count() or 1) // max(compiling, 1))))
-    members = {name: Apart(arm, bench, folder / str(index)) for index, (name, arm) in enumerate(arms.items())}
+    members = {name: ArmProcess(arm, bench, folder / str(index)) for index, (name, arm) in enumerate(arms.items())}
     for member in members.values():
-        member.tell("prepare")
-    by_line = {member.line: name for name, member in members.items()}
-    until, ready = time.monotonic() + limit_s, dict[str, Any]()
-    while by_line and (left := until - time.monotonic()) > 0:
-        for line in wait(list(by_line), left):
-            name = by_line.pop(line)  # pyright: ignore[reportArgumentType]
+        member.send("prepare")
+    names = {member.connection: name for name, member in members.items()}
+    deadline, ready = time.monotonic() + limit_s, dict[str, Any]()
+    while names and (left := deadline - time.monotonic()) > 0:
+        for connection in wait(list(names), left):
+            name = names.pop(connection)  # pyright: ignore[reportArgumentType]
             try:
-                ready[name] = (members[name], members[name].heard())
+                ready[name] = (members[name], members[name].receive())
             except (RuntimeError, EOFError, OSError) as failure:
-                ready[name] = sentence(failure)
+                ready[name] = describe(failure)
                 members[name].close()
-    for name in by_line.values():
+    for name in names.values():
         ready[name] = f"not ready after {limit_s:.0f} s"
         members[name].close()
     return ready
 
 
-def prepare_here(arms: dict[str, Arm], bench: Bench, folder: Path) -> dict[str, Any]:
+def prepare_locally(arms: dict[str, Arm], bench: Bench, folder: Path) -> dict[str, Any]:
     ready: dict[str, Any] = {}
     for index, (name, arm) in enumerate(arms.items()):
         try:
-            member = Here(arm, bench, folder / str(index))
-            ready[name] = (member, member.ask("prepare"))
+            member = LocalArm(arm, bench, folder / str(index))
+            ready[name] = (member, member.call("prepare"))
         except Exception as failure:  # noqa: BLE001
-            ready[name] = sentence(failure)
+            ready[name] = describe(failure)
     return ready
 
 
-def judge(seen: dict[str, Any], expected: dict[str, Any]) -> float:
-    """How far the gradients' norms are from the plain arm's: of the worst kind of weight, for none to hide another."""
+def relative_error(seen: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Returns the relative error of the gradient norms for the worst kind of weight; raises if it is too large."""
     kinds: dict[str, list[tuple[float, float]]] = {}
     for name, theirs in expected["gradient_norms"].items():
         kind = name.removesuffix(".weight").rpartition(".")[2] if name.endswith("weight") else name.rpartition(".")[2]
@@ -318,7 +159,10 @@ def measure(arms: dict[str, Arm], bench: Bench, rounds: int, limit_s: float, pro
     rows: dict[str, dict[str, Any]] = {name: {"arm": name, **asdict(arm)} for name, arm in arms.items()}
     with tempfile.TemporaryDirectory(prefix="redline-bench-") as temporary:
         folder = Path(temporary)
-        prepared = prepare_apart(arms, bench, folder, limit_s) if bench.apart else prepare_here(arms, bench, folder)
+        if bench.processes:
+            prepared = prepare_processes(arms, bench, folder, limit_s)
+        else:
+            prepared = prepare_locally(arms, bench, folder)
         try:
             _time(rows, prepared, bench, rounds, profile)
         finally:
@@ -336,12 +180,12 @@ def _time(rows: dict[str, dict[str, Any]], prepared: dict[str, Any], bench: Benc
             if isinstance(found, str):
                 raise RuntimeError(found)
             if isinstance(first, str):
-                raise RuntimeError("the plain arm, which others are held against, failed")
+                raise RuntimeError("the first arm, the reference for all others, failed")
             member, seen = found
-            rows[name] |= {"relative_error": judge(seen, first[1]), "setup_s": round(seen["setup_s"], 2)}
+            rows[name] |= {"relative_error": relative_error(seen, first[1]), "setup_s": round(seen["setup_s"], 2)}
             ready[name] = member
         except Exception as failure:  # noqa: BLE001
-            rows[name]["failure"] = str(failure) if type(failure) is RuntimeError else sentence(failure)
+            rows[name]["failure"] = str(failure) if type(failure) is RuntimeError else describe(failure)
     samples: dict[str, list[dict[str, float]]] = {name: [] for name in ready}
 
     def each(do: Callable[[str, Any], None]) -> None:
@@ -349,12 +193,12 @@ def _time(rows: dict[str, dict[str, Any]], prepared: dict[str, Any], bench: Benc
             try:
                 do(name, member)
             except Exception as failure:  # noqa: BLE001
-                rows[name]["failure"] = sentence(failure)
+                rows[name]["failure"] = describe(failure)
                 del ready[name]
 
     for _ in range(rounds):
-        each(lambda name, member: samples[name].append(member.ask("sample")))
-    each(lambda name, member: rows[name].update(member.ask("finish", profile)))
+        each(lambda name, member: samples[name].append(member.call("sample")))
+    each(lambda name, member: rows[name].update(member.call("finish", profile)))
     for name in ready:
         ms = statistics.median(one["ms"] for one in samples[name])
         rows[name] |= {
@@ -366,7 +210,7 @@ def _time(rows: dict[str, dict[str, Any]], prepared: dict[str, Any], bench: Benc
 
 
 def make_photos(folder: Path, count: int, width: int, height: int) -> None:
-    """Coarse noise under finer and finer, as photos have."""
+    """Writes images of noise at several scales, with a spectrum like that of photos."""
     folder.mkdir(parents=True)
     for index in range(count):
         rng = np.random.default_rng(index)
@@ -377,7 +221,7 @@ def make_photos(folder: Path, count: int, width: int, height: int) -> None:
         Image.fromarray(total.astype(np.uint8)).save(folder / f"{index}.png", compress_level=1)
 
 
-def say(row: dict[str, Any]) -> str:
+def format_row(row: dict[str, Any]) -> str:
     if "failure" in row:
         return f"{row['arm']}: {row['failure']}"
     lines = [
@@ -394,31 +238,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Times the training step of the small DRCT.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=10, help="of one sample")
+    parser.add_argument("--steps", type=int, default=10, help="steps per sample")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until an arm must be ready")
-    parser.add_argument("--only", help="arms whose name holds this, beside the plain one")
-    parser.add_argument("--profile", action="store_true", help=f"also the {KERNELS_SHOWN} largest kernels of each arm")
-    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
-    parser.add_argument("--processes", action="store_true", help="a process for each arm in the tiny one, too")
+    parser.add_argument("--only", help="run only arms whose name contains this, and the first arm")
+    parser.add_argument("--profile", action="store_true", help=f"list the {KERNELS_SHOWN} largest kernels of each arm")
+    parser.add_argument("--tiny", action="store_true", help="run a tiny model on the CPU, as a smoke test")
+    parser.add_argument("--processes", action="store_true", help="with --tiny, run each arm in its own process, too")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
-        print("the benchmark of training needs a CUDA device (or --tiny).", file=sys.stderr)
+        print("this benchmark needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
     chosen = [arm for index, arm in enumerate(ARMS) if not index or not arguments.only or arguments.only in arm.name]
     batch = 2 if arguments.tiny else arguments.batch
     gpu = "none" if arguments.tiny else torch.cuda.get_device_name()
     with tempfile.TemporaryDirectory(prefix="redline-photos-") as photos:
         make_photos(Path(photos) / "photos", 4, *((48, 40) if arguments.tiny else (1024, 768)))
-        apart = arguments.processes or not arguments.tiny
-        bench = Bench(str(Path(photos) / "photos"), batch, arguments.steps, arguments.tiny, apart)
+        processes = arguments.processes or not arguments.tiny
+        bench = Bench(str(Path(photos) / "photos"), batch, arguments.steps, arguments.tiny, processes)
         arms = {arm.name: arm for arm in chosen}
         measured = measure(arms, bench, arguments.rounds, arguments.limit, arguments.profile)
     about = {"gpu": gpu, "torch": torch.__version__, "batch": batch, "crop_px": bench.training.data.crop_px}
     rows = [about | row for row in measured]
     write_text(arguments.out, "".join(json.dumps(row) + "\n" for row in rows))
     for row in sorted(rows, key=lambda row: row.get("ms_per_step", float("inf"))):
-        print(say(row), flush=True)
+        print(format_row(row), flush=True)
     return 0
 
 

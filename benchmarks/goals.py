@@ -1,4 +1,4 @@
-"""What was asked for beside what was measured, as a table: goals.toml says the goals, the figures are the files'."""
+"""A table of the goals in goals.toml with the measured figures from the result files."""
 
 import json
 import tomllib
@@ -19,7 +19,11 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """`over` divides: times so that more is faster, other figures as they are; without an arm, by the best peer's."""
+    """A limit (`most` or `least`) on a figure of a result row.
+
+    With `over`, the figure is divided by that of another row, or of the best peer if `over` names no arm; ratios of
+    times are inverted, so that higher is faster.
+    """
 
     what: str
     result: str
@@ -78,7 +82,7 @@ def read_goals(root: Path) -> list[Goal]:
 
 
 def goal_lines(root: Path) -> list[list[str]]:
-    """What, the goal, what was measured, and where."""
+    """Returns a row for each goal: description, limit, measured value and result file."""
     lines = []
     for goal in read_goals(root):
         value = goal.measured(root)

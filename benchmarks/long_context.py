@@ -1,12 +1,12 @@
-"""What a text costs as it grows: memory, time to take it in and time a token, for the 124M decoder and memory model.
+"""Measures memory, prefill time and time per token by text length, for the 124M decoder and Titans model.
 
     python benchmarks/long_context.py --out FILE [--lengths 2048,8192,32768] [--decoder-limit 131072] [--slots 512]
         [--slots-limit 131072]
 
-Fresh weights in bf16, one row of random tokens, taken in by chunks, then 32 tokens more through the recorded step.
-`state_bytes` is what stands on the device after the text beyond the weights; `peak_bytes` the most at any time, beyond
-the weights too. The memory model is taken as it is shipped, without a bank, and again with a bank of slots, which takes
-a text in segment by segment. A length that fails is a row. Rows are written as they come.
+Random weights in bf16, one row of random tokens, prefilled in chunks, then 32 tokens with the captured CUDA graph.
+`state_bytes` is the memory used after the text, `peak_bytes` the peak, both without the weights. The Titans model is
+measured as shipped, without a slot bank, and with one, which processes a text segment by segment. A length that fails
+has a row with the reason. Rows are written after each measurement.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from redline.training.text.memory_settings import MemorySettings
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
 MORE_TOKENS = 32
-# So many that a piece of a prompt is recorded too.
+# Enough that the CUDA graph of a prefill chunk is captured, too.
 WARM_UP_TOKENS = 20_480
 PLAN = "fused_ops"
 
@@ -52,7 +52,7 @@ def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
         row["parameters"] = sum(weight.numel() for weight in engine.model.applied.parameters())
         source = random.Random(length)
         prompt = [source.randrange(engine.model.vocabulary) for _ in range(length)]
-        # Some of it first: kernels are compiled and loaded for whole chunks, single tokens, and what is left over.
+        # Warm-up: compiles and loads kernels for full chunks, the remainder and single tokens.
         engine.generate([prompt[:WARM_UP_TOKENS]], max_tokens=2)
         before = 0
         if not tiny:
@@ -70,22 +70,22 @@ def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
         row["prefill_s"] = stream.prefill_s
         row["prefill_tokens_per_s"] = length / stream.prefill_s
         row["ms_per_token"] = 1e3 * sorted(stream.step_s)[len(stream.step_s) // 2]
-    except Exception as failure:  # noqa: BLE001 (a length that fails is a row that says so)
+    except Exception as failure:  # noqa: BLE001 (reported in the row)
         row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
     return row
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What a growing text costs the decoder and the memory model.")
+    parser = argparse.ArgumentParser(description="Measures memory and speed by text length.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    parser.add_argument("--decoder-limit", type=int, default=LENGTHS[-1], help="its time grows with the square")
-    parser.add_argument("--slots", type=int, default=512, help="of the memory model with a bank; 0 leaves it out")
-    parser.add_argument("--slots-limit", type=int, default=131_072, help="a bank takes a text in segment by segment")
-    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    parser.add_argument("--decoder-limit", type=int, default=LENGTHS[-1], help="longest text of the decoder")
+    parser.add_argument("--slots", type=int, default=512, help="slots of the Titans model with a bank; 0 skips it")
+    parser.add_argument("--slots-limit", type=int, default=131_072, help="longest text of the Titans model with a bank")
+    parser.add_argument("--tiny", action="store_true", help="run tiny models on the CPU, as a smoke test")
     asked = parser.parse_args(arguments)
     if not asked.tiny and not torch.cuda.is_available():
-        print("the benchmark of long texts needs a CUDA device (or --tiny).", file=sys.stderr)
+        print("this benchmark needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
     about: dict[str, Any] = {
         "gpu": "none" if asked.tiny else torch.cuda.get_device_name(),

@@ -1,14 +1,14 @@
-"""Trains a DRCT in pieces of minutes, with a compact state that travels between machines.
+"""Trains a DRCT in pieces of a few minutes, with a compact state that can move between machines.
 
     python benchmarks/long_training.py benchmarks/long_training_x4.toml --data .carry/sr-crops --minutes 9 --out OUT
     python benchmarks/long_training.py benchmarks/long_training_x4.toml --data .carry/sr-crops --minutes 9 --out OUT \
         --state STATE_FOLDER
 
-`--data` is a folder that `super_resolution_data.py` made: it holds `train` and the test sets. A piece ends by itself
-before `--minutes` are over, everything included, or when it receives SIGTERM, or when the schedule's steps are done.
-It leaves in `--out`: `state.pt` and `journal.jsonl`, which the next piece takes as `--state`; the averaged weights
-`model.safetensors` with `model-card.md`; and `result.json`, which is also printed. Batches depend on the seed and the
-step alone, so that pieces train on what an uninterrupted training would have seen.
+`--data` is a folder made by `super_resolution_data.py`, with `train` and the test sets. A piece ends before `--minutes`
+are over (start-up and scoring included), on SIGTERM, or at the last step of the schedule. It writes to `--out`:
+`state.pt` and `journal.jsonl`, which the next piece takes with `--state`; the averaged weights `model.safetensors` with
+`model-card.md`; and `result.json`, which is also printed. Batches depend on the seed and the step only, so that the
+pieces train on the same batches as an uninterrupted training.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SAY_EVERY_S = 20.0
 
 
 def restore(state: Path, work: Path) -> tuple[int, float]:
-    """Puts the state of the piece before where the training loop looks for it; returns its step and seconds."""
+    """Copies the previous piece's state to where the training loop expects it; returns its step and seconds."""
     content = read_checkpoint(state / STATE)
     checkpoints = work / FOLDER
     checkpoints.mkdir(parents=True)
@@ -73,7 +73,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         for sentence in task.crops.pairs.skipped[:5]:
             say(f"skipped: {sentence}")
         left_s = 60 * arguments.minutes - arguments.reserve - (time.monotonic() - begun_s)
-        # The training loop saves and returns on SIGTERM, whoever sends it.
+        # The training loop saves and returns on SIGTERM.
         timer = threading.Timer(max(left_s, 0.1), os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
         timer.start()
@@ -81,7 +81,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
             outcome = train(task, settings.loop, work, device, bool(arguments.state), Lines())
         finally:
             timer.cancel()
-            keep(work, out)  # a failure after hours, too, leaves the last checkpoint
+            keep(work, out)  # also after a failure
         trained_s = outcome.position.elapsed_s - before_s
         entries = [entry for entry in read_journal(work / JOURNAL) if "loss" in entry]
     steps = outcome.position.step - first
@@ -99,7 +99,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         "peak_bytes": outcome.peak_bytes,
         "state_bytes": (out / STATE).stat().st_size,
     }
-    say(json.dumps(row))  # before the scoring, in case that is cut off
+    say(json.dumps(row))  # printed before scoring, in case scoring is killed
     result = write_result(task, outcome, out)
     for folder, seen in result.scores.items():
         row[f"{Path(folder).name}_psnr_y_db"] = round(seen.mean.psnr_y_db, 3)
@@ -107,7 +107,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
 
 
 class Lines:
-    """Prints the progress now and then."""
+    """Prints the progress every `SAY_EVERY_S` seconds."""
 
     def __init__(self) -> None:
         self._said_s = 0.0
@@ -129,11 +129,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Trains one piece of a long DRCT training.")
     parser.add_argument("config", type=Path, help="settings of the whole training")
     parser.add_argument("--data", type=Path, required=True, help="folder with `train` and the test sets")
-    parser.add_argument("--state", type=Path, help="what the piece before left; without it, training begins")
+    parser.add_argument("--state", type=Path, help="output of the previous piece; without it, training starts anew")
     parser.add_argument("--out", type=Path, required=True, help="folder for state, journal, weights and result")
-    parser.add_argument("--minutes", type=float, default=9.0, help="limit of the piece, everything included")
-    parser.add_argument("--reserve", type=float, default=40.0, help="seconds of it for saving and scoring")
-    parser.add_argument("--steps", type=int, help="length of the whole training, instead of the file's")
+    parser.add_argument(
+        "--minutes", type=float, default=9.0, help="time limit of the piece, start-up and scoring included"
+    )
+    parser.add_argument("--reserve", type=float, default=40.0, help="seconds reserved for saving and scoring")
+    parser.add_argument("--steps", type=int, help="length of the whole training (overrides the config)")
     parser.add_argument("--device", default="auto")
     arguments = parser.parse_args()
     try:

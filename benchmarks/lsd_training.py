@@ -1,12 +1,11 @@
-"""What training a live model takes of a GPU: memory and time of a step, by stage, with and without recomputing.
+"""Measures memory and step time of LSD training on a GPU, by stage, with and without activation checkpointing.
 
     python benchmarks/lsd_training.py --out FILE [--size medium] [--frame-px 64] [--batch 1] [--optimizer adamw8bit]
         [--stage distillation]
 
-Fresh weights in bf16 with their average kept, one stage after the other, photos made on the spot. Peaks are of the
-tensors of a training alone: weights, average, gradients, moments, the teacher in the last stage, and activations.
-`checkpointing` computes activations twice instead of keeping them. An arm that fails is a row. Rows are written as they
-come.
+Random weights in bf16 with EMA, one stage after the other, on generated photos. The peak includes the training's
+tensors only: weights, EMA, gradients, optimizer moments, activations, and the teacher in the last stage. An arm that
+fails has a row with the reason. Rows are written after each arm.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from redline.training.lsd.task import LsdTask
 from redline.training.optimizers import step_unless
 
 STEPS, WARM_UP = 12, 4
-# When the later stages begin, so that all of a training is the one that is asked for.
+# The starts of the later stages, such that the whole training consists of the requested stage.
 BEGINNINGS = {"diffusion": (1.0, 1.0), "rollouts": (0.0, 1.0), "distillation": (0.0, 0.0)}
 
 
@@ -86,17 +85,17 @@ def measure(training: LsdTraining, device: torch.device) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What a step of training a live model takes, by stage.")
+    parser = argparse.ArgumentParser(description="Measures memory and step time of LSD training, by stage.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
-    parser.add_argument("--size", default="medium", help="of the model; medium by default")
+    parser.add_argument("--size", default="medium", help="size of the model")
     parser.add_argument("--frame-px", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--optimizer", action="append", help="repeatable; adamw and adamw8bit by default")
     parser.add_argument("--stage", action="append", choices=STAGES, help="repeatable; all by default")
-    parser.add_argument("--tiny", action="store_true", help="a toy on the CPU, to see that everything runs")
+    parser.add_argument("--tiny", action="store_true", help="run a tiny model on the CPU, as a smoke test")
     asked = parser.parse_args(arguments)
     if not asked.tiny and not torch.cuda.is_available():
-        print("the benchmark of training a live model needs a CUDA device (or --tiny).", file=sys.stderr)
+        print("this benchmark needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
     device = torch.device("cpu" if asked.tiny else "cuda")
     about: dict[str, Any] = {"gpu": "none" if asked.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -111,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
             given = (Path(folder), asked.size, asked.frame_px, asked.batch, stage, optimizer, recompute, asked.tiny)
             try:
                 row |= measure(settings(*given), device)
-            except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+            except Exception as failure:  # noqa: BLE001 (reported in the arm's row)
                 row["failure"] = f"{type(failure).__name__}: {failure}"[:300]
             rows.append(row)
             write_text(asked.out, "".join(json.dumps(one) + "\n" for one in rows))

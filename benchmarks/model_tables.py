@@ -1,10 +1,10 @@
 """Writes docs/transformer-results.md and docs/stream-results.md from the committed result files of models.
 
     python benchmarks/model_tables.py            writes them
-    python benchmarks/model_tables.py --check    exits with 1 when one is stale, and writes nothing
+    python benchmarks/model_tables.py --check    exits with 1 if one is stale, and writes nothing
 
-Rows are those of `benchmarks/kernels/*.py`, `train_speed.py`, `decode.py`, `long_context.py` and `redline bench lsd`,
-under benchmarks/results/MACHINE/kernels, /text and /stream. All arms of one table were timed in the same run.
+The rows are written by `benchmarks/kernels/*.py`, `train_speed.py`, `decode.py`, `long_context.py` and `redline bench
+lsd` to benchmarks/results/MACHINE/kernels, /text and /stream. All arms of a table were timed in the same run.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def load(path: Path) -> list[Row]:
 
 
 def cases(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """The arms of each case, with a title."""
+    """Yields the title and the arms of each case."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         sizes = ", ".join(f"{key} {value}" for key, value in row.items() if key not in (*_ABOUT, *_MEASURED))
@@ -240,8 +240,7 @@ def live_section(rows: Sequence[Row]) -> str:
 
 
 def film_section(rows: Sequence[Row]) -> str:
-    """What `redline stream FILM null --json` says, with the GPU, the version of torch, the command and how the film was
-    made."""
+    """Formats the output of `redline stream VIDEO null --json`, with GPU, torch version, command and origin."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
     figures = ("frames/s", "p50", "p99", "memory", f"p50 of {', '.join(stages)}")
     head = ("film", "model", "size", "settings", "plan", *figures)
@@ -317,7 +316,7 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
         rows = load(root / path)
         if not rows:
             continue
-        # Another run of the same script is NAME-SOMETHING.jsonl.
+        # NAME-SUFFIX.jsonl is another run of the same script.
         name, dash, kind = path.stem.partition("-")
         usual = (f"`{name}`", f"benchmarks/kernels/{name}.py", kernel_section)
         heading, script, section = SECTIONS.get(name, usual)
@@ -338,7 +337,7 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Writes the pages of results of models.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when one is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if one is stale")
     check = parser.parse_args(arguments).check
     pages = {TRANSFORMER_PAGE: transformer_page(root), STREAM_PAGE: stream_page(root)}
     stale = [p for p, text in pages.items() if not (root / p).is_file() or (root / p).read_text("utf-8") != text]

@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from operators import WITH_CUDA, Mutant, imported_by, mutants_of
+from mutation_operators import WITH_CUDA, Mutant, imported_by, mutants_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = Path("src/redline")
 MOST_TEST_FILES = 4
-# These run for minutes, and only for the module that they mirror.
+# These take minutes and run only for the module that they mirror.
 LONG_TESTS = {
     "tests/ladder/search/test_climb.py",
     "tests/ladder/search/test_overhead.py",
@@ -46,7 +46,7 @@ LONG_TESTS = {
 
 
 class TestFiles:
-    """Which test files a module is run against."""
+    """Selects the test files that a module is run against."""
 
     def __init__(self, root: Path) -> None:
         def parsed(pattern: str) -> dict[str, set[str]]:
@@ -63,7 +63,7 @@ class TestFiles:
                 self.importers.setdefault(name, set()).add(_module(path))
 
     def of(self, path: str) -> list[str]:
-        """The mirrored file, those that import the module themselves, and others, near folders first."""
+        """Returns the mirrored file, then files that import the module directly, then others, nearest folders first."""
         folder, name = os.path.split(os.path.relpath(path, SOURCES))
         if name == "__init__.py":
             folder, name = os.path.split(folder)
@@ -79,7 +79,7 @@ class TestFiles:
 
         def order(test: str) -> tuple[object, ...]:
             away = len(os.path.relpath(test, folder).split("/"))
-            # Of two test files, the one that imports less is about little else.
+            # Prefers test files with few imports, which are more specific.
             return test != mirrored, distances[test] > 0, away, distances[test], self._breadth(test), test
 
         if mirrored in self.imports:
@@ -123,7 +123,7 @@ class Copy:
             return "skipped", "no test in the test files"
         if "from pytest-timeout" in output:
             return "hung", next(iter(failures(output)), "")
-        # A mutant may also end pytest itself, by a signal; a wrong option of pytest ends it, too, and shows no test.
+        # A mutant may kill pytest by a signal. A wrong pytest option ends it without a failed test.
         failed = next(iter(failures(output)), "")
         if not failed and code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR):
             sys.exit(f"pytest could not run {' '.join(tests)}:\n{output[-2000:]}")
@@ -144,7 +144,7 @@ class Copy:
                 time.sleep(0.05)
             return None, ""
         finally:
-            # The group has the id of its first process, and holds whatever the tests left running.
+            # The process group has the id of the child and contains all processes that the tests left running.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
 
@@ -158,11 +158,11 @@ class Copy:
                 os.dup2(nothing.fileno(), 0)
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-            # Tests write into the home folder only. Bytecode of a mutant would later be taken for that of its file.
+            # Tests write into the home folder only. No bytecode, because that of a mutant could be reused for its file.
             os.environ |= {"HOME": str(self.home), "TMPDIR": str(self.home), "OMP_NUM_THREADS": "1"}
             os.environ |= {"PYTHONPATH": str(self.root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
             sys.dont_write_bytecode = True
-            # Without the folder of this script, whose files have names that tests import from elsewhere.
+            # Without this script's folder, whose modules could shadow others of the same name.
             sys.path[:] = [str(self.root / "src"), *(path for path in sys.path if Path(path) != Path(__file__).parent)]
             code = int(pytest.main([*self.options, *arguments]))
         finally:
@@ -178,12 +178,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Counts how many changed operators the tests notice.")
     parser.add_argument("paths", nargs="*", default=[str(SOURCES)], help="files or folders to mutate")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=25, help="how many mutants to try")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds that one test may take")
-    parser.add_argument("--limit", type=int, default=300, help="seconds that the tests of one mutant may take")
+    parser.add_argument("--count", type=int, default=25, help="number of mutants")
+    parser.add_argument("--timeout", type=int, default=60, help="time limit of one test in seconds")
+    parser.add_argument("--limit", type=int, default=300, help="time limit of all tests of one mutant in seconds")
     given = parser.parse_args()
 
-    # Ends like Ctrl-C: the running tests are killed and the copy is removed.
+    # Exits as on Ctrl-C, so that the running tests are killed and the copy is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     os.chdir(ROOT)
     files = sorted({f for path in map(Path, given.paths) for f in ([path] if path.is_file() else path.rglob("*.py"))})

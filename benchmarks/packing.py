@@ -1,12 +1,12 @@
-"""Times training on documents that are packed, against the same documents padded, turn by turn.
+"""Compares training on packed documents with training on the same documents padded.
 
     python benchmarks/packing.py --out FILE [--length 2048 --rows 16 --rounds 8] [--median 500] [--device cpu]
 
-Lengths of documents are drawn from a log-normal distribution (sigma 1, as of web pages), cut to the length of a row;
-its median is `--median` tokens, a quarter of the row by default. Every arm trains the 124M decoder (on a CPU, a small
-one) by one plan, as `redline train` does: packed rows of several documents that do not see each other; documents padded
-to the row; documents padded to the longest of their batch, as collators do. What counts are tokens with a target, a
-second. `sequences` is how many rows 10,000 documents take.
+Document lengths are drawn from a log-normal distribution (sigma 1, like web pages), limited to the length of a row; the
+median is `--median` tokens, by default a quarter of the row. Every arm trains the 124M decoder (on a CPU, a small one)
+with the same plan, as `redline train` does, in turns. The arms are packed rows with attention within documents, rows
+padded to the full length, and rows padded to the longest of their batch. Throughput counts tokens with a target.
+`sequences` is the number of rows for 10,000 documents.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from redline.training.text.decoder_settings import DecoderSettings
 from redline.training.text.packing import NO_TARGET, Batch
 
 DOCUMENTS = 10_000
-# Rows padded to the longest of their batch come in few lengths.
+# Padded lengths are multiples of this, for fewer different shapes.
 _STEP = 64
 
 
 @dataclass(frozen=True)
 class Text:
-    """Lengths of documents; their tokens are random, since only time is measured."""
+    """Random documents; only their lengths matter, because only time is measured."""
 
     length: int
     rows: int
@@ -50,7 +50,7 @@ class Text:
         return drawn.round().long().clamp(2, self.length)
 
     def packed(self, step: int) -> Batch:
-        """Documents end to end; the last of a row is cut, as its rest begins the next."""
+        """Returns a batch of concatenated documents; the last document of a row is truncated."""
         documents = torch.zeros(self.rows, self.length, dtype=torch.int64)
         for row in range(self.rows):
             lengths = self.lengths(step * self.rows + row, self.length // 2)
@@ -62,7 +62,7 @@ class Text:
     def padded(self, step: int, to_longest: bool) -> Batch:
         lengths = self.lengths(step, self.rows)
         width = min(self.length, -(-int(lengths.max()) // _STEP) * _STEP) if to_longest else self.length
-        # What comes behind a document is not seen by it: attention looks back.
+        # Padding needs no mask, because attention is causal.
         without_target = torch.arange(width) >= lengths[:, None] - 1
         return self._batch(step, without_target, Packing.of(torch.zeros_like(without_target, dtype=torch.int64)))
 
@@ -72,7 +72,7 @@ class Text:
         return Batch(tokens, tokens.masked_fill(without_target, NO_TARGET), packing)
 
     def sequences(self) -> dict[str, int]:
-        """Rows that `DOCUMENTS` of them take."""
+        """Returns the number of rows for `DOCUMENTS` documents."""
         total = int(self.lengths(0, DOCUMENTS).sum())
         return {"packed": -(-total // self.length), "padded": DOCUMENTS}
 
@@ -105,7 +105,7 @@ def measure(text: Text, plan: str, device: torch.device, rounds: int, steps: int
     training = training_of(text, plan, device)
     arms = {name: arm_of(Drawn(training, device, draw)) for name, draw in draws.items()}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
-    # The first turn compiles, and finds the libraries' kernels.
+    # The first turn is a warm-up, which compiles and selects kernels.
     for turn in range(rounds + 1):
         for name, arm in arms.items():
             wait()
@@ -142,8 +142,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--length", type=int, default=2048, help="tokens of a row")
     parser.add_argument("--rows", type=int, default=16, help="rows of a batch")
-    parser.add_argument("--median", type=int, help="tokens of the middle document; a quarter of a row by default")
-    parser.add_argument("--plan", default="fused_ops", help="of every arm; compilers would compile for each length")
+    parser.add_argument("--median", type=int, help="median document length in tokens; a quarter of a row by default")
+    parser.add_argument("--plan", default="fused_ops", help="plan of all arms; compile would recompile for each length")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4, help="steps of a turn")
     parser.add_argument("--device", default="auto")

@@ -1,12 +1,12 @@
-"""Writes the README's table of results, and docs/results.md, from the committed measurement files.
+"""Writes the README's table of results and docs/results.md from the committed result files.
 
     python benchmarks/tables.py            writes both
-    python benchmarks/tables.py --check    exits with 1 when one of them is stale, and writes nothing
+    python benchmarks/tables.py --check    exits with 1 if one of them is stale, and writes nothing
 
 A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl, or the
-measurements of a `redline bench`, one a line, which are shown in docs/results.md alone. A file's last run counts.
-Every figure is computed from the raw samples of the final race, in which eager, the best torch.compile, eager bf16
-and the climbed plan took turns; nothing measured is typed in by hand.
+measurements of a `redline bench`, which appear in docs/results.md only. If a file has several runs, the last counts.
+All figures are computed from the raw samples of the final race, in which eager, the best torch.compile, eager bf16 and
+the climbed plan were timed in turns.
 """
 
 import argparse
@@ -34,17 +34,17 @@ PAGE = Path("docs/results.md")
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NO_RESULTS = "No results yet."
 NONE = "–"
-# What of a climb's report the page shows; the rest is in the report that `redline report` makes of the file.
+# The parts of a climb's report that the page shows; `redline report` shows all.
 SHOWN = ("ladder", "rejected", "shapes", "ablation", "proof", "gates")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The last climb of one file."""
+    """The last climb in a result file."""
 
-    path: Path  # below the repository's root
+    path: Path  # relative to the repository's root
     climb: Climb
-    # By plan, from the same turns; the winner is among them.
+    # The rows of the final race by plan, with the winner.
     race: dict[str, Measurement]
     winner: Measurement
 
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Bundled workloads by their name, a file's by its function."""
+        """The name of a bundled workload, or the function of a workload in a file."""
         return self.winner.workload.rpartition(":")[2]
 
     @property
@@ -71,7 +71,7 @@ class Result:
 
     @property
     def compiled(self) -> Measurement | None:
-        """torch.compile on the untouched model, as it raced."""
+        """The row of torch.compile on the unmodified model in the final race."""
         rivals = [self.race[entry.row.plan] for entry in self.climb.compiles if entry.row.plan in self.race]
         return min(rivals, key=lambda row: row.median_s(), default=None)
 
@@ -81,7 +81,7 @@ class Result:
         return alone[0] if alone else None
 
     def over(self, rival: Measurement | None) -> Interval | None:
-        """How many times faster the winner is, from the turns that both took."""
+        """Returns the speedup of the winner over a row of the final race."""
         if rival is None or rival is self.winner or not timed(self.winner):
             return None
         shapes = [shape for shape in self.winner.shapes if rival.samples.get(shape)]
@@ -89,19 +89,19 @@ class Result:
 
 
 def find_results(root: Path) -> list[Result]:
-    """Sorted by machine, then workload."""
+    """Returns the climbs, sorted by machine and workload."""
     paths = sorted(path.relative_to(root) for path in (root / RESULTS).glob("*/*.jsonl"))
     found = [Result.load(path, root) for path in paths if _is_climb(root / path)]
     return sorted(found, key=lambda result: (result.machine, result.name, str(result.path)))
 
 
 def _is_climb(path: Path) -> bool:
-    """Other measurements may lie beside the climbs (a bench, say); they have no ladder."""
+    """Returns whether a result file is a climb; files of other benchmarks have no ladder."""
     return any(row.role == "baseline" for row in load_measurements(path))
 
 
 def find_benches(root: Path) -> list[tuple[Path, list[Measurement]]]:
-    """Plans that took turns in a `redline bench`, by file."""
+    """Returns the rows of `redline bench` by file."""
     paths = sorted(path.relative_to(root) for path in (root / RESULTS).glob("*/*.jsonl"))
     return [(path, load_measurements(root / path)) for path in paths if not _is_climb(root / path)]
 
@@ -167,7 +167,7 @@ def _cells(result: Result) -> list[str]:
 
 
 def _time(row: Measurement | None) -> str:
-    """By shape where there are several."""
+    """Formats the median time, by shape if there are several."""
     if row is None or not timed(row):
         return NONE
     times = [(shape, format_seconds(row.median_s(shape))) for shape in row.shapes]
@@ -175,21 +175,21 @@ def _time(row: Measurement | None) -> str:
 
 
 def _mode(plan: str) -> str:
-    """`compile(mode=max-autotune)` -> `max-autotune`."""
+    """Returns `max-autotune` for `compile(mode=max-autotune)`."""
     options = plan.removeprefix("compile").strip("()").split(", ")
     modes = [option.removeprefix("mode=") for option in options if option.startswith("mode=")]
     return modes[0] if modes else "default"
 
 
 def _between(interval: Interval) -> str:
-    """A run that was made once has no interval."""
+    """Formats an interval; a single run has none."""
     if interval.low < 0:
         return "one run"
     return f"{format_seconds(interval.low)} – {format_seconds(interval.high)}"
 
 
 def _ratio(interval: Interval | None) -> str:
-    """With its 99% interval; a single turn has none."""
+    """Formats a ratio with its 99% interval; a single turn has none."""
     if interval is None:
         return NONE
     return str(interval) if interval.low > 0 else f"{interval.middle:.2f}×"
@@ -253,20 +253,20 @@ def _environment(row: Measurement) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """The README with what stands between its markers replaced."""
+    """Returns the README with the text between its markers replaced."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end or BEGIN in after or END in after:
-        raise RedlineError(f"{README} needs {BEGIN} and, after it, {END}, once each.")
+        raise RedlineError(f"{README} must contain {BEGIN} and, after it, {END}, once each.")
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
 
 
 def render(root: Path) -> dict[Path, str]:
-    """Every generated file with its text."""
+    """Returns the text of every generated file."""
     results = find_results(root)
     readme = root / README
     if not readme.is_file():
-        raise RedlineError(f"there is no {README} to write the table into.")
+        raise RedlineError(f"there is no {README} for the table.")
     return {
         README: with_table(readme.read_text(encoding="utf-8"), readme_table(results)),
         PAGE: results_page(results, find_benches(root)),
@@ -275,7 +275,7 @@ def render(root: Path) -> dict[Path, str]:
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description="Writes the README's results and docs/results.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a file is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is stale")
     check = parser.parse_args(arguments).check
     try:
         files = render(root)

@@ -1,15 +1,15 @@
-"""Times training steps of Redline's 124M decoder and memory model, and of transformers', turn by turn, on a GPU.
+"""Compares the training speed of Redline's 124M decoder and Titans model with that of transformers on a GPU.
 
     python benchmarks/train_speed.py --out FILE [--length 2048 --rounds 3 --limit-s 90] [--only redline] [--plan PLAN]
         [--also "fastest kernels"]
 
-A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redline's arms are what `redline train` makes
-of configs/decoder-124m.toml, with other plans: its task, its loss, its optimizer with fp32 masters. Transformers' have
-the same shape and plain bf16 weights. Every row of a batch is one document for all, so that all attend alike. Lengths
-come at constant tokens a step; 32K tokens by themselves are for the memory. Rates are of turns of several steps, MFU is
-of the bf16 product measured at the start, peaks are an arm's own, weights included. `--also` adds arms of Redline's
-with kernels that may differ from run to run, in fp8, or with a bank of slots. An arm that fails is a row. Rows are
-written whenever there is more to say: a run that is killed leaves what it had measured.
+A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redline's arms run configs/decoder-124m.toml
+as `redline train` does, with other plans: its task, its loss, its optimizer with fp32 master weights. The transformers
+arms have the same shape and plain bf16 weights. Every row of a batch is one document in all arms. The number of tokens
+per step is constant over lengths; a single row of 32K tokens measures memory. Arms are timed in turns of several steps.
+MFU is relative to the bf16 matmul measured at the start; peaks are those of the arm, weights included. `--also` adds
+Redline arms with nondeterministic kernels, fp8, or a slot bank. An arm that fails has a row with the reason. Rows are
+written after every measurement, so that a killed run keeps its results.
 """
 
 import argparse
@@ -43,14 +43,14 @@ from redline.training.text.packing import Batch
 
 CONFIG = Path(redline.training.__file__).parent / "configs/decoder-124m.toml"
 PLAN = "fused_ops + compile(regional=true)"
-# Tokens of a row, and rows.
+# Tokens per row and rows per batch.
 SHAPES = ((2048, 32), (8192, 8), (32_768, 2), (32_768, 1))
 TINY_SHAPES = ((64, 2), (96, 1))
 TINY_VOCABULARY = 512
-# Of the first loss to that of a guess among all tokens: fresh weights know nothing.
+# The largest difference of the first loss to that of a uniform prediction; random weights predict nothing.
 LARGEST_LOSS_ERROR = 0.5
 STEPS_OF_A_TURN = 4
-# Of all arms together.
+# The limit of recompilations of a block, over all arms.
 COMPILATIONS_OF_A_BLOCK = 256
 FASTEST, FP8, SLOTS = ALSO = ("fastest kernels", "fp8", "512 slots")
 CUT_OFF = "the run was cut off before it was timed"
@@ -99,7 +99,7 @@ class Race:
 
 @dataclass
 class Arm:
-    """`step` trains once, and gives the loss without waiting for it; `later` says what is only known then."""
+    """`step` trains one step and returns the loss without synchronization; `later` returns facts known after it."""
 
     step: Callable[[int], Tensor]
     model: nn.Module
@@ -109,7 +109,7 @@ class Arm:
 
 
 class Drawn(LanguageTask):
-    """Trains on what `draw` gives for each step."""
+    """A language task that trains on the batches that `draw` returns."""
 
     def __init__(self, training: TextTraining, device: torch.device, draw: Callable[[int], Batch]) -> None:
         self.draw = draw
@@ -120,7 +120,7 @@ class Drawn(LanguageTask):
         return {}
 
     def save(self, model: nn.Module, folder: Path) -> None:
-        raise NotImplementedError("a benchmark keeps no model.")
+        raise NotImplementedError("the benchmark does not save models.")
 
     def _draw(self, step: int) -> Batch:
         return self.draw(step)
@@ -135,7 +135,7 @@ def ours(race: Race, kind: str, plan: str, also: str = "") -> Arm:
     training = race.training(kind, plan, also)
 
     def draw(step: int) -> Batch:
-        """Rows of random tokens, one document each."""
+        """Returns rows of random tokens, one document each."""
         tokens = random_tokens(step, race.rows, training)
         return Batch(
             tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), Packing.of(torch.zeros_like(tokens[:, 1:]))
@@ -148,7 +148,7 @@ def arm_of(task: LanguageTask) -> Arm:
     training, optimizer, arithmetic = task.training, task.optimizer(), task.arithmetic
 
     def step(index: int) -> Tensor:
-        """As the loop makes it, but for what it logs."""
+        """Does a step of the training loop without its logging."""
         with task.around():
             loss = task.loss(index)
             arithmetic.backward(loss)
@@ -200,7 +200,7 @@ def theirs(race: Race, compiled: bool, liger: bool) -> Arm:
 
 
 def version_of(package: str) -> str:
-    """A package that lies on the path without its metadata works as well as any."""
+    """Returns the version of a package, or "unknown" for one without metadata."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -208,7 +208,7 @@ def version_of(package: str) -> str:
 
 
 def liger_patches(model: nn.Module, module: Any) -> dict[str, Any]:
-    """Patches the model, and gives what else Liger patches, which all models share, so that it can be undone."""
+    """Applies Liger to the model; undoes and returns its patches of the shared transformers module."""
     from liger_kernel.transformers import apply_liger_kernel_to_llama  # pyright: ignore[reportMissingImports]
 
     before = dict(vars(module))
@@ -244,7 +244,7 @@ def arms(race: Race, plans: list[str], also: list[str]) -> dict[str, Callable[[]
 
 
 def ready(race: Race, build: Callable[[], Arm]) -> tuple[Arm, dict[str, Any]]:
-    """The arm, rehearsed, and what was seen on the way: its first losses, and its peak beside what others hold."""
+    """Returns the arm after warm-up with its first loss, set-up time and peak memory (without that of other arms)."""
     before = 0 if race.tiny else torch.cuda.memory_allocated()
     begun = time.perf_counter()
     arm = build()
@@ -252,7 +252,7 @@ def ready(race: Race, build: Callable[[], Arm]) -> tuple[Arm, dict[str, Any]]:
     seen: dict[str, Any] = {"first_loss": first, "first_step_s": time.perf_counter() - begun}
     guess = math.log(race.training("decoder", "").tokenizer.vocabulary)
     if not abs(first - guess) <= LARGEST_LOSS_ERROR:
-        raise ArithmeticError(f"the first loss is {first:.3f}, and a guess has {guess:.3f}")
+        raise ArithmeticError(f"the first loss is {first:.3f}, but a uniform prediction has {guess:.3f}")
     arm.step(1)
     race.wait()
     if not race.tiny:
@@ -274,19 +274,19 @@ def measure(
     is_late: Callable[[], bool],
     keep: Callable[[Iterable[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:
-    """A row for each arm; `keep` gets all there are after every arm that was made ready, and after every round."""
+    """Returns a row for each arm; calls `keep` with all rows after every set-up and every round."""
     rows: dict[str, dict[str, Any]] = {}
     racing: dict[str, Arm] = {}
     for name, build in chosen.items():
-        # Attention is counted within documents, and here a row is one.
+        # FLOPs of attention count pairs within a document, and here each row is one document.
         row = rows[name] = {"arm": name, "length": race.length, "batch": race.rows, "document": race.length}
         if is_late():
-            row["failure"] = "left out: the time of --limit-s was over"
+            row["failure"] = "skipped: the time of --limit-s was over"
             continue
         try:
             racing[name], seen = ready(race, build)
             row |= seen
-        except Exception as failure:  # noqa: BLE001 (an arm that fails is a row that says so)
+        except Exception as failure:  # noqa: BLE001 (reported in the arm's row)
             row["failure"] = f"{type(failure).__name__}: {failure}"[:500]
         free(race)
         keep(rows.values())
@@ -308,9 +308,9 @@ def measure(
 
 
 def write_rows(out: Path, rows: Iterable[dict[str, Any]], figure: str) -> None:
-    """All rows so far; one that has no figure yet says so, for whoever reads what a killed run has left."""
-    said = [row if figure in row or "failure" in row else {**row, "failure": CUT_OFF} for row in rows]
-    write_text(out, "".join(json.dumps(row) + "\n" for row in said))
+    """Writes all rows; rows without the figure get a failure message, in case the run is killed before it is known."""
+    complete = [row if figure in row or "failure" in row else {**row, "failure": CUT_OFF} for row in rows]
+    write_text(out, "".join(json.dumps(row) + "\n" for row in complete))
 
 
 def free(race: Race) -> None:
@@ -320,7 +320,7 @@ def free(race: Race) -> None:
 
 
 def matmul_flops_per_s(device: torch.device) -> float:
-    """Of large bf16 products (on a CPU, of small ones in fp32), by the median of many."""
+    """Measures the rate of large bf16 matrix products (on a CPU, of small fp32 ones)."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
     one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     product, seconds = one, []
@@ -344,19 +344,23 @@ def show(row: dict[str, Any]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Times training against transformers.")
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
-    parser.add_argument("--length", type=int, action="append", help="tokens of a row; repeatable, all by default")
+    parser.add_argument("--length", type=int, action="append", help="tokens per row; repeatable, all by default")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--only", action="append", default=[], help="arms whose name holds this; repeatable")
+    parser.add_argument(
+        "--only", action="append", default=[], help="run only arms whose name contains this; repeatable"
+    )
     parser.add_argument("--plan", action="append", help=f"plan of Redline's arms; repeatable, {PLAN!r} by default")
-    parser.add_argument("--also", action="append", default=[], choices=ALSO, help="Redline's arms so too; repeatable")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="begin no other arm after so many seconds")
-    parser.add_argument("--tiny", action="store_true", help="toys on the CPU, to see that everything runs")
+    parser.add_argument(
+        "--also", action="append", default=[], choices=ALSO, help="adds variants of Redline's arms; repeatable"
+    )
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="set up no more arms after this many seconds")
+    parser.add_argument("--tiny", action="store_true", help="run tiny models on the CPU, as a smoke test")
     given = parser.parse_args(arguments)
     if not given.tiny and not torch.cuda.is_available():
-        print("the benchmark of training needs a CUDA device (or --tiny).", file=sys.stderr)
+        print("this benchmark needs a CUDA device (or --tiny).", file=sys.stderr)
         return 2
     if given.tiny and FP8 in given.also:
-        print("toys on the CPU are in fp32: leave --also fp8 out.", file=sys.stderr)
+        print("--tiny runs in fp32: omit --also fp8.", file=sys.stderr)
         return 2
     begun = time.perf_counter()
     about: dict[str, Any] = {"gpu": "none" if given.tiny else torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -375,7 +379,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not given.only or any(part in name for part in given.only)
         }
         torch.compiler.reset()
-        # Many arms compile the same blocks in one process, each for itself: none is to be left to run uncompiled.
+        # Many arms compile the same blocks in one process; the limit must not leave any of them uncompiled.
         with torch._dynamo.config.patch(recompile_limit=COMPILATIONS_OF_A_BLOCK):
             measured = measure(
                 race,

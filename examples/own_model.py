@@ -1,4 +1,4 @@
-"""Your own model as a workload: `redline climb examples/own_model.py:mine`."""
+"""A model of your own as a workload: `redline climb examples/own_model.py:mine`."""
 
 import torch
 from torch import nn

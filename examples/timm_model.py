@@ -1,4 +1,4 @@
-"""Any timm model as your own workload, with random weights, so that nothing is downloaded.
+"""timm models as workloads, with random weights, so that nothing is downloaded.
 
 redline climb examples/timm_model.py:resnet50
 redline climb examples/timm_model.py:named --shapes name=convnext_tiny,batch=8
@@ -35,7 +35,7 @@ def create_model(name: str) -> nn.Module:
         raise WorkloadError("timm is not installed (pip install timm)") from error
     model = timm.create_model(name, pretrained=False)
     for module in model.modules():
-        # Some start blocks at zero, for training; then nothing that such a block does could be judged.
+        # Some models initialize the last norm of a block to zero; the gates could not check such a block.
         if isinstance(module, nn.BatchNorm2d) and not module.weight.any():
             nn.init.ones_(module.weight)
     return model

@@ -1,4 +1,4 @@
-"""A plan on a training step: what comes back does forward, backward and the optimizer in one call."""
+"""Applies a plan to a training step: the result runs forward, backward and the optimizer in one call."""
 
 import torch
 from torch import nn

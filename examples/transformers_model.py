@@ -1,4 +1,4 @@
-"""Transformers models as your own workloads, built from a config, so that nothing is downloaded.
+"""transformers models as workloads, built from a config, so that nothing is downloaded.
 
 redline climb examples/transformers_model.py:llama
 redline climb examples/transformers_model.py:bert --shapes batch=8,length=512,width=768,layers=12
@@ -19,7 +19,7 @@ def llama(
     vocabulary: int = 4096,
     written_out: bool = False,
 ) -> Workload:
-    """A Llama-shaped decoder reading `length` tokens; returns the logits. `written_out` stores every score."""
+    """A Llama-style decoder over `length` tokens; returns the logits. `written_out` selects eager attention."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=width,
@@ -34,7 +34,7 @@ def llama(
     return Workload(
         build=lambda: LlamaForCausalLM(config),
         inputs=lambda seed: {"input_ids": torch.randint(vocabulary, (batch, length))},
-        # With random weights the first two logits are close, so the distribution is judged, not the winner.
+        # With random weights the top two logits are close, so the gates compare distributions, not the top token.
         gates=(Gate("relative_error", 0.03), Gate("kl_divergence", 0.001)),
         items=batch * length,
         unit="token",
@@ -42,7 +42,7 @@ def llama(
 
 
 def bert(batch: int = 1, length: int = 128, width: int = 256, layers: int = 4, vocabulary: int = 4096) -> Workload:
-    """A BERT-shaped encoder over `length` tokens; returns the hidden states and the pooled one."""
+    """A BERT-style encoder over `length` tokens; returns the hidden states and the pooled state."""
     config = BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
-from redline.models.memory.windowed import windowed_attention
+from redline.models.memory.token_positions import TokenPositions
+from redline.models.memory.windowed_attention import windowed_attention
 from redline.nn.causal_attention import causal_attention as attention_of_a_layer
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import causal_attention, reference
@@ -140,7 +140,9 @@ def case(size: Size, backward: bool) -> Case:
 def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOKENS) -> Case:
     """Compares flex attention with the kernels as a layer of a memory model calls them; `exact` is fp32."""
     config = TitanConfig(vocabulary=2, width=768, layers=1, heads=12, attention_every=1, memory_slots=512)
-    passage = Passage.whole(torch.zeros(tokens // length, length, dtype=torch.int64, device="cuda"), None, config)
+    positions = TokenPositions.whole(
+        torch.zeros(tokens // length, length, dtype=torch.int64, device="cuda"), None, config
+    )
 
     def drawn() -> Tensor:
         shape = (tokens // length, length, config.heads, config.head_dim)
@@ -151,7 +153,7 @@ def far_case(length: int, backward: bool, exact: bool = False, tokens: int = TOK
 
     def attend(implementation: str, q: Tensor, k: Tensor, v: Tensor, *far: Tensor) -> Tensor:
         window = config.segment, config.window_segments
-        return windowed_attention(q, k, v, passage, *window, (far[0], far[1], far[2]), implementation)
+        return windowed_attention(q, k, v, positions, *window, (far[0], far[1], far[2]), implementation)
 
     def run(implementation: str) -> Run:
         called = partial(attend, implementation)

@@ -17,8 +17,8 @@ from arms import Case, Run, forward, main, with_values
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.models.drct.packed import PackedLinear, filled
-from redline.ops.fused_linear import moment_parts, moments
+from redline.models.drct.gpu_inference import PackedLinear, padded
+from redline.ops.fused_linear import moments, parts_of
 
 ROWS = 256 * 256
 # Eager arms round after every operation.
@@ -62,9 +62,9 @@ def case(layer: Layer) -> Case:
     half, half_norm = copy.deepcopy(linear).bfloat16(), copy.deepcopy(norm)
     if half_norm is not None:
         half_norm.bfloat16()
-    wide = F.pad(x, (0, filled(layer.channels) - layer.channels))
-    wide_old = F.pad(old, (0, filled(layer.columns) - layer.columns))
-    pieces = [128, filled(180) - 128] + [32] * ((layer.channels - 180) // 32)
+    wide = F.pad(x, (0, padded(layer.channels) - layer.channels))
+    wide_old = F.pad(old, (0, padded(layer.columns) - layer.columns))
+    pieces = [128, padded(180) - 128] + [32] * ((layer.channels - 180) // 32)
     sums = torch.stack([moments(block) for block in wide.split(pieces, 1)]) if layer.normalize else None
     out = torch.empty_like(wide_old)
     new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")

@@ -18,8 +18,8 @@ from arms import Case, Run, forward, main, with_values
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.models.drct.packed import PackedLinear, filled, in_one
-from redline.ops.fused_linear import moment_parts, moments_in_parts
+from redline.models.drct.gpu_inference import PackedLinear, fold_linear, padded
+from redline.ops.fused_linear import moments_in_parts, parts_of
 from redline.ops.fused_mlp import fused_mlp
 
 ROWS = 256 * 256
@@ -48,9 +48,9 @@ def case(width: int, hidden: int, columns: int) -> Case:
     half = copy.deepcopy(block).bfloat16()
     places, of_hidden = torch.arange(width), torch.arange(hidden)
     inner = PackedLinear(block.fc1, places, of_hidden, block.norm).bfloat16()
-    both = torch.cat((places, filled(width) + of_hidden))
-    outer = PackedLinear(in_one(block.fc2, block.adjust), both, torch.arange(columns)).bfloat16()
-    wide, wide_old = (F.pad(tensor, (0, filled(tensor.shape[1]) - tensor.shape[1])) for tensor in (x, old))
+    both = torch.cat((places, padded(width) + of_hidden))
+    outer = PackedLinear(fold_linear(block.fc2, block.adjust), both, torch.arange(columns)).bfloat16()
+    wide, wide_old = (F.pad(tensor, (0, padded(tensor.shape[1]) - tensor.shape[1])) for tensor in (x, old))
     sums, out = moments_in_parts(wide), torch.empty_like(wide_old)
     new = torch.empty(moment_parts(out.shape[1]), 2, ROWS, device="cuda")
     few = columns == 32

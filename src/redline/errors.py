@@ -1,20 +1,20 @@
-"""The one exception tree: everything Redline raises on purpose is a `RedlineError` whose text is one sentence."""
+"""The exceptions of Redline: all derive from `RedlineError`, and their messages are single sentences."""
 
 
 class RedlineError(Exception):
-    """Bad input or an impossible request; the command line prints it and exits with 2."""
+    """Invalid input or an unsupported request. The command line prints the message and exits with status 2."""
 
 
 class WorkloadError(RedlineError):
-    """The workload does not import, does not build, or cannot be judged."""
+    """A workload that cannot be imported, built or evaluated."""
 
 
 class RungError(RedlineError):
-    """An unknown rung or option, or a rung that cannot do what it was asked."""
+    """An unknown rung or option, or a rung that cannot be applied."""
 
 
 class PlanError(RedlineError):
-    """A plan that does not parse, repeats a rung, or puts rungs in an impossible order."""
+    """A plan that cannot be parsed, repeats a rung, or has its rungs in an invalid order."""
 
 
 class GateError(RedlineError):
@@ -26,12 +26,12 @@ class MeasurementError(RedlineError):
 
 
 class MachineError(RedlineError):
-    """A device that is not there, or a comparison between different machines."""
+    """A missing device, or a comparison between different machines."""
 
 
 class ModelError(RedlineError):
-    """Weights that cannot be read or belong to another model, or an input of a size that a model cannot take."""
+    """Weights that cannot be read or belong to another model, or an input that a model does not support."""
 
 
 class Refused(RedlineError):
-    """The plan ran, but what it did cannot be accepted (nothing happened, an output of another form)."""
+    """A plan that ran but was rejected, because it had no effect or changed the structure of the output."""

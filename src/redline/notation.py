@@ -1,4 +1,4 @@
-"""Reads and writes durations and sizes as people write them (`16ms`, `8GiB`), and splits the one-line form of plans."""
+"""Parses and formats durations and sizes (`16ms`, `8GiB`), and splits the one-line form of plans."""
 
 import re
 
@@ -30,17 +30,17 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], kind: str) -> fl
 
 
 def parse_seconds(text: str) -> float:
-    """`16ms` -> 0.016."""
+    """Converts `16ms` to 0.016."""
     return _parse(text, _SECONDS, "a duration")
 
 
 def parse_bytes(text: str) -> int:
-    """`8GiB` -> 8589934592."""
+    """Converts `8GiB` to 8589934592."""
     return int(_parse(text, _BYTES, "a size"))
 
 
 def format_seconds(seconds: float) -> str:
-    """Three significant digits in the unit that reads best."""
+    """Formats a duration with three significant digits and the largest unit below it."""
     if seconds != seconds:
         return "n/a"
     for limit, scale, unit in (
@@ -67,13 +67,13 @@ def format_bytes(size: float) -> str:
 
 
 def format_megapixels(pixels: int) -> str:
-    """Of a single small picture too: `0.0023 megapixels`."""
+    """Formats a number of pixels with three significant digits, as in `0.0023 megapixels`."""
     size = pixels / 1e6
     return f"{size:.3g} megapixels" if size < 999.5 else f"{size:,.0f} megapixels"
 
 
 def format_rate(per_second: float, unit: str) -> str:
-    """`7.84e14, 'FLOP/s'` -> `784 TFLOP/s`."""
+    """Formats a rate with a metric prefix: 7.84e14 and 'FLOP/s' give `784 TFLOP/s`."""
     for limit, scale, prefix in ((1e6, 1e3, "K"), (1e9, 1e6, "M"), (1e12, 1e9, "G"), (1e15, 1e12, "T")):
         if per_second < limit:
             return f"{_three_digits(per_second / scale)} {prefix}{unit}"
@@ -81,12 +81,12 @@ def format_rate(per_second: float, unit: str) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Three significant digits, or more before the decimal point; never an exponent for a large number."""
+    """Formats a number with three significant digits, but with all digits before the decimal point."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def split_outside_brackets(text: str, separators: str) -> list[str]:
-    """`a(b, c), d` at `,` -> [`a(b, c)`, ` d`]; every part is given, empty ones too."""
+    """Splits at separators outside of brackets: `a(b, c), d` gives [`a(b, c)`, ` d`]. Keeps empty parts."""
     parts, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char in "([") - (char in ")]")

@@ -1,3 +1,3 @@
-"""The version, in the one place that both the package and its measurements read it from."""
+"""The version of the package, also recorded in measurements."""
 
 VERSION = "0.1.0"

@@ -149,7 +149,7 @@ def test_bench_rows_are_interleaved_and_other_rows_are_not(root: Path) -> None:
             append(root / "bench.jsonl", measurement)
     values = {"result": "bench.jsonl", "kind": "speedup", "plan": "bf16", "against": "eager"}
     assert claims.measured(claim(**values, workload="b"), root).startswith("**4.00× (4.00–4.00)**")
-    with pytest.raises(RedlineError, match="holds a, b: say which workload"):
+    with pytest.raises(RedlineError, match="contains a, b: set `workload`"):
         claims.measured(claim(**values), root)
     apart = answer(root, "speedup", plan="bf16 + channels_last", against="eager")
     assert apart.startswith("**3.33× (separate runs)**")

@@ -56,7 +56,7 @@ def test_arms_of_both_kinds_are_timed(decode: ModuleType, monkeypatch: pytest.Mo
     assert all(row["ms_per_token"] > 0 and len(row["ms_per_token_samples"]) == 2 for row in found)
 
 
-def test_no_arm_begins_after_the_limit(decode: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_arm_is_set_up_after_the_limit(decode: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = rows(decode, monkeypatch, tmp_path / "rows.jsonl", "--only", "graph", "--limit-s", "0")
     assert len(found) > 5 and all("--limit-s" in row["failure"] for row in found)
 

@@ -141,7 +141,7 @@ def test_training_the_live_model_is_shown_by_stage(tmp_path: Path, tables: Modul
     assert "| yes | – | no room | – |" in text
 
 
-def test_a_film_is_shown_with_its_stages_and_runs_by_their_names(tmp_path: Path, tables: ModuleType) -> None:
+def test_video_results_show_their_stages(tmp_path: Path, tables: ModuleType) -> None:
     times = dict.fromkeys(("p50_s", "p99_s"), 0.0125)
     stages = dict.fromkeys(("capture", "wait", "copy_in", "compute", "copy_out", "display"), times)
     about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "c", "model": "tiny", "size": "8×8", "settings": "s"}

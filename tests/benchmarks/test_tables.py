@@ -188,8 +188,8 @@ def test_only_what_is_between_the_markers_changes(root: Path) -> None:
 @pytest.mark.parametrize(
     ("readme", "rows", "sentence"),
     [
-        ("# no markers\n", [], "README.md needs <!-- results:begin -->"),
-        (f"{tables.END}\n{tables.BEGIN}\n", [], "README.md needs"),
+        ("# no markers\n", [], "README.md must contain <!-- results:begin -->"),
+        (f"{tables.END}\n{tables.BEGIN}\n", [], "README.md must contain"),
         (README + README, [], "once each"),
         (README, h200_climb()[:-1], "does not end with the final race"),
     ],

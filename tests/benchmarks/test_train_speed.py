@@ -59,15 +59,15 @@ def test_an_arm_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(train_speed, "theirs", lambda *_, **__: broken())
     found = rows(tmp_path / "rows.jsonl", "--length", "96", "--plan", "")
     assert [row["failure"] for row in found] == [
-        *["ArithmeticError: the first loss is 3.000, and a guess has 6.238"] * 2,
+        *["ArithmeticError: the first loss is 3.000, but a uniform prediction has 6.238"] * 2,
         *["RuntimeError: no kernels here"] * 2,
     ]
 
 
-def test_no_arm_begins_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_arm_is_set_up_after_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(tmp_path / "rows.jsonl", "--length", "64", "--limit-s", "0")
     assert len(found) == 4 and all("--limit-s" in row["failure"] for row in found)
-    assert "64 × 2, transformers + torch.compile: left out" in capsys.readouterr().out
+    assert "64 × 2, transformers + torch.compile: skipped" in capsys.readouterr().out
 
 
 def killed_at(step: int) -> Any:

@@ -82,7 +82,7 @@ def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
         (("{weights}", ".", "--size", 0), "at least one pixel a side"),
         (("{weights}", ".", "--page", "nowhere/d.html"), "its folder is not there"),
         (("{weights}", ".", "--sampler", "euler"), "there is no sampler 'euler'"),
-        (("{weights}", "."), "holds no pictures"),
+        (("{weights}", "."), "contains no images"),
     ],
 )
 def test_bad_input_is_a_sentence(

@@ -147,9 +147,9 @@ def test_memories_that_cannot_be_used(
     assert not memory.exists()
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
-    assert_one_sentence(seen, "is not a readable saved memory")
+    assert_one_sentence(seen, "is not a readable saved state")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", tmp_path)
-    assert_one_sentence(seen, f"cannot read the saved memory {str(tmp_path)!r}: it is a folder.")
+    assert_one_sentence(seen, f"cannot read the saved state {str(tmp_path)!r}: it is a folder.")
     assert memory.read_bytes() == b"nothing"
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory / "inside")
     assert_one_sentence(seen, "is not a folder")
@@ -197,7 +197,7 @@ def test_unknown_settings_are_named_and_strictly_refused(folder: Path, command: 
     options = ("generate", folder, "a", "--device", "cpu", "--max-tokens", 1)
     seen = command(*options)
     assert seen.code == 0 and "unknown settings are ignored: 'made_with'." in " ".join(seen.err.split())
-    assert_one_sentence(command(*options, "--strict"), "has the setting 'made_with', which is not known")
+    assert_one_sentence(command(*options, "--strict"), "has the unknown setting 'made_with'")
 
 
 def test_a_model_in_the_hugging_face_cache(

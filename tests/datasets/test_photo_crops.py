@@ -34,13 +34,13 @@ def test_crops_are_the_photos_own_pixels_in_every_turn(tmp_path: Path, scale: in
     small, large = crops.batch(7)
     assert small.shape == (64, 3, 9, 9) and large.shape == (64, 3, 9 * scale, 9 * scale)
     assert large.is_contiguous(memory_format=torch.channels_last) and large.dtype == torch.float32
-    rows = zip(draw.picture.tolist(), draw.top.tolist(), draw.left.tolist(), draw.turn.tolist(), strict=True)
+    rows = zip(draw.image.tolist(), draw.top.tolist(), draw.left.tolist(), draw.orientation.tolist(), strict=True)
     for index, (picture, top, left, turn) in enumerate(rows):
         high, low = pictures[picture], resize(pictures[picture], 1 / scale)
         inside = high[:, top * scale : (top + 9) * scale, left * scale : (left + 9) * scale]
         assert torch.equal((large[index] * 255).round().byte(), turned(inside, turn))
         assert torch.equal((small[index] * 255).round().byte(), turned(low[:, top : top + 9, left : left + 9], turn))
-    assert set(draw.turn.tolist()) == set(range(8)) and set(draw.picture.tolist()) == {0, 1, 2}
+    assert set(draw.orientation.tolist()) == set(range(8)) and set(draw.image.tolist()) == {0, 1, 2}
 
 
 def test_the_eight_turns_are_all_different() -> None:
@@ -82,7 +82,7 @@ def test_several_shrinks_are_all_trained_on(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 2, 96, 120)
     crops = PhotoCrops(PhotoSettings(str(tmp_path), crop_px=8, batch=600, shrink=(1, 2)), 4, CPU)
     assert crops.pairs.photos == 2 and crops.pairs.pixels == 2 * (96 * 120 + 48 * 60)
-    counts = crops.draw(0).picture.bincount()
+    counts = crops.draw(0).image.bincount()
     # Pictures 1 and 3 are the shrunk ones, of a quarter of the size, and drawn as often as the others.
     assert len(counts) == 4 and 230 < counts[1] + counts[3] < 370
     shrunk = list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=8, shrink=(2,)), 4, CPU))
@@ -103,7 +103,7 @@ def test_a_share_of_the_crops_is_of_one_colour(tmp_path: Path) -> None:
         assert (colours == 0).any() and (colours == 1).any()
         assert torch.equal((colours * 255).round() / 255, colours)
     assert torch.equal(*(batch[flat][..., 0, 0] for batch in crops.batch(3)))
-    with pytest.raises(RedlineError, match="flat is a share"):
+    with pytest.raises(RedlineError, match="flat must be"):
         PhotoSettings("x", flat=1.0)
 
 
@@ -147,19 +147,19 @@ def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:
     pairs = PhotoPairs(PhotoSettings(str(tmp_path), crop_px=8), 4, CPU)
     assert len(list(pairs)) == 1 and pairs.photos == 1
     assert len(pairs.skipped) == 3
-    assert any("'small.png' is 200 × 31, and shrink 1 needs 32 pixels" in sentence for sentence in pairs.skipped)
+    assert any("'small.png' is 200 × 31, but shrink 1 needs 32 pixels" in sentence for sentence in pairs.skipped)
     assert any("cut.png" in sentence for sentence in pairs.skipped)
     (tmp_path / "0.png").unlink()
-    with pytest.raises(RedlineError, match="no photo of .* can be trained on. The first: .*cut.png"):
+    with pytest.raises(RedlineError, match="no photo of .* can be used for training. The first: .*cut.png"):
         list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=8), 4, CPU))
 
 
 def test_folders_without_photos_and_impossible_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RedlineError, match="no pictures"):
+    with pytest.raises(RedlineError, match="contains no images"):
         list(PhotoPairs(PhotoSettings(str(tmp_path)), 4, CPU))
     with pytest.raises(RedlineError, match="no folder"):
         list(PhotoPairs(PhotoSettings(str(tmp_path / "none")), 4, CPU))
-    with pytest.raises(RedlineError, match="nothing to train on"):
+    with pytest.raises(RedlineError, match="no training data"):
         PhotoSettings()
     with pytest.raises(RedlineError, match="shrink"):
         PhotoSettings("x", shrink=(2, 2))
@@ -187,11 +187,11 @@ def test_drawn_images_get_their_share_of_the_crops(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path / "photos", 3, 64, 64)
     save_synthetic_photos(tmp_path / "drawn", 1, 40, 40, seed=1)
     settings = PhotoSettings(str(tmp_path), crop_px=8, batch=1000, drawn=0.4)
-    counts = PhotoCrops(settings, 4, CPU).draw(0).picture.bincount()
+    counts = PhotoCrops(settings, 4, CPU).draw(0).image.bincount()
     assert 340 < counts[0] < 460  # "drawn" is sorted before "photos"
-    with pytest.raises(RedlineError, match="no folder 'drawn'"):
+    with pytest.raises(RedlineError, match="no subfolder 'drawn'"):
         PhotoCrops(replace(settings, photos=str(tmp_path / "photos")), 4, CPU)
-    with pytest.raises(RedlineError, match="drawn is a share"):
+    with pytest.raises(RedlineError, match="drawn must be"):
         PhotoSettings("x", drawn=1.0)
 
 

@@ -48,11 +48,11 @@ def test_a_photo_is_cut_to_whole_pixels_of_its_small_picture(tmp_path: Path) -> 
     sizes = [(shrink, tuple(high.shape), tuple(low.shape)) for shrink, high, low, _ in pairs]
     assert sizes == [(1, (3, 20, 30), (3, 10, 15)), (1.5, (3, 14, 20), (3, 7, 10))]
     assert pairs.photos == 1 and pairs.pixels == 20 * 30 + 14 * 20 and len(pairs.hashes) == 1
-    assert len(pairs.skipped) == 1 and "is 30 × 21, and shrink 3 needs 30 pixels a side" in pairs.skipped[0]
+    assert len(pairs.skipped) == 1 and "is 30 × 21, but shrink 3 needs 30 pixels per side" in pairs.skipped[0]
 
 
 def test_a_photo_of_just_the_size_of_a_crop_is_used(tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path, 1, 20, 20)
     assert len(list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=10), 2, torch.device("cpu")))) == 1
-    with pytest.raises(RedlineError, match="no photo of .* needs 22 pixels a side"):
+    with pytest.raises(RedlineError, match="no photo of .* needs 22 pixels per side"):
         list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=11), 2, torch.device("cpu")))

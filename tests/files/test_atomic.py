@@ -14,7 +14,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
     write_text(path, "old")
     monkeypatch.setattr(os, "replace", full)
@@ -24,7 +24,7 @@ def test_a_full_disk_is_a_sentence_and_the_old_file_stays(tmp_path: Path, monkey
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.txt"]
 
 
-def test_a_folder_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RedlineError, match="cannot write '.*/file/b.txt': "):
         write_text(tmp_path / "file" / "b.txt", "")

@@ -357,7 +357,7 @@ def test_errors_name_the_file_and_what_is_wrong(tmp_path: Path) -> None:
         ("[" * 200_000, "is not a readable plan: it is nested too deeply."),
         ("[" * 101 + "]" * 101, "it is nested too deeply."),
         ("9" * 5000, "it holds a number with too many digits."),
-        ('"\\ud800"', "it holds half a character"),
+        ('"\\ud800"', "it contains a lone surrogate"),
         ("{", "it is not JSON (Expecting"),
         (b"\xff", "it is not UTF-8 text (invalid start byte at byte 0)."),
     ):

@@ -93,9 +93,9 @@ def test_memories_that_cannot_go_on(model: Decoder, memory_model: TitanModel) ->
     engine = InferenceEngine(memory_model)
     other = TitanModel(TitanConfig(101, 32, 2, 4, attention_every=2, segment=4, window_segments=3, memory_slots=5))
     for state, words in (
-        (memory_model.new_state(2), "a memory of 2 sequences cannot go on with 1[.]$"),
-        (other.new_state(), "the memory is of another model: its segment is 4, not 8[.]$"),
-        ("memory.safetensors", "a memory is a MemoryState, not a str[.]$"),
+        (memory_model.new_state(2), "the state holds 2 sequences, but 1 were given[.]$"),
+        (other.new_state(), "the state belongs to another model: its segment is 4, not 8[.]$"),
+        ("memory.safetensors", "the state must be a MemoryState, not a str[.]$"),
     ):
         with pytest.raises(ModelError, match=words):
             engine.generate(prompts(3), max_tokens=2, state=state)

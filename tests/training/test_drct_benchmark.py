@@ -19,8 +19,9 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("redline_bench_drct_training", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))  # for drct_training_arms
+        spec.loader.exec_module(module)
     return module
 
 

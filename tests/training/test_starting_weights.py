@@ -70,7 +70,7 @@ def test_other_heads_are_refused_and_so_is_no_drct(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the settings say 4/6/2/4/6"):
         start_from(fresh(2), tmp_path / "w.safetensors")
     torch.save({"weight": torch.ones(2)}, tmp_path / "other.pth")
-    with pytest.raises(ModelError, match="is no DRCT"):
+    with pytest.raises(ModelError, match="is not a DRCT model"):
         start_from(fresh(2), tmp_path / "other.pth")
     with pytest.raises(ModelError, match="cannot read"):
         start_from(fresh(2), tmp_path / "absent.pth")

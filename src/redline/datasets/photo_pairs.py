@@ -1,10 +1,10 @@
-"""Photos to train on: each decoded once, shrunk if asked for, and with the small picture that the bicubic makes of it.
+"""Training photos: decoded once, optionally downscaled, each with its low-resolution image from bicubic downscaling.
 
-A photo that cannot be read or is too small is skipped and said; a folder with no other ones is an error.
+A photo that is unreadable or too small is skipped and listed in `skipped`; a folder without a usable photo raises.
 
-A few hundred photos are learnt by heart in a long training. With `vary`, each photo is reduced by other factors, and
-its height by another factor than its width, in every round of `renew_steps` steps. The factors depend on the seed, the
-round and the photo alone, so that a resumed training continues with the same images.
+A long training overfits a few hundred photos. With `vary`, each photo is downscaled by new factors, different for
+height and width, in every round of `renew_steps` steps. The factors depend on the seed, the round and the photo only,
+so that a resumed training continues with the same images.
 """
 
 import hashlib
@@ -23,21 +23,21 @@ from redline.datasets.photos import find_photos, read_photo
 from redline.errors import RedlineError
 from redline.machine.cores import cores
 
-# The folder, within the folder of photos, of images that were drawn by a program.
+# The subfolder of synthetic images.
 DRAWN_FOLDER = "drawn"
-# Height and width are reduced by factors whose ratio differs from 1 by at most this.
+# The ratio of the factors for height and width differs from 1 by at most this.
 _LARGEST_DISTORTION = 0.15
 
 
 @dataclass(frozen=True)
 class PhotoSettings:
-    """Which photos, and how crops of them are drawn.
+    """The photos, and how crops are drawn from them.
 
-    `crop_px` is a side of the small picture. `shrink` reduces photos first, which takes the traces of JPEG out of them
-    and puts more detail into a crop; with several factors, crops come from each of them equally often. `flat` is the
-    share of crops that are of one colour, and `recolour` of those whose channels are exchanged, weakened and inverted.
-    `drawn` is the share of crops that come from the folder `drawn` among the photos. Every `renew_steps` steps each
-    photo is reduced anew, by `shrink` times a random factor from 1 to 1 + `vary`.
+    `crop_px` is the side of a crop of the low-resolution image. `shrink` downscales photos first, which removes JPEG
+    artifacts and adds detail per crop; crops come equally often from each factor. `flat` is the share of crops of one
+    color, `recolour` the share with permuted, scaled and inverted channels, `drawn` the share from the subfolder
+    `drawn`. Every `renew_steps` steps each photo is downscaled again, by `shrink` times a random factor from 1 to
+    1 + `vary`.
     """
 
     photos: str = ""
@@ -54,23 +54,22 @@ class PhotoSettings:
 
     def __post_init__(self) -> None:
         if not self.photos:
-            raise RedlineError("there is nothing to train on: name a folder of photos under [data] or with --photos.")
+            raise RedlineError("no training data: set photos to a folder under [data], or pass --photos.")
         if not self.shrink or min(self.shrink) < 1 or len(set(self.shrink)) != len(self.shrink):
-            raise RedlineError(f"shrink holds different numbers from 1 up, not {self.shrink}.")
+            raise RedlineError(f"shrink must be distinct numbers of at least 1, not {self.shrink}.")
         if self.batch < 1 or self.crop_px < 1 or self.focus < 0:
             raise RedlineError("batch and crop_px must be above zero, and focus must not be negative.")
-        if not 0 <= self.flat < 1:
-            raise RedlineError(f"flat is a share of the crops, from 0 up to 1, not {self.flat}.")
         if not 0 <= self.recolour <= 1:
-            raise RedlineError(f"recolour is a share of the crops, from 0 to 1, not {self.recolour}.")
-        if not 0 <= self.drawn < 1:
-            raise RedlineError(f"drawn is a share of the crops, from 0 up to 1, not {self.drawn}.")
+            raise RedlineError(f"recolour must be from 0 to 1, not {self.recolour}.")
+        for name in ("flat", "drawn"):
+            if not 0 <= getattr(self, name) < 1:
+                raise RedlineError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
         if self.vary < 0 or self.renew_steps < 0 or (self.vary > 0) != (self.renew_steps > 0):
-            raise RedlineError("vary and renew_steps go together: set both above zero, or neither.")
+            raise RedlineError("vary and renew_steps must both be above zero, or both be 0.")
 
 
 class Variant(NamedTuple):
-    """One photo reduced by one factor, with its small image: bytes of (3, H, W) on the device."""
+    """A photo downscaled by one factor, with its low-resolution image; bytes of (3, H, W) on the device."""
 
     shrink: float
     high: Tensor
@@ -80,9 +79,9 @@ class Variant(NamedTuple):
 
 @dataclass
 class PhotoPairs:
-    """Iterate over it once; then it knows what was used and what was not.
+    """Iterating yields the images and fills the counters and `skipped`.
 
-    With `renew_steps`, photos stay on the device once they are decoded, and `variants` reduces them anew each round.
+    With `renew_steps`, decoded photos stay on the device, and `variants` downscales them again in each round.
     """
 
     settings: PhotoSettings
@@ -96,7 +95,7 @@ class PhotoPairs:
     _decoded: list[tuple[Path, Tensor]] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Variant]:
-        """Yields every photo in every size, and counts what is used."""
+        """Yields every photo at every size, and counts the photos that are used."""
         for path, photo in self._read():
             variants = [self._variant(path, high, shrink) for shrink, high in self._shrunk(path, photo)]
             yield from variants
@@ -107,7 +106,7 @@ class PhotoPairs:
         self._check_any()
 
     def decode(self) -> None:
-        """Reads all photos into the device's memory, for `variants`, and counts them."""
+        """Decodes all photos to the device, for `variants`, and counts them."""
         settings = self.settings
         largest = (
             1.0 if 1 in settings.shrink else min(settings.shrink) * (1 + settings.vary) * (1 + _LARGEST_DISTORTION)
@@ -116,7 +115,7 @@ class PhotoPairs:
         for path, photo in self._read():
             if min(photo.shape[1:]) < needed:
                 size = f"{photo.shape[2]} × {photo.shape[1]}"
-                self.skipped.append(f"{path.name!r} is {size}, and shrink and vary need {needed} pixels a side.")
+                self.skipped.append(f"{path.name!r} is {size}, but shrink and vary need {needed} pixels per side.")
                 continue
             self._decoded.append((path, photo.to(self.device)))
             self.photos += 1
@@ -125,9 +124,9 @@ class PhotoPairs:
         self._check_any()
 
     def variants(self, round_: int) -> Iterator[Variant]:
-        """Yields every decoded photo in this round's sizes.
+        """Yields every decoded photo at this round's sizes; skips sizes smaller than a crop.
 
-        Sizes below a crop are left out. A shrink of 1 is the photo as it is, in every round.
+        With a shrink of 1 the photo is used unchanged in every round.
         """
         for index, (path, photo) in enumerate(self._decoded):
             random = torch.Generator().manual_seed((self.seed * 1_000_003 + round_) * 1_000_003 + index)
@@ -149,11 +148,11 @@ class PhotoPairs:
     def _check_any(self) -> None:
         if not self.photos:
             first = f" The first: {self.skipped[0]}" if self.skipped else ""
-            raise RedlineError(f"no photo of {self.settings.photos!r} can be trained on.{first}")
+            raise RedlineError(f"no photo of {self.settings.photos!r} can be used for training.{first}")
 
     def _read(self) -> Iterator[tuple[Path, Tensor]]:
         paths = find_photos(self.settings.photos)
-        # A few at a time: decoded photos are large, and the next ones are wanted while one is reduced.
+        # Decodes a few photos ahead while others are downscaled; all at once would need too much memory.
         threads = min(8, cores())
         with ThreadPoolExecutor(threads) as pool:
             for first in range(0, len(paths), 2 * threads):
@@ -170,7 +169,7 @@ class PhotoPairs:
             height, width = (int(length / shrink) // scale for length in photo.shape[1:])
             if min(height, width) < crop:
                 size, needed = f"{photo.shape[2]} × {photo.shape[1]}", math.ceil(crop * scale * shrink)
-                self.skipped.append(f"{path.name!r} is {size}, and shrink {shrink:g} needs {needed} pixels a side.")
+                self.skipped.append(f"{path.name!r} is {size}, but shrink {shrink:g} needs {needed} pixels per side.")
                 continue
             reduced = photo.to(self.device)
             if shrink > 1:

@@ -1,4 +1,4 @@
-"""Files that are never half written."""
+"""Writes files atomically."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 
 
 class CannotWrite(RedlineError, OSError):
-    """A sentence for the user, and an OSError for whoever has more to say about one."""
+    """A `RedlineError` with a message for the user that callers can also catch as an `OSError`."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(f"cannot write {str(path)!r}: {error.strerror or error}.")
@@ -19,7 +19,7 @@ class CannotWrite(RedlineError, OSError):
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes beside and renames, so that a reader sees the old file or the new one, never a part."""
+    """Writes to a temporary file and renames it, so that readers see the old file or the new one, never a part."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -42,18 +42,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def check_can_write_file(path: Path) -> None:
-    """Raises where no such file could be written, before any work is done; its folder need not be there yet."""
+    """Raises if the file cannot be written, before any work is done. Its folder need not exist yet."""
     if path.is_dir():
         raise RedlineError(f"cannot write {str(path)!r}: it is a folder.")
     check_can_write(path.parent)
 
 
 def check_can_write(folder: Path) -> None:
-    """Raises where files could not be written into the folder, before any work is done; makes nothing."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise RedlineError(f"cannot write into {str(folder)!r}: {str(there)!r} is not a folder.")
-    if not os.access(there, os.W_OK | os.X_OK):
+    """Raises if files cannot be written into the folder, before any work is done. Does not create the folder."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise RedlineError(f"cannot write into {str(folder)!r}: {str(existing)!r} is not a folder.")
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise RedlineError(f"cannot write into {str(folder)!r}: permission denied.")

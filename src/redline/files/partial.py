@@ -1,7 +1,7 @@
-"""Hidden names for what is not whole yet, which say whose it is: so that what a killed run left can be removed.
+"""Hidden names for incomplete files, which identify their process so that files of a killed process can be removed.
 
-A name ends in the process and in a token that begins with a mark of the machine, because a process number says nothing
-about a process of another machine that writes to the same folder.
+A name ends with the process id and a token that begins with a hash of the host name, because processes of another
+machine may write to the same folder.
 """
 
 import contextlib
@@ -19,33 +19,37 @@ from redline.files.atomic import write_text
 from redline.files.untrusted import read_text, reading
 
 _PARTIAL = ".redline-partial"
-# Characters of the target's name in the hidden one, which must not become longer than a name may be.
+# The number of characters kept of the target's name, so that the hidden name does not exceed the file system's limit.
 _NAME_LENGTH = 40
 _OWNER = re.compile(r"\.(\d+)\.([0-9a-f]{4})[0-9a-f]{8}" + re.escape(_PARTIAL))
 _RECORDING = re.compile(r"(.+)\.recording-(\d+)(?:-(\d+))?-([0-9a-f]{4})[0-9a-f]{8}(\.\w+)")
 
 
 def hidden_path(path: Path) -> Path:
-    """A new name beside the target."""
+    """Returns a new hidden name in the target's folder."""
     token = _machine() + secrets.token_hex(4)
     return path.parent / f".{path.name[:_NAME_LENGTH]}.{os.getpid()}.{token}{_PARTIAL}"
 
 
 def recording_path(path: Path) -> Path:
-    """Returns a new name beside the target for a live recording. It is not hidden, and ends as the target does: should
-    the process be killed, it is found and can be played as it is. It holds the start time of the process, because a
-    restarted container has the same process numbers."""
-    owner = "-".join(filter(None, (str(os.getpid()), _born(os.getpid()), _machine() + secrets.token_hex(4))))
+    """Returns a new name in the target's folder for a live recording.
+
+    The name is not hidden and has the target's suffix, so that the user can find and play the file if the process is
+    killed. It contains the start time of the process, because a restarted container reuses process ids.
+    """
+    owner = "-".join(filter(None, (str(os.getpid()), _start_time(os.getpid()), _machine() + secrets.token_hex(4))))
     return path.parent / f"{path.stem[:_NAME_LENGTH]}.recording-{owner}{path.suffix}"
 
 
 def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
-    """Returns the recordings that processes of this machine that are gone left in the folder, each with its target.
-    Skips symbolic links and everything else that is not a regular file."""
+    """Returns the recordings in the folder that ended processes of this machine left, each with its target.
+
+    Skips symbolic links and all other entries that are not regular files.
+    """
     try:
         files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink()]
     except OSError:
-        return []  # there is no such folder yet, or whoever writes there will say what is wrong with it
+        return []  # the folder does not exist yet, or writing to it will report the error
     return [
         (path, folder / f"{owner[1]}{owner[5]}")
         for path in files
@@ -56,17 +60,17 @@ def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
 
 
 def is_partial(path: Path | str) -> bool:
-    """Whether a file or folder is what a run has not finished, or left when it was killed."""
+    """Returns whether a file or folder has the name of an incomplete output."""
     name = Path(path).name
     return name.startswith(".") and name.endswith(_PARTIAL)
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes what processes of this machine that are gone left half written in the folder."""
+    """Removes incomplete outputs in the folder that ended processes of this machine left."""
     try:
         partial = [path for path in folder.iterdir() if is_partial(path)]
     except OSError:
-        return  # there is no such folder yet, or whoever writes there will say what is wrong with it
+        return  # the folder does not exist yet, or writing to it will report the error
     for path in partial:
         owner = _OWNER.search(path.name)
         if owner is None or owner[2] != _machine() or _is_alive(int(owner[1])):
@@ -79,27 +83,27 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def owner_mark() -> str:
-    """Says whose something is, for `check_is_free`."""
-    return f"{os.getpid()} {_machine()} {_born(os.getpid())}"
+    """Returns the content of a lock file of this process, for `check_is_free`."""
+    return f"{os.getpid()} {_machine()} {_start_time(os.getpid())}"
 
 
-def check_is_free(path: Path, refusal: str) -> None:
-    """Raises `refusal` where the file holds the mark of another process of this machine that is still there."""
+def check_is_free(path: Path, message: str) -> None:
+    """Raises `message` if the lock file belongs to another running process of this machine."""
     try:
-        with reading(path, "mark of a process"):
-            process, machine, born, *_ = f"{read_text(path).strip()}   ".split(" ")
+        with reading(path, "lock file"):
+            process, machine, start_time, *_ = f"{read_text(path).strip()}   ".split(" ")
     except RedlineError:
-        return  # nobody's, or nobody's who can be known
+        return  # no lock file, or an unreadable one
     if machine != _machine() or not re.fullmatch("[0-9]{1,9}", process):
         return
-    if int(process) != os.getpid() and _is_running(int(process), born):
-        raise RedlineError(refusal)
+    if int(process) != os.getpid() and _is_running(int(process), start_time):
+        raise RedlineError(message)
 
 
 @contextlib.contextmanager
-def claimed(path: Path, refusal: str) -> Iterator[None]:
-    """Holds a file that says who is at work; raises `refusal` while another process of this machine holds it."""
-    check_is_free(path, refusal)
+def claimed(path: Path, message: str) -> Iterator[None]:
+    """Holds a lock file; raises `message` while another process of this machine holds it."""
+    check_is_free(path, message)
     is_new = not path.parent.exists()
     write_text(path, owner_mark())
     try:
@@ -108,26 +112,25 @@ def claimed(path: Path, refusal: str) -> Iterator[None]:
         path.unlink(missing_ok=True)
         if is_new:
             with contextlib.suppress(OSError):
-                path.parent.rmdir()  # where nothing came of it
+                path.parent.rmdir()  # removes the folder if nothing was written to it
 
 
 def _machine() -> str:
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=2).hexdigest()
 
 
-def _born(process: int) -> str:
-    """When it began, in ticks since the machine did; nothing where the system does not tell."""
+def _start_time(process: int) -> str:
+    """Returns the start time of a process in ticks since boot, or "" if the system does not provide it."""
     try:
-        # The second field is a name in brackets, and may hold anything.
+        # The second field is the name in brackets, which may contain spaces and brackets.
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
-def _is_running(process: int, born: str | None) -> bool:
-    """Returns whether the process that began at this time is there; without a time, any process of this number."""
-    # A number is given to another process after a while, and soon after a restart.
-    return _is_alive(process) and (not born or born == _born(process))
+def _is_running(process: int, start_time: str | None) -> bool:
+    """Returns whether the process is running; the start time, if known, detects a reused process id."""
+    return _is_alive(process) and (not start_time or start_time == _start_time(process))
 
 
 def _is_alive(process: int) -> bool:
@@ -136,5 +139,5 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # somebody else's
+        pass  # the process of another user
     return True

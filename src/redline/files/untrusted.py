@@ -1,9 +1,9 @@
-"""Reads files that somebody else may have written, or that may be damaged.
+"""Reads untrusted files, which may be malformed or damaged.
 
-Every reader of such a file goes through this module, so that malformed content is a `RedlineError` that names the file
-and not a traceback. A reader calls `read_json`, `read_toml` or `parse_json`, puts its code into `with reading(…)`, or
-is decorated with `@reader(…)`. Only the exceptions of `MALFORMED` are converted, and only inside readers: a bug
-elsewhere still shows.
+All readers of such files use this module, so that malformed content raises a `RedlineError` that names the file instead
+of a traceback. A reader calls `read_json`, `read_toml` or `parse_json`, puts its code into `with reading(…)`, or is
+decorated with `@reader(…)`. Only the exceptions in `MALFORMED` are converted, and only inside readers, so that bugs
+elsewhere are not hidden.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redline.errors import RedlineError
 
-# What parsers raise, and code that takes parsed content for something else than it is.
+# The exceptions of parsers, and of code that processes parsed content of an unexpected type.
 MALFORMED: tuple[type[Exception], ...] = (
     ValueError,  # also JSON, TOML and Unicode errors, and numbers with more than 4,300 digits
     TypeError,
@@ -32,24 +32,26 @@ MALFORMED: tuple[type[Exception], ...] = (
     RecursionError,
     EOFError,
 )
-# Larger documents are refused before they are parsed; weights and tokens are not read as documents.
+# The size limit of documents; weights and tokens are not read as documents.
 MAX_BYTES = 1 << 28
-# No document of ours is nested deeper than 20 levels.
+# Redline's own documents have at most 20 levels.
 MAX_DEPTH = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _Path = str | os.PathLike[str]
 _LARGEST = sys.float_info.max
-_KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
+_KINDS = {int: "an integer", float: "a finite number", str: "a string", bool: "true or false"}
 
 
 @contextmanager
 def reading(
     path: _Path, what: str, error: type[RedlineError] = RedlineError, also: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Raises `error` if the file cannot be opened or its content is malformed. `what` is what the file should be, such
-    as "plan"; `also` are exceptions of a library that reads the file."""
+    """Raises `error` if the file cannot be opened or its content is malformed.
+
+    `what` names the kind of file for the message, such as "plan"; `also` are exceptions of a library that reads it.
+    """
     try:
         yield
     except RedlineError:
@@ -64,7 +66,7 @@ def reading(
 def reader(
     what: str, error: type[RedlineError] = RedlineError, also: tuple[type[Exception], ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """`reading` around a whole function, which has a parameter `path`."""
+    """Decorates a function with a parameter `path` with `reading`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -80,13 +82,13 @@ def reader(
 
 
 def explain(problem: BaseException) -> str:
-    """What is wrong with a file, without a full stop."""
+    """Returns the reason why a file is malformed, without a full stop."""
     if isinstance(problem, RecursionError):
         return "it is nested too deeply"
     if isinstance(problem, UnicodeDecodeError):
         return f"it is not UTF-8 text ({problem.reason} at byte {problem.start:,})"
     if isinstance(problem, UnicodeEncodeError):
-        return "it holds half a character (a lone surrogate)"
+        return "it contains a lone surrogate, which is not valid text"
     if isinstance(problem, KeyError):
         return f"{shorten(problem.args[0] if problem.args else '')} is missing"
     text = (str(problem).strip().splitlines() or [""])[0].rstrip(".")
@@ -99,7 +101,7 @@ def explain(problem: BaseException) -> str:
 
 
 def read_text(path: _Path) -> str:
-    """The text of a file; for use inside `reading`."""
+    """Returns the text of a file; for use inside `reading`."""
     return read_bytes(path).decode("utf-8")
 
 
@@ -126,7 +128,7 @@ def read_json_object(path: _Path, what: str, error: type[RedlineError] = Redline
 def parse_json(
     text: str | bytes, origin: str, error: type[RedlineError] = RedlineError, check_characters: bool = True
 ) -> Any:
-    """One JSON document that is part of a file; `origin` says where it is, as in "line 3 of 'journal.jsonl'"."""
+    """Parses a JSON document that is part of a file; `origin` is its location, such as "line 3 of 'journal.jsonl'"."""
     try:
         return _loads(text.decode("utf-8") if isinstance(text, bytes) else text, check_characters)
     except MALFORMED as problem:
@@ -144,7 +146,7 @@ def _loads(text: str, check_characters: bool = True) -> Any:
     document = json.loads(text)
     _check_depth(document)
     if check_characters and ("\\ud" in text or "\\uD" in text):
-        # JSON can spell half a character, which can be neither printed nor written.
+        # JSON can escape a lone surrogate, which can be neither printed nor written.
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     return document
 
@@ -166,8 +168,10 @@ def _check_depth(document: Any) -> None:
 def check_types(
     values: Mapping[str, Any], hints: Mapping[str, Any], origin: str, error: type[RedlineError] = RedlineError
 ) -> None:
-    """Raises `error` for the first value that is not of its type; values without a type are not looked at. JSON's
-    lists count as tuples, its objects as mappings, and whole numbers as floats."""
+    """Raises `error` for the first value that does not have its type; ignores values without a type.
+
+    Lists are accepted as tuples, objects as mappings, and integers as floats.
+    """
     for name, value in values.items():
         if name in hints and not _conforms(value, hints[name]):
             raise error(f"{origin} is damaged: {name!r} is {shorten(value)}, not {_describe(hints[name])}.")
@@ -175,7 +179,7 @@ def check_types(
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, for `check_types`."""
+    """Returns the types of a dataclass's fields, for `check_types`."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -205,7 +209,7 @@ def _conforms(value: Any, hint: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number that a float can hold."""
+    """Returns whether a value is a finite number within the range of a float."""
     if type(value) is float:
         return math.isfinite(value)
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
@@ -223,9 +227,9 @@ def _describe(hint: Any) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value for an error message: whatever it is, and however long."""
+    """Returns any value as text for an error message, at most 60 characters long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number with too many digits; a list nested too deeply
+    except (ValueError, RecursionError):  # too many digits, or nested too deeply
         text = type(value).__name__
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,4 +1,4 @@
-"""Architectures only: they know nothing of the ladder, and any of them could be a user's own."""
+"""Architectures and weight loading. The models do not depend on the ladder; it treats them like any user's model."""
 
-# The `model_type` of a memory model's folder: known here, since the model itself takes torch's compiler along.
+# The `model_type` in the config.json of a Titans model; defined here so that reading it does not import torch.compile.
 MEMORY_MODEL = "redline_memory"

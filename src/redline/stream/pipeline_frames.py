@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from redline.errors import ModelError, RedlineError
 from redline.ladder.plan import Plan, parse_rung
-from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, spread
+from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, spaced_timesteps
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
@@ -82,7 +82,7 @@ class PipelineFrames:
     def table(self, settings: Settings) -> StepTable:
         strength = max(round(settings.strength * STEPS), settings.steps) / STEPS
         make = distilled if self._few else ddim
-        return make(self.process, self.prediction, spread(settings.steps, strength))
+        return make(self.process, self.prediction, spaced_timesteps(settings.steps, strength))
 
     def padded_px(self, side_px: int) -> int:
         return -(-side_px // self._multiple_px) * self._multiple_px

@@ -24,7 +24,7 @@ def settings(tmp_path: Path) -> ClipSettings:
     return ClipSettings(str(tmp_path), frame_px=24, world_px=48, batch=2, cuts=0.5)
 
 
-def test_frames_are_pictures_of_whole_levels(settings: ClipSettings) -> None:
+def test_frames_are_quantized_to_8_bits(settings: ClipSettings) -> None:
     clip = Clips(settings, CPU).clip(0, 3)
     frames = list(clip)
     assert len(frames) == len(clip) == 3
@@ -61,19 +61,19 @@ def test_noise_is_new_in_every_frame(settings: ClipSettings) -> None:
 
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for wrong, sentence in (
-        ({"photos": ""}, "nothing to train on"),
-        ({"frame_px": 4}, "8 pixels a side"),
-        ({"world_px": 100}, "at least as many as frame_px"),
+        ({"photos": ""}, "no training data"),
+        ({"frame_px": 4}, "frame_px must be at least 8"),
+        ({"world_px": 100}, "world_px at least frame_px"),
         ({"batch": 0}, "batch must be above zero"),
-        ({"objects": 1.5}, "objects is a share"),
-        ({"dark": 1.0}, "less than 1"),
+        ({"objects": 1.5}, "objects must be from 0"),
+        ({"dark": 1.0}, "must be below 1"),
         ({"pan_px": -1.0}, "pan_px must not be negative"),
-        ({"quality": 0}, "quality is from 1 to 100"),
+        ({"quality": 0}, "quality must be from 1 to 100"),
     ):
         with pytest.raises(RedlineError, match=sentence):
             replace(ClipSettings("x"), **wrong)
     save_synthetic_photos(tmp_path, 1, 40, 40)
-    with pytest.raises(RedlineError, match="can be trained on"):
+    with pytest.raises(RedlineError, match="can be used for training"):
         Clips(ClipSettings(str(tmp_path), frame_px=24, world_px=48), CPU)
 
 
@@ -104,7 +104,7 @@ def test_what_a_seed_draws_never_changes() -> None:
     generator = torch.Generator().manual_seed(5)
     scene = Scene.draw(settings, torch.zeros(2, 6, 3, 48, 48), 9, generator)
     tables: dict[str, object] = {"cut_B": scene.cut_B}
-    for drawn in (scene.camera, scene.passer_by, Degradation.draw(settings, 6, generator)):
+    for drawn in (scene.camera, scene.moving_object, Degradation.draw(settings, 6, generator)):
         tables |= vars(drawn)
     rows = [f"{name} " + " ".join(f"{x:.3f}" for x in torch.as_tensor(t).flatten()) for name, t in tables.items()]
     check_golden("clips.txt", "\n".join(rows) + "\n")

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 
 from redline.datasets.clips import ClipSettings, Degradation
-from redline.datasets.clips.blocking import Blocking
+from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from synthetic_photos import synthetic_photo
 
-BLOCKING = Blocking(torch.device("cpu"))
+BLOCKING = JpegArtifacts(torch.device("cpu"))
 
 
 def picture(height: int = 61, width: int = 75, seed: int = 3) -> Tensor:
@@ -51,7 +51,7 @@ def test_each_picture_has_its_own_quality() -> None:
     assert torch.equal(seen[1:2], BLOCKING(given[:1], torch.tensor([40])))
 
 
-def test_nothing_wrong_is_nothing_changed() -> None:
+def test_no_degradation_leaves_the_clip_unchanged() -> None:
     given = picture()
     assert torch.equal(nothing().apply(given, torch.randn_like(given), BLOCKING), given)
 
@@ -70,7 +70,7 @@ def test_light_and_colour_are_lost_and_can_be_kept_on_purpose() -> None:
     torch.testing.assert_close(kept_cast, given * 0.5 * light[:, :, None, None] / 0.4)
 
 
-def test_noise_has_the_size_it_says() -> None:
+def test_noise_has_the_configured_standard_deviation() -> None:
     given = torch.full((1, 3, 64, 64), 0.5)
     for noise, expected in (
         ({"read_B": 0.05}, 0.05),

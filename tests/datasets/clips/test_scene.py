@@ -40,7 +40,7 @@ def test_a_frame_moved_is_the_next_one(motion: dict[str, float], seed: int) -> N
     settings = replace(SETTINGS, **motion)
     clip, moved = scene(settings, seed=seed), 0
     for frame in range(1, 8):
-        before, now = clip.picture(frame - 1), clip.picture(frame)
+        before, now = clip.image(frame - 1), clip.image(frame)
         came_from, known = clip.motion(frame)
         error = (now - warp(before, came_from)).abs().amax(1) * known
         assert error.max() < 0.02, (frame, error.max())
@@ -56,14 +56,14 @@ def test_a_frame_moved_is_the_next_one(motion: dict[str, float], seed: int) -> N
     assert moved
 
 
-def test_what_passes_by_hides_and_uncovers() -> None:
+def test_the_moving_object_hides_and_uncovers_pixels() -> None:
     """A camera that stands before a flat photo: all that moves is what passes, and its rim alone is not known."""
     settings = replace(SETTINGS, still=1.0, pan_px=4.0)
     photos = torch.stack((torch.zeros(3, 3, 96, 96), smooth_photos(3, 96)[0]))
     clip = scene(settings, photos=photos)
     seen = 0
     for frame in range(1, 8):
-        before, now = clip.picture(frame - 1), clip.picture(frame)
+        before, now = clip.image(frame - 1), clip.image(frame)
         came_from, known = clip.motion(frame)
         assert ((now - warp(before, came_from)).abs().amax(1) * known).max() < 0.02
         covered, was_covered = now.amax(1) > 0.02, before.amax(1) > 0.02
@@ -76,7 +76,7 @@ def test_what_passes_by_hides_and_uncovers() -> None:
 
 def test_a_camera_that_stands_gives_the_same_frame() -> None:
     clip = scene(replace(SETTINGS, still=1.0, objects=0.0))
-    assert torch.equal(clip.picture(0), clip.picture(7))
+    assert torch.equal(clip.image(0), clip.image(7))
     came_from, known = clip.motion(7)
     torch.testing.assert_close(came_from, positions(48, 48, came_from.device).expand(3, -1, -1, -1), atol=1e-4, rtol=0)
     assert known.mean() > 0.9
@@ -89,7 +89,7 @@ def test_after_a_cut_it_is_another_photo_and_no_motion_is_known() -> None:
         for frame in range(1, 6):
             known = clip.motion(frame)[1][index]
             assert (known.sum() == 0) == (frame == cut)
-        change = [(clip.picture(frame)[index] - clip.picture(frame - 1)[index]).abs().mean() for frame in range(1, 6)]
+        change = [(clip.image(frame)[index] - clip.image(frame - 1)[index]).abs().mean() for frame in range(1, 6)]
         assert max(range(5), key=lambda frame: change[frame]) == cut - 1
     assert clip.motion(0)[1].sum() == 0
 
@@ -100,7 +100,7 @@ def test_the_camera_comes_and_goes_without_end() -> None:
     speed = (clip.camera.centre_BT2[:, 1:] - clip.camera.centre_BT2[:, :-1]).abs()
     # No faster than asked for, at the photo's scale and with a shaking hand on top.
     assert 1 < speed.max() < 5 * 2 + 2
-    assert (clip.passer_by.place_BT2.abs() < 24 + 48 * 0.2 + 3).all()
+    assert (clip.moving_object.center_BT2.abs() < 24 + 48 * 0.2 + 3).all()
     there = clip.camera.to_photo(700, positions(48, 48, torch.device("cpu")).expand(3, -1, -1, -1))
     back = clip.camera.from_photo(700, there)
     torch.testing.assert_close(back, positions(48, 48, back.device).expand_as(back), atol=1e-3, rtol=0)
@@ -112,4 +112,4 @@ def test_photos_are_averaged_not_skipped() -> None:
     clip = scene(replace(SETTINGS, objects=0.0, zoom=0.0), photos=stripes)
     object.__setattr__(clip.camera, "scale_BT", torch.full_like(clip.camera.scale_BT, 2.0))
     # Waves of two pixels at a scale of two fall on one frame pixel each.
-    assert clip.picture(3)[..., 8:-8, 8:-8].sub(0.5).abs().mean() < 0.2
+    assert clip.image(3)[..., 8:-8, 8:-8].sub(0.5).abs().mean() < 0.2

@@ -62,7 +62,7 @@ def test_impossible_requests_are_sentences(here: Path) -> None:
         (("none.safetensors", "set"), "cannot read the weights"),
         (
             ("exported.onnx", "set"),
-            "'exported.onnx' is an exported network: give the weights that it was exported from",
+            "'exported.onnx' is an exported ONNX model: use the weights that it was exported from",
         ),
         (("model.safetensors", "nowhere"), "no folder"),
         (("model.safetensors", "set", "--precision", "int8"), "unknown precision"),

@@ -56,7 +56,7 @@ def test_pictures_are_found_by_their_suffix_in_a_fixed_order(tmp_path: Path) -> 
     with pytest.raises(RedlineError, match="there is no folder"):
         find_photos(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RedlineError, match="holds no pictures"):
+    with pytest.raises(RedlineError, match="contains no images"):
         find_photos(tmp_path / "empty")
 
 
@@ -66,8 +66,8 @@ def test_a_picture_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     Image.new("I;16", (4, 4)).save(tmp_path / "deep.png")
     for name, sentence in (
         ("empty.png", "it is empty"),
-        ("text.png", "none that Pillow knows"),
-        ("deep.png", "not an 8-bit picture"),
+        ("text.png", "Pillow does not support"),
+        ("deep.png", "not an 8-bit image"),
         ("none.png", "No such file"),
     ):
         with pytest.raises(RedlineError, match=sentence):

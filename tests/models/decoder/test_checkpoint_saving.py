@@ -72,7 +72,7 @@ def test_a_save_that_is_killed_leaves_no_mixture(kind: str, tmp_path: Path, monk
     assert kept >= lost > 0
 
 
-def test_what_a_killed_save_left_is_swept_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     model = Decoder(SMALL)
     save_decoder(model, tmp_path)
     (tmp_path / ".saving").mkdir()
@@ -119,7 +119,7 @@ def test_values_beyond_the_dtype_asked_for_are_refused(tmp_path: Path) -> None:
         model.norm.weight[3] = 1e5
     save_decoder(model, tmp_path)
     assert load_decoder(tmp_path).norm.weight[3] == 1e5
-    sentence = "'model.norm.weight' in .*model.safetensors' holds values that are too large for float16[.]$"
+    sentence = "'model.norm.weight' in .*model.safetensors' has values that are too large for float16[.]$"
     with pytest.raises(ModelError, match=sentence):
         load_decoder(tmp_path, torch.float16)
     # The file's own dtype is no safeguard either: it is that of most weights.

@@ -11,7 +11,7 @@ from redline.models.decoder import Decoder, DecoderConfig
 TINY = DecoderConfig(vocabulary=11, width=12, layers=2, heads=3, mlp_width=10)
 
 
-def test_heads_and_windows_follow_from_the_others() -> None:
+def test_defaults_of_heads_and_windows() -> None:
     assert (TINY.head_dim, TINY.key_value_heads, TINY.windows) == (4, 3, (None, None))
     given = replace(TINY, key_value_heads=1, head_dim=6, windows=(1, None))
     assert (given.head_dim, given.key_value_heads, given.windows) == (6, 1, (1, None))
@@ -20,17 +20,20 @@ def test_heads_and_windows_follow_from_the_others() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        *[({name: 0}, f"{name} is 1 or more") for name in ("vocabulary", "width", "layers", "mlp_width", "context")],
-        ({"width": 13, "head_dim": 0}, "3 heads do not divide a width of 13"),
-        ({"key_value_heads": 2}, "3 heads cannot share 2"),
-        ({"key_value_heads": -1}, "3 heads cannot share -1"),
-        ({"head_dim": 1}, "head_dim is even, not 1"),
-        ({"head_dim": 5}, "head_dim is even, not 5"),
-        ({"head_dim": -2}, "head_dim is even, not -2"),
+        *[
+            ({name: 0}, f"{name} must be at least 1")
+            for name in ("vocabulary", "width", "layers", "mlp_width", "context")
+        ],
+        ({"width": 13, "head_dim": 0}, "width .13. is not a multiple of heads .3."),
+        ({"key_value_heads": 2}, "heads .3. must be a multiple of key_value_heads .2."),
+        ({"key_value_heads": -1}, "heads .3. must be a multiple of key_value_heads .-1."),
+        ({"head_dim": 1}, "head_dim must be even for rotary positions, not 1"),
+        ({"head_dim": 5}, "head_dim must be even for rotary positions, not 5"),
+        ({"head_dim": -2}, "head_dim must be even for rotary positions, not -2"),
         ({"rope_base": 0.0}, "above zero"),
         ({"norm_eps": 0.0}, "above zero"),
-        ({"windows": (1,)}, "2 layers need as many windows, not 1"),
-        ({"windows": (1, 0)}, "1 token or more"),
+        ({"windows": (1,)}, "one entry for each of 2 layers, not 1"),
+        ({"windows": (1, 0)}, "at least 1 token"),
     ],
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any], sentence: str) -> None:

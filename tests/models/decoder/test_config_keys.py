@@ -153,25 +153,25 @@ def test_harmless_keys_are_ignored_unless_strict(key: str) -> None:
     with warnings.catch_warnings(action="error"):
         assert reading({key: HARMLESS[key]}) == reading({})
     if key != "tie_encoder_decoder":
-        with pytest.raises(ModelError, match=f"the setting '{key}', which is not known"):
+        with pytest.raises(ModelError, match=f"the unknown setting '{key}'"):
             reading({key: HARMLESS[key]}, strict=True)
 
 
 @pytest.mark.parametrize("key", CHANGING)
 def test_keys_that_change_the_output_are_refused_by_name_and_value(key: str) -> None:
-    with pytest.raises(ModelError, match=f"sets '{key}' to ") as error:
+    with pytest.raises(ModelError, match=f"sets (the unknown key )?'{key}' to ") as error:
         reading({key: CHANGING[key]})
     assert str(error.value).endswith(".")
 
 
-def test_keys_that_cannot_be_judged_are_named_once() -> None:
+def test_unknown_keys_are_named_in_one_warning() -> None:
     with pytest.warns(UserWarning, match="unknown settings are ignored: 'attention_head_dim', 'trained_by'") as found:
         assert reading({"attention_head_dim": 8, "trained_by": "us"}) == reading({})
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
-def test_what_transformers_writes_is_read_in_silence(family: str) -> None:
+def test_configs_of_transformers_are_read_without_warnings(family: str) -> None:
     import transformers
 
     document = json.loads(json.dumps(getattr(transformers, f"{family}Config")().to_dict()))
@@ -185,7 +185,7 @@ def test_a_window_that_hides_nothing() -> None:
         assert reading(more) == reading({})
     mistral = {"model_type": "mistral", "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}
     assert reading(mistral).windows == (8, 8, 8)
-    with pytest.raises(ModelError, match="'layer_types' other than its 'sliding_window'"):
+    with pytest.raises(ModelError, match="'layer_types' that contradict its 'sliding_window'"):
         reading(mistral | {"layer_types": ["full_attention"] * 3})
 
 
@@ -208,8 +208,8 @@ DEFAULT_CONTEXTS = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3":
         ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope type ['yarn'] (supported: default, linear, llama3)"),
         ({"rope_scaling": {"rope_type": "linear", "factor": None}}, "'factor' is None, not a finite number"),
         ({"rms_norm_eps": None}, "'rms_norm_eps' is None, not a finite number"),
-        (QWEN_WINDOW | {"max_window_layers": None}, "'max_window_layers' is None, not a whole number"),
-        ({"max_position_embeddings": None}, "'max_position_embeddings' is None, not a whole number"),
+        (QWEN_WINDOW | {"max_window_layers": None}, "'max_window_layers' is None, not an integer"),
+        ({"max_position_embeddings": None}, "'max_position_embeddings' is None, not an integer"),
         ({"layer_types": 5}, "'layer_types' is 5, not a list of full_attention and sliding_attention"),
         ({"layer_types": "full_attention"}, "'layer_types' is 'full_attention', not a list"),
         ({"layer_types": ["chunked_attention"] * 3}, "type 'chunked_attention' (supported: full_attention, sliding_"),

@@ -46,7 +46,7 @@ def test_any_split_gives_what_one_pass_gives(split: str, model: Decoder) -> None
 
 
 @torch.no_grad()
-def test_rows_of_different_lengths_do_not_know_of_each_other(model: Decoder) -> None:
+def test_rows_of_different_lengths_are_independent(model: Decoder) -> None:
     lengths, chunk = [81, 1, 33, 80], 16
     tokens = torch.randint(53, (4, 130))
     expected = model(tokens)
@@ -67,13 +67,13 @@ def test_rows_of_different_lengths_do_not_know_of_each_other(model: Decoder) -> 
         at += 1
 
 
-def test_no_place_is_written_twice_at_once(model: Decoder) -> None:
+def test_no_slot_is_written_twice_in_one_chunk(model: Decoder) -> None:
     """On a GPU such writes have no order; on a CPU the last happens to stay."""
     cache = model.new_cache(2, 200)
     for past in cache.chunk_pasts(torch.tensor([150, 40]), 160):
         unseen = past.layer.keys_BCGD.shape[1] - 1
         for row, count in enumerate((150, 40)):
-            places = [place for place in past.places_BS[row].tolist() if place != unseen]
+            places = [place for place in past.slots_BS[row].tolist() if place != unseen]
             assert len(set(places)) == len(places) == min(count, past.layer.ring)
 
 
@@ -104,7 +104,7 @@ def test_the_fused_step_is_the_same_step(model: Decoder, monkeypatch: pytest.Mon
 
 
 @torch.no_grad()
-def test_a_copy_goes_on_alone_and_a_reset_forgets(model: Decoder) -> None:
+def test_a_copy_is_independent_and_a_reset_empties_the_cache(model: Decoder) -> None:
     tokens = torch.randint(53, (1, 40))
     expected = model(tokens)
     cache = model.new_cache(1, 64)
@@ -128,14 +128,14 @@ def test_a_window_layer_holds_its_window_only(model: Decoder) -> None:
 
 
 @torch.no_grad()
-def test_more_than_fits_is_refused(model: Decoder) -> None:
+def test_too_many_tokens_raise(model: Decoder) -> None:
     cache = model.new_cache(2, 10)
     model.prefill(torch.zeros(2, 8, dtype=torch.long), torch.tensor([8, 3]), cache)
-    with pytest.raises(ModelError, match="room for 10 tokens"):
+    with pytest.raises(ModelError, match="holds at most 10 tokens"):
         model.prefill(torch.zeros(2, 4, dtype=torch.long), torch.tensor([3, 4]), cache)
     # Padding beyond the room is no token.
     model.prefill(torch.zeros(2, 4, dtype=torch.long), torch.tensor([2, 4]), cache)
-    with pytest.raises(ModelError, match="longer than the model's context of 200"):
+    with pytest.raises(ModelError, match="exceeds the model's context of 200"):
         model.new_cache(1, 201)
     with pytest.raises(ModelError, match="1 row and 1 token"):
         model.new_cache(0, 5)

@@ -66,7 +66,7 @@ def test_a_window_hides_what_is_further_back() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("made", ["numbers", "packing"])
-def test_packed_documents_are_what_they_are_alone(made: str) -> None:
+def test_packed_documents_equal_separate_ones(made: str) -> None:
     model = decoder()
     lengths = [[7, 1, 13], [2, 19]]
     tokens = torch.randint(61, (2, 21))
@@ -121,7 +121,7 @@ def test_other_precisions_agree_and_keep_exact_angles() -> None:
     assert (half(tokens) - exact).norm() < 0.1 * exact.norm()
 
 
-def test_it_begins_near_the_uniform_guess() -> None:
+def test_the_initial_loss_is_near_uniform() -> None:
     torch.manual_seed(0)
     model = Decoder(CONFIG)
     tokens = torch.randint(61, (4, 64))
@@ -150,29 +150,29 @@ def test_it_compiles_without_a_break_in_training() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"heads": 7, "head_dim": 0}, "7 heads do not divide a width of 40"),
-        ({"key_value_heads": 4}, "cannot share 4"),
-        ({"head_dim": 9}, "even, not 9"),
-        ({"windows": (None,)}, "3 layers need as many windows, not 1"),
-        ({"windows": (0, None, None)}, "a window is 1 token or more"),
-        ({"layers": 0}, "layers is 1 or more"),
+        ({"heads": 7, "head_dim": 0}, "width .40. is not a multiple of heads .7."),
+        ({"key_value_heads": 4}, "must be a multiple of key_value_heads .4."),
+        ({"head_dim": 9}, "must be even for rotary positions, not 9"),
+        ({"windows": (None,)}, "one entry for each of 3 layers, not 1"),
+        ({"windows": (0, None, None)}, "each window must be at least 1 token"),
+        ({"layers": 0}, "layers must be at least 1"),
         ({"rope_base": 0.0}, "above zero"),
     ],
 )
-def test_a_config_that_cannot_be(changes: dict[str, object], words: str) -> None:
+def test_invalid_configs_raise(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         replace(CONFIG, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def test_inputs_that_cannot_be() -> None:
+def test_invalid_inputs_raise() -> None:
     model = decoder()
     for tokens, words in (
-        (torch.zeros(1, 65, dtype=torch.long), "65 tokens, but the model takes 1 to 64"),
-        (torch.zeros(1, 0, dtype=torch.long), "0 tokens"),
+        (torch.zeros(1, 65, dtype=torch.long), "the model takes 1 to 64 tokens, not 65"),
+        (torch.zeros(1, 0, dtype=torch.long), "1 to 64 tokens, not 0"),
         (torch.zeros(5, dtype=torch.long), "shape \\(batch, tokens\\)"),
-        (torch.zeros(1, 5), "whole numbers"),
+        (torch.zeros(1, 5), "takes integers"),
     ):
         with pytest.raises(ModelError, match=words):
             model(tokens)
-    with pytest.raises(ModelError, match="do not number tokens"):
+    with pytest.raises(ModelError, match="but the tokens"):
         model(torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))

@@ -82,11 +82,11 @@ def test_a_group_too_few_or_a_layer_too_many_is_refused(tmp_path: Path) -> None:
     weights = official()
     for change, sentence in (
         ({"layers.1.swin3.mlp.fc1.bias": None}, "1 weights are missing .layers.1.swin3.mlp.fc1.bias"),
-        ({"extra.weight": torch.zeros(3)}, "1 are not its own .extra.weight"),
-        ({"layers.1.norm.weight": torch.zeros(3)}, "1 are not its own"),
+        ({"extra.weight": torch.zeros(3)}, "1 weights are unexpected .extra.weight"),
+        ({"layers.1.norm.weight": torch.zeros(3)}, "1 weights are unexpected"),
         ({"conv_last.weight": torch.zeros(4, 12, 3, 3)}, r"conv_last.weight is \(4, 12, 3, 3\), not \(3, 12, 3, 3\)"),
-        ({"conv_first.weight": None}, "not whole"),
-        ({"norm.bias": torch.full((24,), float("nan"))}, "'norm.bias' holds values that are not finite"),
+        ({"conv_first.weight": None}, "is incomplete"),
+        ({"norm.bias": torch.full((24,), float("nan"))}, "'norm.bias' has values that are not finite"),
     ):
         changed = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
         torch.save(changed, tmp_path / "changed.pth")
@@ -103,9 +103,9 @@ def test_a_group_too_few_or_a_layer_too_many_is_refused(tmp_path: Path) -> None:
         ("something else", "decoder.weight"),
     ],
 )
-def test_another_model_is_said_to_be_one(name: str, key: str, tmp_path: Path) -> None:
+def test_other_architectures_are_named(name: str, key: str, tmp_path: Path) -> None:
     save_file({key: torch.zeros(2, 2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ModelError, match=f"is no DRCT: it seems to be .*{name}"):
+    with pytest.raises(ModelError, match=f"is not a DRCT model: it seems to be .*{name}"):
         load_drct(tmp_path / "other.safetensors")
 
 

@@ -41,7 +41,7 @@ def test_half_precision_files_load_as_fp32(tmp_path: Path) -> None:
     assert torch.equal(loaded.head.weight, model.head.weight.half().float())
     with torch.no_grad():
         model.head.bias[0] = 1e6
-    with pytest.raises(ModelError, match="'head.bias' holds values that are not finite in float16"):
+    with pytest.raises(ModelError, match="'head.bias' has values that are not finite in float16"):
         save_lsd(model, tmp_path / "half.safetensors", torch.float16)
 
 
@@ -49,9 +49,9 @@ def test_half_precision_files_load_as_fp32(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"head.bias": None}, r"1 weights are missing \(head.bias …\)"),
-        ({"extra": torch.zeros(3)}, r"1 weights are not its own \(extra …\)"),
+        ({"extra": torch.zeros(3)}, r"1 weights are unexpected \(extra …\)"),
         ({"head.bias": torch.zeros(3)}, r"head.bias is \(3,\), not \(24,\)"),
-        ({"head.bias": torch.full((24,), float("nan"))}, "is damaged: 'head.bias' holds values that are not finite"),
+        ({"head.bias": torch.full((24,), float("nan"))}, "is damaged: 'head.bias' has values that are not finite"),
     ],
 )
 def test_weights_that_do_not_fit(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
@@ -67,14 +67,14 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: dict[str, Any], sentenc
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        ("{", "header that cannot be read"),
-        ("[1]", "header that cannot be read"),
-        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "other names"),
-        (json.dumps({**CONFIG.to_dict(), "width": "wide"}), "its width is 'wide'"),
-        (json.dumps({**CONFIG.to_dict(), "width": True}), "its width is True"),
-        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"its width is \[8\]"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), "its multipliers is 2"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"its multipliers is \[1, 2.5\]"),
+        ("{", "the config in the header of .* cannot be read"),
+        ("[1]", "the config in the header of .* is not a JSON object"),
+        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "its settings must be"),
+        (json.dumps({**CONFIG.to_dict(), "width": "wide"}), "'width' is 'wide', not an integer"),
+        (json.dumps({**CONFIG.to_dict(), "width": True}), "'width' is True"),
+        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"'width' is \[8\]"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), "'multipliers' is 2"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"'multipliers' is \[1, 2.5\]"),
         (json.dumps({**CONFIG.to_dict(), "width": 12}), "multiple of 8, not 12"),
     ],
 )
@@ -94,12 +94,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.safetensors").touch()
     (tmp_path / "folder.safetensors").mkdir()
     for name, sentence in (
-        ("other", "is no LSD: its header does not say so"),
-        ("cut", "not a readable safetensors file"),
-        ("text", "not a readable safetensors file"),
-        ("empty", "not a readable safetensors file"),
+        ("other", "is not an LSD model: its header has no architecture"),
+        ("cut", "is not a readable safetensors file"),
+        ("text", "is not a readable safetensors file"),
+        ("empty", "is not a readable safetensors file"),
         ("folder", "is a folder"),
-        ("missing", "there is no file"),
+        ("missing", "No such file or directory"),
     ):
         with pytest.raises(ModelError, match=sentence):
             load_lsd(tmp_path / f"{name}.safetensors")

@@ -31,16 +31,16 @@ def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"patch": 3}, "patch is 1, 2, 4 or 8"),
-        ({"width": 0}, "width is a multiple of 8, not 0"),
-        ({"width": 12}, "width is a multiple of 8, not 12"),
-        ({"multipliers": (1,)}, "two levels or more"),
-        ({"multipliers": (1, 0)}, "two levels or more"),
-        ({"blocks": 0}, "at least one block"),
-        ({"attending": 5}, "5 of 4 levels"),
-        ({"attending": -1}, "-1 of 4 levels"),
-        ({"control": -8}, "multiple of 8 entries, or none, not -8"),
-        ({"control": 4}, "multiple of 8 entries, or none, not 4"),
+        ({"patch": 3}, "patch must be 1, 2, 4 or 8"),
+        ({"width": 0}, "width must be a multiple of 8, not 0"),
+        ({"width": 12}, "width must be a multiple of 8, not 12"),
+        ({"multipliers": (1,)}, "multipliers must be two or more"),
+        ({"multipliers": (1, 0)}, "multipliers must be two or more"),
+        ({"blocks": 0}, "blocks must be at least 1"),
+        ({"attending": 5}, "attending must be from 0 to 4 .levels., not 5"),
+        ({"attending": -1}, "attending must be from 0 to 4 .levels., not -1"),
+        ({"control": -8}, "control must be a multiple of 8, or 0, not -8"),
+        ({"control": 4}, "control must be a multiple of 8, or 0, not 4"),
     ],
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any], sentence: str) -> None:
@@ -50,16 +50,16 @@ def test_settings_beyond_their_limits_are_refused(change: dict[str, Any], senten
 
 @pytest.mark.parametrize("value", [2.0, "2", True, [2], None])
 def test_a_value_of_another_kind_is_refused(value: object) -> None:
-    with pytest.raises(ModelError, match="its patch is"):
+    with pytest.raises(ModelError, match="'patch' is"):
         LsdConfig.from_dict({**TINY.to_dict(), "patch": value}, "a.json")
-    with pytest.raises(ModelError, match="its multipliers is"):
+    with pytest.raises(ModelError, match="'multipliers' is"):
         LsdConfig.from_dict({**TINY.to_dict(), "multipliers": [1, value] if value != [2] else 2}, "a.json")
-    with pytest.raises(ModelError, match="other names"):
+    with pytest.raises(ModelError, match="its settings must be"):
         LsdConfig.from_dict({"patch": 2})
 
 
 @pytest.mark.parametrize(("patch", "channels_in", "channels_out"), [(1, 16, 8), (2, 40, 24), (4, 144, 96)])
-def test_channels_are_filled_up_to_eights(patch: int, channels_in: int, channels_out: int) -> None:
+def test_channels_are_padded_to_multiples_of_eight(patch: int, channels_in: int, channels_out: int) -> None:
     config = replace(TINY, patch=patch)
     assert (config.channels_in, config.channels_out) == (channels_in, channels_out)
 

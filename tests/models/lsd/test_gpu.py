@@ -22,7 +22,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def test_a_recorded_pass_follows_its_buffers() -> None:
+def test_a_captured_graph_reads_its_static_buffers() -> None:
     model, inputs = case()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -54,7 +54,7 @@ def test_compiled_whole_and_in_half_precision(dtype: torch.dtype) -> None:
 
 
 @torch.inference_mode()
-def test_no_synchronisation_in_a_pass(waits_for_nobody: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_forward_pass_does_not_synchronize(waits_for_nobody: Callable[[], AbstractContextManager[None]]) -> None:
     model, inputs = case()
     model(*inputs)
     with waits_for_nobody():

@@ -29,7 +29,7 @@ def change(one: Tensor, other: Tensor, frame: Tensor) -> float:
 @pytest.mark.parametrize(
     ("size", "millions"), [("tiny", (0.6, 1.5)), ("light", (95, 105)), ("medium", (370, 410)), ("heavy", (850, 910))]
 )
-def test_sizes_and_channels_by_eights(size: str, millions: tuple[float, float]) -> None:
+def test_sizes_and_channels_are_multiples_of_eight(size: str, millions: tuple[float, float]) -> None:
     with torch.device("meta"):
         model = Lsd(LsdConfig.of(size))
     assert millions[0] <= sum(weight.numel() for weight in model.parameters()) / 1e6 <= millions[1]
@@ -66,13 +66,13 @@ def test_no_control_is_a_control_of_zeros() -> None:
     torch.testing.assert_close(model(**nothing), model(**{**given, "control": torch.zeros(1, 8)}))
     without = Lsd(replace(SMALL, control=0)).eval()
     assert without(**nothing).shape == given["frame"].shape
-    with pytest.raises(ModelError, match="0 entries"):
+    with pytest.raises(ModelError, match="control must have the shape .1, 0."):
         without(**given)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 37), (8, 8), (23, 17), (40, 33)])
 @torch.no_grad()
-def test_any_size_of_picture(height: int, width: int) -> None:
+def test_images_of_any_size(height: int, width: int) -> None:
     model, given = fresh(height=height, width=width)
     output = model(**given)
     assert output.shape == (1, 3, height, width) and output.isfinite().all()
@@ -86,7 +86,7 @@ def test_any_size_of_picture(height: int, width: int) -> None:
 
 
 @torch.no_grad()
-def test_pictures_of_a_batch_do_not_mix() -> None:
+def test_images_of_a_batch_are_independent() -> None:
     model, given = fresh(batch=3, height=16, width=21)
     together = model(**given)
     for index in range(3):
@@ -123,7 +123,7 @@ def test_gradients_are_the_same_when_activations_are_computed_again() -> None:
     assert seen[1][1] < 0.6 * seen[0][1]
 
 
-def test_casts_of_large_weights_are_not_kept_either() -> None:
+def test_autocast_copies_of_weights_are_not_kept() -> None:
     """Of every pass that a gradient is taken through together, autocast's copies would be kept once more."""
     model, given = fresh(batch=7, height=8, width=8)
     model.recompute()
@@ -145,7 +145,7 @@ def test_whole_in_one_compiled_graph() -> None:
     torch.testing.assert_close(compiled(**given), model(**given), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_asks_the_device_for_a_value() -> None:
+def test_no_device_value_is_read() -> None:
     """On meta tensors there are no values, so a question for one would raise."""
     with torch.device("meta"):
         model = Lsd(SMALL)
@@ -162,35 +162,35 @@ def test_time_steps_stay_apart_in_half_precision() -> None:
     assert model(**given).dtype == torch.float32
 
 
-def test_what_it_cannot_take() -> None:
+def test_invalid_inputs_and_settings_raise() -> None:
     model, given = fresh()
     for change_, sentence in (
         ({"frame": torch.rand(1, 4, 8, 8)}, "shape .batch, 3, height, width"),
         ({"frame": torch.rand(1, 3, 0, 8)}, "shape .batch, 3, height, width"),
-        ({"noisy": torch.rand(1, 3, 8, 8)}, "have one shape"),
-        ({"timestep": torch.rand(1)}, "whole numbers, one for each"),
-        ({"timestep": torch.tensor([1, 2])}, "whole numbers, one for each"),
-        ({"control": torch.rand(1, 3)}, "control vectors of 8 entries"),
+        ({"noisy": torch.rand(1, 3, 8, 8)}, "must have the same shape"),
+        ({"timestep": torch.rand(1)}, "integers, one for each"),
+        ({"timestep": torch.tensor([1, 2])}, "integers, one for each"),
+        ({"control": torch.rand(1, 3)}, "control must have the shape .1, 8., not .1, 3."),
     ):
         with pytest.raises(ModelError, match=sentence):
             model(**{**given, **change_})
     for wrong, sentence in (
-        ({"patch": 3}, "patch is 1, 2, 4 or 8"),
+        ({"patch": 3}, "patch must be 1, 2, 4 or 8"),
         ({"width": 12}, "multiple of 8, not 12"),
-        ({"multipliers": (1,)}, "two levels or more"),
-        ({"blocks": 0}, "at least one block"),
-        ({"attending": 4}, "4 of 3 levels cannot attend"),
-        ({"control": 3}, "multiple of 8 entries"),
+        ({"multipliers": (1,)}, "multipliers must be two or more"),
+        ({"blocks": 0}, "blocks must be at least 1"),
+        ({"attending": 4}, "attending must be from 0 to 3"),
+        ({"control": 3}, "control must be a multiple of 8"),
     ):
         with pytest.raises(ModelError, match=sentence):
             replace(SMALL, **wrong)
-    with pytest.raises(ModelError, match="no LSD of size 'huge': there are tiny, light, medium, heavy"):
+    with pytest.raises(ModelError, match="unknown LSD size 'huge' .available: tiny, light, medium, heavy"):
         LsdConfig.of("huge")
 
 
 @pytest.mark.parametrize("index", range(3), ids=["soft", "softer", "previous"])
 @torch.no_grad()
-def test_the_frame_is_blended_by_what_the_head_says(index: int) -> None:
+def test_the_frame_is_blended_by_predicted_weights(index: int) -> None:
     """With a weight of one for one of them and no change, that one is the output."""
     model, given = fresh(height=16, width=24)
     nn.init.zeros_(model.head.weight)

@@ -44,9 +44,7 @@ def test_weights_that_are_not_finite_are_refused(folder: Path, value: float) -> 
     weights = load_file(folder / "model.safetensors")
     weights["blocks.1.mixer.score.bias"][0] = value
     save_file(weights, folder / "model.safetensors")
-    with pytest.raises(
-        ModelError, match="is damaged: 'blocks.1.mixer.score.bias' holds values that are not finite[.]$"
-    ):
+    with pytest.raises(ModelError, match="is damaged: 'blocks.1.mixer.score.bias' has values that are not finite[.]$"):
         load_memory_model(folder)
 
 
@@ -55,33 +53,33 @@ def test_weights_beyond_the_dtype_asked_for_are_refused(folder: Path) -> None:
     weights["norm.weight"][3] = 1e5
     save_file(weights, folder / "model.safetensors")
     assert load_memory_model(folder).norm.weight[3] == 1e5
-    with pytest.raises(ModelError, match="'norm.weight' in .* holds values that are too large for float16[.]$"):
+    with pytest.raises(ModelError, match="'norm.weight' in .* has values that are too large for float16[.]$"):
         load_memory_model(folder, torch.float16)
 
 
 def test_weights_of_whole_numbers_are_refused(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     save_file({name: weight.long() for name, weight in weights.items()}, folder / "model.safetensors")
-    with pytest.raises(ModelError, match="are stored as I64: quantized files are not supported[.]$"):
+    with pytest.raises(ModelError, match="are stored as I64: quantized files are unsupported[.]$"):
         load_memory_model(folder)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"layers": 10**8}, "do not fit its config.json: 100000000 layers cannot be made of 48 weights[.]$"),
+        ({"layers": 10**8}, "do not fit its config.json: it names 100000000 layers, but there are only 48 weights[.]$"),
         ({"layers": 5}, "13 weights are missing .blocks.4.mixer_norm.weight …."),
-        ({"layers": 3}, "10 are not its own .blocks.3"),
-        ({"memory_slots": 0}, "4 are not its own .blocks.1.mixer.score.bias …."),
-        ({"vocabulary": 10**30}, "config.json. has sizes that no model can have[.]$"),
-        ({"mlp_width": 10**18}, "config.json. has sizes that no model can have[.]$"),
-        ({"convolution": 10**12}, "4 have another shape .blocks.0.mixer.convolution is"),
+        ({"layers": 3}, "10 weights are unexpected .blocks.3"),
+        ({"memory_slots": 0}, "4 weights are unexpected .blocks.1.mixer.score.bias …."),
+        ({"vocabulary": 10**30}, "config.json. has sizes that are too large for any model[.]$"),
+        ({"mlp_width": 10**18}, "config.json. has sizes that are too large for any model[.]$"),
+        ({"convolution": 10**12}, "4 weights have another shape .blocks.0.mixer.convolution is"),
         (
             {"segment": 10**12},
-            "segment and window_segments let attention see 2000000000000 tokens: 1048576 are the most[.]$",
+            "must be at most 1048576 tokens, not 2000000000000[.]$",
         ),
-        ({"window_segments": 10**12}, "segment and window_segments let attention see 8000000000008 tokens: 1048576"),
-        ({"memory_slots": 10**11}, "memory_slots can be 1048576 at the most, not 100000000000[.]$"),
+        ({"window_segments": 10**12}, "must be at most 1048576 tokens, not 8000000000008"),
+        ({"memory_slots": 10**11}, "memory_slots must be at most 1048576, not 100000000000[.]$"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -96,9 +94,9 @@ def test_settings_that_the_weights_do_not_have_are_refused_before_anything_is_bu
     assert str(error.value).endswith(".") and str(error.value).count(". ") == 0
 
 
-def test_what_is_no_folder_of_a_memory_model(folder: Path) -> None:
+def test_folders_of_other_models_raise(folder: Path) -> None:
     for text, sentence in (
-        ("{}", "is not the config of a memory model[.]$"),
+        ("{}", "is not the config of a Titans model[.]$"),
         ("[]", "config.json' is not a JSON object[.]$"),
         ("{", "config.json' is not a readable model file: it is not JSON .*[.]$"),
     ):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan
-from redline.models.memory import TitanConfig, TitanModel, windowed
-from redline.models.memory.passage import Passage
+from redline.models.memory import TitanConfig, TitanModel, windowed_attention
+from redline.models.memory.token_positions import TokenPositions
 from redline.training.determinism import deterministic
 
 pytestmark = [
@@ -111,19 +111,19 @@ def test_gradients_repeat_to_the_bit(kind: str, width: int, dtype: torch.dtype, 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
+def test_window_attention_kernels_match_the_reference(
     dtype: torch.dtype, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TitanConfig(vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32)
     tokens, _, documents = batch()
-    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
-    monkeypatch.setattr(windowed, "flex_attention", None)
+    positions = TokenPositions.whole(tokens.cuda(), documents.cuda(), config)
+    monkeypatch.setattr(windowed_attention, "flex_attention", None)
     query, key, value = (
         torch.randn(2, 300, heads, head_dim, device="cuda", dtype=dtype).requires_grad_() for heads in (4, 2, 2)
     )
-    found = windowed.windowed_attention(query, key, value, passage, 32, 1, implementation="auto")
+    found = windowed_attention.windowed_attention(query, key, value, positions, 32, 1, implementation="auto")
     exact = [one.detach().double().requires_grad_() for one in (query, key, value)]
-    expected = windowed.plain(*exact, passage.positions_BS, passage.documents_BS, 32, 1)
+    expected = windowed_attention.reference_attention(*exact, positions.positions_BS, positions.documents_BS, 32, 1)
     rounding, pull = torch.finfo(dtype).eps, torch.randn_like(found)
     assert (found - expected).norm() < 2 * rounding * expected.norm()
     wanted = torch.autograd.grad(expected, exact, pull.double())
@@ -140,7 +140,7 @@ def test_a_window_is_seen_by_our_kernels_as_by_the_plain_form(
         ("bank", torch.float32, "flex attention"),
     ],
 )
-def test_what_sees_a_window_is_said(
+def test_chosen_names_the_implementation_of_window_attention(
     kind: str, dtype: torch.dtype, taken: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     """By the size of a head, which a layer's weights do not have."""
@@ -153,7 +153,7 @@ def test_what_sees_a_window_is_said(
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("implementation", "in_order"), [("reference", False), ("reference", True), ("auto", True)])
-def test_a_bank_is_read_as_by_the_plain_form(
+def test_attention_to_a_bank_matches_the_reference(
     implementation: str, in_order: bool, dtype: torch.dtype, head_dim: int
 ) -> None:
     """Heads of every size: what is read beside the values has to fit in."""
@@ -161,8 +161,8 @@ def test_a_bank_is_read_as_by_the_plain_form(
         vocabulary=211, width=4 * head_dim, layers=1, heads=4, attention_every=1, segment=32, memory_slots=8
     )
     tokens, _, documents = batch()
-    passage = Passage.whole(tokens.cuda(), documents.cuda(), config)
-    assert passage.seen is not None
+    positions = TokenPositions.whole(tokens.cuda(), documents.cuda(), config)
+    assert positions.block_masks is not None
     sizes = (4, head_dim), (2, head_dim), (2, head_dim), (4, head_dim), (2, head_dim)
     given = [torch.randn(2, 300, *size, device="cuda", dtype=dtype).requires_grad_() for size in sizes]
     score = torch.randn(2, 300, device="cuda").mul(2).requires_grad_()
@@ -172,8 +172,10 @@ def test_a_bank_is_read_as_by_the_plain_form(
     ) -> Tensor:
         far = far_query, far_key, torch.nn.functional.logsigmoid(score)
         if plain:
-            return windowed.plain(query, key, value, passage.positions_BS, passage.documents_BS, 32, 1, far)
-        return windowed.windowed_attention(query, key, value, passage, 32, 1, far, implementation)
+            return windowed_attention.reference_attention(
+                query, key, value, positions.positions_BS, positions.documents_BS, 32, 1, far
+            )
+        return windowed_attention.windowed_attention(query, key, value, positions, 32, 1, far, implementation)
 
     exact = [one.detach().double().requires_grad_() for one in (*given, score)]
     expected = attend(*exact, plain=True)
@@ -187,12 +189,12 @@ def test_a_bank_is_read_as_by_the_plain_form(
         assert (one - other).norm() < 8 * rounding * other.norm()
 
 
-def test_heads_too_small_for_flex_attention_are_said() -> None:
+def test_heads_too_small_for_flex_attention_warn() -> None:
     model = TitanModel(replace(KINDS["window"], width=32, heads=4)).eval()
     tokens, _, _ = batch()
     with torch.no_grad():
         expected = model(tokens)
-        with pytest.warns(UserWarning, match="heads of 8 channels is slow on a GPU"):
+        with pytest.warns(UserWarning, match="head dimension of 8 is slow on a GPU"):
             found = model.cuda()(tokens.cuda())
     assert (found.cpu() - expected).norm() <= 1e-3 * expected.norm()
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from redline.models.memory.rotation import Rotation
-from redline.models.memory.short_convolution import inputs_held, new_taps, short_convolution
+from redline.models.memory.short_convolution import new_taps, next_inputs, short_convolution
 
 
-def test_turning_back_undoes_a_turn() -> None:
+def test_unrotate_reverses_rotate() -> None:
     x = torch.randn(2, 3, 2, 8)
     rotation = Rotation.at(torch.tensor([[0, 5, 10**6], [1, 2, 3]]), 8, 10_000.0)
-    turned, also = rotation.turn(x, x)
+    turned, also = rotation.rotate(x, x)
     torch.testing.assert_close(turned, also)
-    torch.testing.assert_close(rotation.turn_back(turned), x, atol=1e-5, rtol=0)
+    torch.testing.assert_close(rotation.unrotate(turned), x, atol=1e-5, rtol=0)
     torch.testing.assert_close(turned[0, 0], x[0, 0])
 
 
@@ -28,10 +28,10 @@ def test_the_taps_begin_within_their_bound() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
-def test_what_the_next_tokens_need_is_held(length: int) -> None:
+def test_inputs_for_the_next_tokens_are_kept(length: int) -> None:
     everything = torch.randn(2, 3 + length, 4)
     recent, x = everything[:, :3], everything[:, 3:]
-    assert torch.equal(inputs_held(x, recent), everything[:, -3:])
+    assert torch.equal(next_inputs(x, recent), everything[:, -3:])
     whole, held = short_convolution(x, torch.randn(4, 4), recent)
     assert whole.shape == x.shape and torch.equal(held, everything[:, -3:])
 
@@ -39,6 +39,6 @@ def test_what_the_next_tokens_need_is_held(length: int) -> None:
 def test_inputs_of_an_earlier_document_are_not_held() -> None:
     x, recent = torch.ones(1, 4, 2), torch.ones(1, 3, 2)
     documents = torch.tensor([[1, 1, 2, 2]])
-    assert inputs_held(x, recent, documents)[0, :, 0].tolist() == [0.0, 1.0, 1.0]
+    assert next_inputs(x, recent, documents)[0, :, 0].tolist() == [0.0, 1.0, 1.0]
     same = torch.tensor([[1, 1, 1, 1]])
-    assert inputs_held(x[:, :1], recent, same[:, :1])[0, :, 0].tolist() == [1.0, 1.0, 1.0]
+    assert next_inputs(x[:, :1], recent, same[:, :1])[0, :, 0].tolist() == [1.0, 1.0, 1.0]

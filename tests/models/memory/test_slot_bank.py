@@ -40,7 +40,7 @@ def test_only_the_best_share_is_written() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "count", "kept"), [(0.07, 100, 7), (0.55, 100, 55), (0.28, 25, 7), (0.281, 25, 8)])
-def test_as_many_are_taken_in_as_the_share_says(ratio: float, count: int, kept: int) -> None:
+def test_the_number_of_writes_follows_the_ratio(ratio: float, count: int, kept: int) -> None:
     """Rounded up, and not because a product is a little more than it should be."""
     keys = torch.eye(count)[None, :, None]
     bank = SlotBank.empty(1, count, 1, count, CPU, torch.float32)

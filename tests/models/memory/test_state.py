@@ -41,19 +41,21 @@ def test_a_reduced_memory_is_restored(tmp_path: Path) -> None:
     assert torch.equal(model.advance(more, restored)[0], model.advance(more, reduced)[0])
 
 
-def test_a_memory_of_more_slots_or_of_several_numbers_of_them_is_refused(tmp_path: Path) -> None:
+def test_a_state_with_another_number_of_slots_raises(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     model, state = remembering(replace(SMALL, layers=4))
     state.save(path)
     fewer = TitanModel(replace(SMALL, layers=4, memory_slots=5))
-    with pytest.raises(ModelError, match="another model: 'layers.1.bank.key_BMHD' has .6, 4, 6., not .5, 4, 6.[.]$"):
+    with pytest.raises(
+        ModelError, match="another model: 'layers.1.bank.key_BMHD' has the shape .6, 4, 6., not .5, 4, 6.[.]$"
+    ):
         fewer.new_state().load(path)
     mixed = {**load_file(path)}
     for name, tensor in model.reduce_memory_slots(state, 2).named_tensors():
         if name.startswith("layers.3.bank"):
             mixed[name] = tensor.contiguous()
     save_file(mixed, path)
-    with pytest.raises(ModelError, match="is damaged: its banks have 2 and 6 slots[.]$"):
+    with pytest.raises(ModelError, match="is damaged: its slot banks have 2 and 6 slots[.]$"):
         model.new_state().load(path)
 
 
@@ -66,7 +68,7 @@ def test_a_saved_memory_that_is_not_finite_is_refused(tmp_path: Path, name: str,
     found = load_file(path)
     found[name].view(-1)[0] = value
     save_file(found, path)
-    with pytest.raises(ModelError, match=f"is damaged: '{name}' holds values that are not finite[.]$"):
+    with pytest.raises(ModelError, match=f"is damaged: '{name}' has values that are not finite[.]$"):
         model.new_state().load(path)
 
 
@@ -76,21 +78,21 @@ def test_a_saved_memory_of_several_batch_sizes_is_refused(tmp_path: Path, rows: 
     model, state = remembering()
     state.save(path)
     save_file({**load_file(path), "position_B": rows}, path)
-    with pytest.raises(ModelError, match="is damaged: its tensors are of different numbers of sequences[.]$"):
+    with pytest.raises(ModelError, match="is damaged: its tensors have different numbers of sequences[.]$"):
         model.new_state().load(path)
 
 
 def test_memories_that_differ_are_not_stacked() -> None:
     model, state = remembering()
     with pytest.raises(
-        ModelError, match="no batch: 'layers.1.bank.key_BMHD' is .6, 4, 6. in one and .3, 4, 6. in anot"
+        ModelError, match="cannot be stacked: 'layers.1.bank.key_BMHD' is .6, 4, 6. in one and .3, 4, 6. in anot"
     ):
         MemoryState.stack([state, model.reduce_memory_slots(state)])
     _, other = remembering(replace(SMALL, memory_slots=0))
     for states in ([state, other], [other, state]):
-        with pytest.raises(ModelError, match="no batch: only one of them has 'layers.1.bank.age_BM'[.]$"):
+        with pytest.raises(ModelError, match="cannot be stacked: only one of them has 'layers.1.bank.age_BM'[.]$"):
             MemoryState.stack(states)
-    with pytest.raises(ModelError, match="there is no memory to stack[.]$"):
+    with pytest.raises(ModelError, match="there are no states to stack[.]$"):
         MemoryState.stack([])
 
 
@@ -108,9 +110,9 @@ def test_memories_that_differ_are_not_stacked() -> None:
 def test_a_memory_of_another_model_is_refused_where_it_is_used(change: dict[str, int], sentence: str) -> None:
     _, state = remembering()
     other = TitanModel(replace(SMALL, **change))
-    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"^the state belongs to another model: {sentence}[.]$"):
         other.advance(tokens(1, 5), state)
-    with pytest.raises(ModelError, match=f"^the memory is of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"^the state belongs to another model: {sentence}[.]$"):
         other.new_cache(1, 0).restore(state)
 
 
@@ -121,7 +123,7 @@ def test_a_memory_in_another_precision_is_refused_where_it_is_used_and_taken_fro
     for dtype in (torch.bfloat16, torch.float16):
         model.to(dtype)
         name = str(dtype).removeprefix("torch.")
-        with pytest.raises(ModelError, match=f"a memory in float32 cannot go on in a model in {name}: save it, and"):
+        with pytest.raises(ModelError, match=f"the state is in float32, but the model in {name}: save the state and"):
             model.advance(tokens(1, 5), state)
         logits, _ = model.advance(tokens(1, 5), model.new_state().load(path))
         assert logits.dtype == dtype
@@ -132,7 +134,7 @@ def test_a_memory_in_another_precision_is_refused_where_it_is_used_and_taken_fro
     [
         ({"segment": 4, "window_segments": 3}, "its segment is 8, not 4"),
         ({"memory_chunk": 5}, "its memory_chunk is 64, not 5"),
-        ({}, "its weights are others"),
+        ({}, "its weights differ"),
     ],
 )
 def test_a_file_of_another_model_with_the_same_shapes_is_refused(
@@ -140,12 +142,12 @@ def test_a_file_of_another_model_with_the_same_shapes_is_refused(
 ) -> None:
     path = tmp_path / "state.safetensors"
     remembering()[1].save(path)
-    with pytest.raises(ModelError, match=f"is the memory of another model: {sentence}[.]$"):
+    with pytest.raises(ModelError, match=f"is the state of another model: {sentence}[.]$"):
         TitanModel(replace(SMALL, **change)).new_state().load(path)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in TitanModel(SMALL).named_parameters()])
-def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
+def test_every_weight_identifies_the_model(name: str, tmp_path: Path) -> None:
     """One step of training at a small rate is another model."""
     path = tmp_path / "state.safetensors"
     model, state = remembering()
@@ -153,14 +155,14 @@ def test_a_file_is_known_by_every_weight(name: str, tmp_path: Path) -> None:
     model.new_state().load(path)
     with torch.no_grad():
         model.get_parameter(name).add_(1e-5)
-    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+    with pytest.raises(ModelError, match="is the state of another model: its weights differ[.]$"):
         model.new_state().load(path)
-    with pytest.raises(ModelError, match="is the memory of another model: its weights are others[.]$"):
+    with pytest.raises(ModelError, match="is the state of another model: its weights differ[.]$"):
         model.get_parameter(name).data.mul_(1.2).add_(0.01)
         model.bfloat16().new_state().load(path)
 
 
-def test_a_weight_that_is_no_longer_plain_says_nothing(tmp_path: Path) -> None:
+def test_quantized_weights_are_not_compared(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     model, state = remembering()
     state.save(path)
@@ -176,7 +178,7 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         about = file.metadata()
     found = load_file(path)
     save_file(found, path)
-    with pytest.raises(ModelError, match="does not say which model it is the memory of: its text must be read again"):
+    with pytest.raises(ModelError, match="does not name the model of its state: process its text again"):
         model.new_state().load(path)
     for damage in (
         {"config": "["},
@@ -189,17 +191,19 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         {"weights": "{}", "numbers": "[]"},
     ):
         save_file(found, path, {**about, **damage})
-        with pytest.raises(ModelError, match="is damaged: what it says|the memory of another model: its weights are"):
+        with pytest.raises(ModelError, match="is damaged: its description|the state of another model: its weights"):
             model.new_state().load(path)
 
 
 def test_memories_of_models_that_differ_in_a_setting_are_not_stacked() -> None:
     states = [remembering(config)[1] for config in (SMALL, replace(SMALL, segment=4, window_segments=3))]
-    with pytest.raises(ModelError, match="different models are no batch: of the first, its segment is 8, not 4[.]$"):
+    with pytest.raises(
+        ModelError, match="different models cannot be stacked: of the first, its segment is 8, not 4[.]$"
+    ):
         MemoryState.stack(states)
 
 
-def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_batches_rows_up_to_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TitanModel(SMALL).eval().requires_grad_(False)
     seen, run = [], model._run
 
@@ -218,7 +222,7 @@ def test_texts_of_different_lengths_are_read_together_as_far_as_they_go(monkeypa
 
 
 @torch.no_grad()
-def test_rows_that_all_go_on_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_of_all_rows_does_not_copy_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state is as large as a memory is: prefill of one text, or of many of one length, reads it where it lies."""
     model, text = TitanModel(SMALL).eval(), tokens(3, 40)
     expected, state = model.advance(text, model.new_state(3))
@@ -239,16 +243,16 @@ def test_rows_that_all_go_on_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("index", [5, 2, -1])
 def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)
-    with pytest.raises(ModelError, match=f"a memory of 2 sequences has no row {index}: they count from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
         state.row(index)
-    with pytest.raises(ModelError, match=f"has no row {index}: they count from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
         state.rows([1, index])
 
 
 @pytest.mark.parametrize("slots", [None, 1, 99])
 def test_a_memory_without_a_bank_is_not_reduced(slots: int | None) -> None:
     model, state = remembering(replace(SMALL, memory_slots=0))
-    with pytest.raises(ModelError, match="the memory has no bank of slots that could be reduced[.]$"):
+    with pytest.raises(ModelError, match="the state has no slot bank that could be reduced[.]$"):
         model.reduce_memory_slots(state, slots)
 
 
@@ -264,21 +268,21 @@ def test_a_bank_is_not_reduced_to_more_or_to_nothing(slots: int) -> None:
     [
         (
             torch.zeros(9, dtype=torch.int64),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.int64 of",
+            "a Titans model takes integers of shape .batch, tokens., not torch.int64 of",
         ),
         (
             torch.ones(1, 9, dtype=torch.bool),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.bool of",
+            "a Titans model takes integers of shape .batch, tokens., not torch.bool of",
         ),
         (
             torch.zeros(1, 9),
-            "a memory model takes whole numbers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
+            "a Titans model takes integers of shape .batch, tokens., not torch.float32 of shape .1, 9.",
         ),
-        (torch.zeros(1, 0, dtype=torch.int64), "0 tokens, but the model takes 1 or more[.]$"),
+        (torch.zeros(1, 0, dtype=torch.int64), "no tokens were given: the model takes 1 or more[.]$"),
     ],
     ids=["1-D", "truth", "float", "empty"],
 )
-def test_what_are_no_tokens_are_refused(given: Tensor, sentence: str) -> None:
+def test_inputs_other_than_tokens_raise(given: Tensor, sentence: str) -> None:
     model, state = remembering()
     for read in (
         lambda: model(given),

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.models.samplers import PREDICTIONS, Sampler, ddim, distilled, dpm_solver, flow_euler, noise_process, spread
+from redline.models.samplers import (
+    PREDICTIONS,
+    Sampler,
+    ddim,
+    distilled,
+    dpm_solver,
+    flow_euler,
+    noise_process,
+    spaced_timesteps,
+)
 
 # Of their own use of numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -72,7 +81,7 @@ def test_ddim(process: str, prediction: str, steps: int) -> None:
     options: Any = {**BETAS[process], "prediction_type": THEIRS[prediction], "timestep_spacing": "trailing"}
     scheduler = diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=True, **options)
     scheduler.set_timesteps(steps)
-    sampler = Sampler(ddim(noise_process(process), prediction, spread(steps)), "cpu", batch=2)
+    sampler = Sampler(ddim(noise_process(process), prediction, spaced_timesteps(steps)), "cpu", batch=2)
     assert sampler.times[:, 0].tolist() == scheduler.timesteps.tolist()
     start, predict = noises(1) * (steps + 1), model(steps)
     agree(path(sampler, predict, start), their_path(scheduler, scheduler.timesteps, predict, start[0]))
@@ -85,7 +94,7 @@ def test_dpm_solver(process: str, prediction: str, steps: int) -> None:
     options: Any = {**BETAS[process], "prediction_type": THEIRS[prediction], "timestep_spacing": "trailing"}
     scheduler = diffusers.DPMSolverMultistepScheduler(solver_order=2, final_sigmas_type="zero", **options)
     scheduler.set_timesteps(steps)
-    sampler = Sampler(dpm_solver(noise_process(process), prediction, spread(steps)), "cpu", batch=2)
+    sampler = Sampler(dpm_solver(noise_process(process), prediction, spaced_timesteps(steps)), "cpu", batch=2)
     assert sampler.times[:, 0].tolist() == scheduler.timesteps.tolist()
     start, predict = noises(1) * (steps + 1), model(steps)
     agree(path(sampler, predict, start), their_path(scheduler, scheduler.timesteps, predict, start[0]))
@@ -97,7 +106,7 @@ def test_dpm_solver_on_a_flow(steps: int) -> None:
     scheduler = diffusers.DPMSolverMultistepScheduler(
         solver_order=2, final_sigmas_type="zero", use_flow_sigmas=True, prediction_type="flow_prediction"
     )
-    times = spread(steps, strength=0.8)
+    times = spaced_timesteps(steps, strength=0.8)
     scheduler.set_timesteps(steps)
     process = noise_process("flow")
     scheduler.sigmas = torch.tensor([*[process.sigma[time] for time in times], 0.0])
@@ -114,7 +123,7 @@ def test_dpm_solver_on_a_flow(steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 4, 8])
 def test_flow_euler(steps: int, shift: float) -> None:
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
-    times = spread(steps)
+    times = spaced_timesteps(steps)
     straight = noise_process("flow")
     scheduler.set_timesteps(sigmas=[straight.sigma[time] for time in times])
     sampler = Sampler(flow_euler(noise_process("flow", shift), "velocity", times), "cpu", batch=2)
@@ -129,7 +138,7 @@ def test_flow_euler(steps: int, shift: float) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_distilled_on_a_flow(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = diffusers.schedulers.FlowMatchLCMScheduler()
-    times = spread(steps)
+    times = spaced_timesteps(steps)
     process = noise_process("flow")
     scheduler.set_timesteps(sigmas=[process.sigma[time] for time in times])
     noise, predict = noises(steps + 1), model(steps)
@@ -148,7 +157,7 @@ def test_distilled_as_latent_consistency_models_are(
 ) -> None:
     options: Any = {**BETAS["scaled_linear"], "prediction_type": THEIRS[prediction]}
     scheduler = diffusers.LCMScheduler(clip_sample=False, **options)
-    times = spread(steps)
+    times = spaced_timesteps(steps)
     scheduler.set_timesteps(timesteps=list(times))
     noise, predict = noises(steps + 1), model(steps)
     given = iter(noise[1:])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 @torch.inference_mode()
-def test_a_recorded_frame_follows_its_buffers_and_its_strength(name: str) -> None:
+def test_a_captured_frame_reads_its_buffers_and_strength(name: str) -> None:
     model = Lsd(SIZES["tiny"]).eval().cuda()
     tables = [sampler_table(name, PROCESS, PREDICTION, 3, strength) for strength in (1.0, 0.6)]
     sampler = Sampler(tables[0], "cuda")
@@ -46,9 +46,7 @@ def test_a_recorded_frame_follows_its_buffers_and_its_strength(name: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 @torch.inference_mode()
-def test_no_synchronisation_inside_a_frame(
-    name: str, waits_for_nobody: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_frame_does_not_synchronize(name: str, waits_for_nobody: Callable[[], AbstractContextManager[None]]) -> None:
     sampler = Sampler(sampler_table(name, PROCESS, PREDICTION, 3), "cuda")
     noise = torch.randn(sampler.noises, 1, 3, 16, 16, device="cuda")
     other = sampler_table(name, PROCESS, PREDICTION, 3, 0.5)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spread
-from redline.models.samplers.step_table import read_clean
+from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spaced_timesteps
+from redline.models.samplers.step_table import clean_weights
 
 PICTURE = (1, 3, 6, 7)
 
@@ -33,11 +33,11 @@ def exact(process: str, prediction: str, picture: Tensor) -> Callable[[Tensor, T
 )
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
 @pytest.mark.parametrize(("steps", "strength"), [(1, 1.0), (3, 0.7), (4, 0.31)])
-def test_a_model_that_knows_the_picture_finds_it(
+def test_a_perfect_model_recovers_the_image(
     name: str, process: str, prediction: str, steps: int, strength: float
 ) -> None:
     if name == "flow_euler" and process != "flow":
-        with pytest.raises(ModelError, match=f"follows a flow, and the model's noise process is {process}"):
+        with pytest.raises(ModelError, match=f"needs the noise process 'flow', not '{process}'"):
             sampler_table(name, process, prediction, steps, strength)
         return
     sampler = Sampler(sampler_table(name, process, prediction, steps, strength), "cpu")
@@ -47,7 +47,7 @@ def test_a_model_that_knows_the_picture_finds_it(
 
 
 @pytest.mark.parametrize(("name", "order"), [("ddim", 1), ("flow_euler", 1), ("dpm_solver", 2)])
-def test_errors_shrink_by_the_order(name: str, order: int) -> None:
+def test_the_error_converges_with_the_order_of_the_solver(name: str, order: int) -> None:
     """Pictures of one normal distribution: the way from noise to them is known, and an error to half the step seen."""
     process, spread_px = noise_process("flow"), 0.4
 
@@ -75,7 +75,7 @@ def test_flow_euler_is_ddim_of_a_flow() -> None:
         assert torch.tensor(one.rows, dtype=torch.float64).allclose(torch.tensor(other.rows, dtype=torch.float64))
 
 
-def test_another_strength_is_other_numbers_in_the_same_place() -> None:
+def test_a_change_of_strength_overwrites_the_table_in_place() -> None:
     picture, noise = torch.rand(PICTURE), torch.randn(3, *PICTURE)
 
     def predict(noisy: Tensor, times: Tensor) -> Tensor:
@@ -91,9 +91,9 @@ def test_another_strength_is_other_numbers_in_the_same_place() -> None:
         expected = Sampler(weak, "cpu").sample(predict, noise, picture)
         assert torch.equal(sampler.sample(predict, noise, picture), expected)
         assert (first - expected).abs().max() > 1e-3
-    with pytest.raises(ModelError, match="3 steps cannot become one of 2"):
+    with pytest.raises(ModelError, match="cannot change from 3 to 2 steps"):
         sampler.retune(sampler_table("ddim", "flow", "sample", 2))
-    with pytest.raises(ModelError, match="ddim cannot become distilled, which takes more pictures"):
+    with pytest.raises(ModelError, match="cannot change from ddim to distilled, which needs more images"):
         Sampler(sampler_table("ddim", "flow", "sample", 2), "cpu").retune(
             sampler_table("distilled", "flow", "sample", 2)
         )
@@ -111,43 +111,47 @@ def test_a_frame_is_one_compiled_graph(name: str) -> None:
     torch.testing.assert_close(compiled(*given), frame(*given))
 
 
-def test_times_go_evenly_down_from_the_noisiest() -> None:
-    assert spread(4) == (999, 749, 499, 249) and spread(1) == (999,) and spread(2, 0.5) == (499, 249)
-    assert len(spread(1000)) == 1000 and spread(1000)[-1] == 0
+def test_timesteps_are_evenly_spaced() -> None:
+    assert (
+        spaced_timesteps(4) == (999, 749, 499, 249)
+        and spaced_timesteps(1) == (999,)
+        and spaced_timesteps(2, 0.5) == (499, 249)
+    )
+    assert len(spaced_timesteps(1000)) == 1000 and spaced_timesteps(1000)[-1] == 0
     for steps, strength, sentence in (
-        (0, 1.0, "from 1 to 1000 steps"),
-        (1001, 1.0, "from 1 to 1000 steps"),
+        (0, 1.0, "must be from 1 to 1000, not"),
+        (1001, 1.0, "must be from 1 to 1000, not"),
         (2, 0.0, "above 0 and at most 1"),
         (2, 1.5, "above 0 and at most 1"),
-        (4, 0.001, "leaves too few time steps"),
+        (4, 0.001, "is too low for"),
     ):
         with pytest.raises(ModelError, match=sentence):
-            spread(steps, strength)
+            spaced_timesteps(steps, strength)
 
 
-def test_impossible_samplers_are_said() -> None:
+def test_invalid_samplers_raise() -> None:
     flow = noise_process("flow")
-    with pytest.raises(ModelError, match="no sampler 'euler': there are ddim"):
+    with pytest.raises(ModelError, match="unknown sampler 'euler' .available: ddim"):
         sampler_table("euler", "flow", "sample", 2)
-    with pytest.raises(ModelError, match="no noise process 'edm'"):
+    with pytest.raises(ModelError, match="unknown noise process 'edm'"):
         noise_process("edm")
-    with pytest.raises(ModelError, match="bends a flow"):
+    with pytest.raises(ModelError, match="only supported by the noise process 'flow'"):
         noise_process("linear", 2.0)
     with pytest.raises(ModelError, match="above zero"):
         noise_process("flow", 0.0)
     with pytest.raises(ModelError, match="1 to 4 steps, not 5"):
         sampler_table("distilled", "flow", "sample", 5)
-    with pytest.raises(ModelError, match="only noise"):
+    with pytest.raises(ModelError, match="cannot start from pure noise"):
         sampler_table("ddim", "flow", "epsilon", 2)
-    with pytest.raises(ModelError, match="process flow does not predict v"):
-        read_clean(flow, "v", 5)
-    with pytest.raises(ModelError, match="no prediction 'score'"):
-        read_clean(flow, "score", 5)
+    with pytest.raises(ModelError, match="'flow' does not support the prediction 'v'"):
+        clean_weights(flow, "v", 5)
+    with pytest.raises(ModelError, match="unknown prediction 'score'"):
+        clean_weights(flow, "score", 5)
     for times in ((), (1000,), (-1,), (3, 5), (5, 5)):
         with pytest.raises(ModelError, match="time steps"):
             SAMPLERS["ddim"](flow, "sample", times)
     sampler = Sampler(sampler_table("distilled", "flow", "sample", 2), "cpu")
-    with pytest.raises(ModelError, match="needs 2 pictures of noise, not 1"):
+    with pytest.raises(ModelError, match="needs 2 noise images, not 1"):
         sampler.sample(lambda noisy, times: noisy, torch.randn(1, *PICTURE))
     with pytest.raises(ModelError, match="needs fresh noise"):
         sampler.step(0, sampler.begin(torch.randn(PICTURE)), torch.randn(PICTURE))

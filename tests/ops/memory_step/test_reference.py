@@ -5,7 +5,7 @@ import torch
 
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
-from redline.models.memory.passage import Passage
+from redline.models.memory.token_positions import TokenPositions
 from redline.ops.memory_step import memory_step
 
 from .by_hand import EPS, Sizes, assert_near, by_hand, example
@@ -42,11 +42,13 @@ def test_agrees_with_the_layer_token_by_token(heads: int) -> None:
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_()
-    whole, after, _ = layer(x_BSD, Passage.whole(x_BSD[..., 0], None, config))
+    whole, after, _ = layer(x_BSD, TokenPositions.whole(x_BSD[..., 0], None, config))
     state = None
     with torch.no_grad():
         for token in range(11):
-            one, state, _ = layer(x_BSD[:, token : token + 1], Passage.whole(x_BSD[:, :1, 0], None, config), state)
+            one, state, _ = layer(
+                x_BSD[:, token : token + 1], TokenPositions.whole(x_BSD[:, :1, 0], None, config), state
+            )
             torch.testing.assert_close(one, whole[:, token : token + 1], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(state.memory, after.memory, rtol=1e-9, atol=1e-11)
     # A BLAS may sum the products of one token in another order than those of eleven.

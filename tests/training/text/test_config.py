@@ -34,7 +34,7 @@ def test_a_file_is_read_and_the_command_line_comes_first(config: Callable[..., P
         ("width = 16", "widht = 16", r"unknown setting 'widht' under \[model\].*did you mean width"),
         ('kind = "decoder"', 'kind = "encoder"', "unknown kind 'encoder' .* one of decoder"),
         ("width = 16", 'width = "16"', "is not a whole number"),
-        ("heads = 2", "heads = 3", "3 heads do not divide a width of 16"),
+        ("heads = 2", "heads = 3", "is not a multiple of heads .3."),
         ("length = 29", "length = 41", "rows of 41 tokens are longer than the model's limit of 40"),
         ("batch = 3", 'batch = "many"', 'neither a whole number nor "auto"'),
         ("batch = 3", "batch = 0", "batch must be above zero"),

@@ -1,4 +1,4 @@
-"""Clips to train on and to judge by: a camera that moves over photos, so that every motion is known to the pixel."""
+"""Synthetic clips for training and evaluation: a virtual camera moves over photos, so that all motion is known."""
 
 from redline.datasets.clips.clips import Clips, Frame
 from redline.datasets.clips.degradation import Degradation

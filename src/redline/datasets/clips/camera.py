@@ -1,6 +1,6 @@
-"""Where a camera looks, frame by frame: pans, zooms, turns and a shaking hand, all swinging, so that no clip ends.
+"""A virtual camera's motion over a photo: pans, zooms, rotations and hand shake, all periodic, for clips of any length.
 
-Positions are in pixels from the middle of the frame (u) or of the photo (w); the camera sees the photo's
+Positions are in pixels from the center of the frame (u) or of the photo (w); the frame shows the photo's
 w = scale · R(angle) · u + centre at u. B: clips, T: frames.
 """
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.datasets.clips.sending import send
 from redline.datasets.clips.settings import ClipSettings
+from redline.datasets.device_copy import copy_to_device
 
-# The fewest and the most frames in which a zoom or a turn goes there and back; faster ones are a hand's.
+# The range of periods of zoom and rotation in frames, and that of the faster hand shake.
 _PERIODS = (40.0, 200.0)
 _SHAKE_PERIODS = (6.0, 18.0)
 _SHAKE_PX = 0.7
@@ -21,7 +21,7 @@ _SHAKE_PX = 0.7
 
 @dataclass(frozen=True)
 class Camera:
-    """For each clip and frame: photo pixels to a frame pixel, an angle, and where the middle of the frame looks."""
+    """For each clip and frame: photo pixels per frame pixel, rotation angle, and the photo position of the center."""
 
     scale_BT: Tensor
     angle_BT: Tensor
@@ -38,14 +38,14 @@ class Camera:
 
         moves = (some(0, 1) >= settings.still).double()
         widest = settings.world_px / settings.frame_px
-        # Between the photo's own pixels and as much of the photo as a turned frame leaves room for.
+        # From one photo pixel per frame pixel up to the largest scale at which a rotated frame fits into the photo.
         scale = some(1.0, max(1.0, min(2.0, 0.8 * widest)))
         zoom = moves * _sometimes(generator, clips) * some(0, settings.zoom)
         turn = moves * _sometimes(generator, clips) * some(0, settings.turn)
         speed = moves[:, None] * some(0, settings.pan_px, 2) * scale[:, None]
         room = (settings.world_px - settings.frame_px * scale).clamp_min(settings.frame_px / 8)[:, None] / 4
         reach = some(0.3, 1.0, 2) * room
-        # The fastest moment of a swing of that reach has that speed; one without speed stands.
+        # The period at which the largest speed of the oscillation equals `speed`.
         period = 2 * math.pi * reach / speed.clamp_min(1e-3)
         shake = moves[:, None] * some(0, _SHAKE_PX, 2) * scale[:, None] * swing(some(*_SHAKE_PERIODS, 2))
         middle = some(-1.0, 1.0, 2) * room
@@ -57,20 +57,20 @@ class Camera:
         )
 
     def to(self, device: torch.device) -> "Camera":
-        return Camera(*send([self.scale_BT, self.angle_BT, self.centre_BT2], device))
+        return Camera(*(copy_to_device(one, device) for one in (self.scale_BT, self.angle_BT, self.centre_BT2)))
 
     def to_photo(self, frame: int, u_BHW2: Tensor) -> Tensor:
-        """Where in the photo the camera sees what is at `u`."""
-        turned = _turn(u_BHW2, self.angle_BT[:, frame])
-        return self.scale_BT[:, frame, None, None, None] * turned + self.centre_BT2[:, frame, None, None]
+        """Maps frame positions to photo positions."""
+        rotated = _rotate(u_BHW2, self.angle_BT[:, frame])
+        return self.scale_BT[:, frame, None, None, None] * rotated + self.centre_BT2[:, frame, None, None]
 
     def from_photo(self, frame: int, w_BHW2: Tensor) -> Tensor:
-        """Where in the frame a place of the photo is seen."""
-        away = (w_BHW2 - self.centre_BT2[:, frame, None, None]) / self.scale_BT[:, frame, None, None, None]
-        return _turn(away, -self.angle_BT[:, frame])
+        """Maps photo positions to frame positions."""
+        offset = (w_BHW2 - self.centre_BT2[:, frame, None, None]) / self.scale_BT[:, frame, None, None, None]
+        return _rotate(offset, -self.angle_BT[:, frame])
 
 
-def _turn(u_BHW2: Tensor, angle_B: Tensor) -> Tensor:
+def _rotate(u_BHW2: Tensor, angle_B: Tensor) -> Tensor:
     cos, sin = (table[:, None, None] for table in (angle_B.cos(), angle_B.sin()))
     x, y = u_BHW2.unbind(-1)
     return torch.stack((cos * x - sin * y, sin * x + cos * y), dim=-1)

@@ -1,7 +1,7 @@
-"""Clips by seed and step: photos drawn on the device, a scene moved over them, and a poor camera's view of it.
+"""Synthetic clips: photos, a camera that moves over them, and the degradation of a poor camera.
 
-The same seed and step give the same clip; motions and places are the same on every device, and so is what a clip
-suffers. The noise of each frame is drawn on the device, from the seed, the step and the frame.
+The same seed and step give the same clip. Motion, positions and degradation are the same on every device; the noise of
+a frame is drawn on the device, from the seed, the step and the frame's index.
 """
 
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from redline.datasets.clips.blocking import Blocking
 from redline.datasets.clips.degradation import Degradation
+from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from redline.datasets.clips.scene import Scene
 from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.photo_crops import PhotoCrops
@@ -23,7 +23,7 @@ _FRAMES_APART = 1_000_003
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of B clips: without a fault, as the camera gives it, and how it follows from the frame before."""
+    """One frame of B clips: clean, degraded, and its motion from the previous frame with a mask of known motion."""
 
     clean: Tensor
     seen: Tensor
@@ -33,11 +33,11 @@ class Frame:
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames in order, each made when it is asked for."""
+    """A sequence of frames, each computed on access."""
 
     scene: Scene
     degradation: Degradation
-    blocking: Blocking
+    jpeg: JpegArtifacts
     frames: int
     seed: int
 
@@ -50,27 +50,27 @@ class Clip:
     def __getitem__(self, index: int) -> Frame:
         if not 0 <= index < self.frames:
             raise IndexError(index)
-        clean = self.scene.picture(index)
+        clean = self.scene.image(index)
         generator = torch.Generator(clean.device).manual_seed((self.seed + index * _FRAMES_APART) % 2**63)
         noise = torch.randn(clean.shape, generator=generator, device=clean.device)
         came_from, known = self.scene.motion(index)
-        return Frame(clean, self.degradation.apply(clean, noise, self.blocking), came_from, known)
+        return Frame(clean, self.degradation.apply(clean, noise, self.jpeg), came_from, known)
 
 
 class Clips:
-    """`clip(step, frames)` is that step's batch of clips; `photos` is the folder, unless another one is named."""
+    """`clip(step, frames)` returns that step's batch of clips; `photos` overrides the folder of the settings."""
 
     def __init__(self, settings: ClipSettings, device: torch.device, seed: int = 0, photos: str | None = None) -> None:
         self.settings, self.device, self.seed = settings, device, seed
-        pictures = PhotoSettings(
+        photo_settings = PhotoSettings(
             photos or settings.photos,
             shrink=settings.shrink,
             crop_px=settings.world_px,
             batch=2 * settings.batch,
             focus=0.0,
         )
-        self.crops = PhotoCrops(pictures, 1, device, seed)
-        self.blocking = Blocking(device)
+        self.crops = PhotoCrops(photo_settings, 1, device, seed)
+        self.jpeg = JpegArtifacts(device)
 
     @torch.no_grad()
     def clip(self, step: int, frames: int) -> Clip:
@@ -78,4 +78,4 @@ class Clips:
         generator = torch.Generator().manual_seed((self.seed + 1) * _SPREAD + step)
         scene = Scene.draw(self.settings, photos.unflatten(0, (2, self.settings.batch)), frames, generator)
         degradation = Degradation.draw(self.settings, self.settings.batch, generator).to(self.device)
-        return Clip(scene, degradation, self.blocking, frames, self.seed * _SPREAD + step)
+        return Clip(scene, degradation, self.jpeg, frames, self.seed * _SPREAD + step)

@@ -1,4 +1,4 @@
-"""Which photos a clip is made of, how its camera moves, and how poor the camera is."""
+"""The settings of synthetic clips: photos, camera motion and degradation."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from redline.errors import RedlineError
 
 @dataclass(frozen=True)
 class ClipSettings:
-    """`world_px` is the side of the piece of photo that a clip moves over, `frame_px` of what the camera sees of it.
+    """`world_px` is the side of the photo crop that the camera moves over, `frame_px` the side of a frame.
 
-    Motions are at most: `pan_px` pixels a frame, `zoom` as a share, `turn` in radians. `still`, `objects` and `cuts`
-    are the shares of clips with a camera that stands, with something that passes by, and with a cut. Of a poor camera,
-    at most: `noise` as a standard deviation (in good light), `blur_px` as one, `dark` as the share of light lost, which
-    the camera's gain mostly makes up for, `cast` as a share of each colour; `quality` is the lowest JPEG quality.
+    `pan_px` (pixels per frame), `zoom` (ratio) and `turn` (radians) are the largest motions. `still`, `objects` and
+    `cuts` are the shares of clips with a still camera, a moving object and a cut. `noise` (standard deviation in good
+    light), `blur_px` (standard deviation), `dark` (share of light lost, mostly restored by gain) and `cast` (change of
+    each color channel) are the strongest degradations, `quality` is the lowest JPEG quality.
     """
 
     photos: str = ""
@@ -35,18 +35,20 @@ class ClipSettings:
 
     def __post_init__(self) -> None:
         if not self.photos:
-            raise RedlineError("there is nothing to train on: name a folder of photos under [data] or with --photos.")
+            raise RedlineError("no training data: set photos to a folder under [data], or pass --photos.")
         if self.frame_px < 8 or self.world_px < self.frame_px:
-            raise RedlineError("a frame has 8 pixels a side or more, and world_px is at least as many as frame_px.")
+            raise RedlineError(
+                f"frame_px must be at least 8 and world_px at least frame_px, not {self.frame_px} and {self.world_px}."
+            )
         if self.batch < 1:
             raise RedlineError(f"batch must be above zero, not {self.batch}.")
         for name in ("still", "objects", "cuts", "dark", "cast"):
             if not 0 <= getattr(self, name) <= 1:
-                raise RedlineError(f"{name} is a share from 0 to 1, not {getattr(self, name)}.")
+                raise RedlineError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
         if self.dark == 1 or self.cast == 1:
-            raise RedlineError("dark and cast are less than 1: of a black picture nothing can be restored.")
+            raise RedlineError("dark and cast must be below 1, because a black image cannot be restored.")
         for name in ("pan_px", "zoom", "turn", "noise", "blur_px"):
             if getattr(self, name) < 0:
-                raise RedlineError(f"{name} must not be negative, as {getattr(self, name)} is.")
+                raise RedlineError(f"{name} must not be negative, not {getattr(self, name)}.")
         if not 1 <= self.quality <= 100:
-            raise RedlineError(f"quality is from 1 to 100, not {self.quality}.")
+            raise RedlineError(f"quality must be from 1 to 100, not {self.quality}.")

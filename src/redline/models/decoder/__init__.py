@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder, its cache of keys and values, and its weights in the Hugging Face layout."""
+"""A Llama-style decoder, its key-value cache, and its weights in the Hugging Face layout."""
 
 from redline.models.decoder.checkpoint import load_decoder, save_decoder
 from redline.models.decoder.config import DecoderConfig

@@ -1,8 +1,8 @@
-"""A decoder's weights in the Hugging Face layout: safetensors in one file or several with an index, and `config.json`.
+"""Saves and loads decoder weights in the Hugging Face layout: `config.json` and safetensors, sharded or in one file.
 
-There queries, keys and values are three weights, and gate and up two; here each group is one, so a weight on disk is a
-part of the rows of one in memory. Everything is checked by name and shape before the first byte is read: every tensor
-of the files is used, and none is missing.
+On disk query, key and value projections are three tensors, and gate and up two. `Decoder` fuses each group into one
+parameter, so a tensor on disk is a range of rows of a parameter. Names and shapes of all tensors are checked before any
+data is read: all tensors of the files must be used, and none may be missing.
 """
 
 import json
@@ -15,31 +15,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.files.atomic import CannotWrite, write_bytes, write_text
 from redline.files.untrusted import read_json_object, reading
-from redline.files.weights import check_safetensors_header, mismatches
+from redline.files.weights import mismatches, open_safetensors
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
-# Where a model is written until all of it is there.
-_BESIDE = ".saving"
+# The folder in which a model is written before it replaces the current one.
+_TEMPORARY = ".saving"
 _SHARDS = "model-?????-of-?????.safetensors"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-# Old files hold these, which follow from the config.
+# Buffers in files of early transformers versions; they are derived from the config.
 _COMPUTED = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor on disk, and the rows of the parameter that it fills."""
+    """A tensor on disk and the range of rows of the parameter that it fills."""
 
     name: str
     parameter: str
@@ -51,31 +50,31 @@ class Piece:
 
 
 def pieces(config: DecoderConfig) -> Iterator[Piece]:
-    """Every tensor that a file of this config holds."""
+    """Yields every tensor that a checkpoint of this config contains."""
     width, dim = config.width, config.head_dim
     q_rows, kv_rows = config.heads * dim, config.key_value_heads * dim
     yield Piece("model.embed_tokens.weight", "embedding.weight", 0, (config.vocabulary, width))
     for index in range(config.layers):
-        there, here = f"model.layers.{index}", f"blocks.{index}"
-        yield Piece(f"{there}.input_layernorm.weight", f"{here}.attention_norm.weight", 0, (width,))
+        theirs, ours = f"model.layers.{index}", f"blocks.{index}"
+        yield Piece(f"{theirs}.input_layernorm.weight", f"{ours}.attention_norm.weight", 0, (width,))
         start = 0
         for letter, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
-            part = f"{there}.self_attn.{letter}_proj"
-            yield Piece(f"{part}.weight", f"{here}.attention.qkv.weight", start, (rows, width))
+            part = f"{theirs}.self_attn.{letter}_proj"
+            yield Piece(f"{part}.weight", f"{ours}.attention.qkv.weight", start, (rows, width))
             if config.qkv_bias:
-                yield Piece(f"{part}.bias", f"{here}.attention.qkv.bias", start, (rows,))
+                yield Piece(f"{part}.bias", f"{ours}.attention.qkv.bias", start, (rows,))
             start += rows
-        yield Piece(f"{there}.self_attn.o_proj.weight", f"{here}.attention.out.weight", 0, (width, q_rows))
+        yield Piece(f"{theirs}.self_attn.o_proj.weight", f"{ours}.attention.out.weight", 0, (width, q_rows))
         if config.out_bias:
-            yield Piece(f"{there}.self_attn.o_proj.bias", f"{here}.attention.out.bias", 0, (width,))
+            yield Piece(f"{theirs}.self_attn.o_proj.bias", f"{ours}.attention.out.bias", 0, (width,))
         for letter in ("q", "k") if config.query_key_norm else ():
             norm = f"{letter}_norm.weight"
-            yield Piece(f"{there}.self_attn.{norm}", f"{here}.attention.{norm}", 0, (dim,))
-        yield Piece(f"{there}.post_attention_layernorm.weight", f"{here}.mlp_norm.weight", 0, (width,))
+            yield Piece(f"{theirs}.self_attn.{norm}", f"{ours}.attention.{norm}", 0, (dim,))
+        yield Piece(f"{theirs}.post_attention_layernorm.weight", f"{ours}.mlp_norm.weight", 0, (width,))
         for half, part in enumerate(("gate", "up")):
             shape = (config.mlp_width, width)
-            yield Piece(f"{there}.mlp.{part}_proj.weight", f"{here}.mlp.gate_up.weight", half * shape[0], shape)
-        yield Piece(f"{there}.mlp.down_proj.weight", f"{here}.mlp.down.weight", 0, (width, config.mlp_width))
+            yield Piece(f"{theirs}.mlp.{part}_proj.weight", f"{ours}.mlp.gate_up.weight", half * shape[0], shape)
+        yield Piece(f"{theirs}.mlp.down_proj.weight", f"{ours}.mlp.down.weight", 0, (width, config.mlp_width))
     yield Piece("model.norm.weight", "norm.weight", 0, (width,))
     if not config.tied_embeddings:
         yield Piece("lm_head.weight", "head.weight", 0, (config.vocabulary, width))
@@ -87,9 +86,9 @@ def load_decoder(
     device: torch.device | str = "cpu",
     strict: bool = False,
 ) -> Decoder:
-    """The model of a folder, ready for inference; in the dtype of its files unless another is asked for.
+    """Loads a model for inference, in the dtype of its files unless `dtype` is given.
 
-    `strict` refuses every key of config.json that is not known.
+    With `strict`, every unknown key of config.json raises.
     """
     folder = Path(folder)
     with reading(folder / "config.json", "model config", ModelError):
@@ -106,8 +105,8 @@ def load_decoder(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights.fill({name: piece.of(parameters) for name, piece in wanted.items()})
     for path in weights.files if tied_too else ():
-        with safe_open(path, "pt") as file:
-            if "lm_head.weight" in file.keys():  # noqa: SIM118 (it is no dict)
+        with open_safetensors(path) as file:
+            if "lm_head.weight" in file.keys():  # noqa: SIM118 (safe_open does not return a dict)
                 _check_tied(file.get_tensor("lm_head.weight"), parameters["embedding.weight"], path)
     return model.eval().requires_grad_(False)
 
@@ -117,7 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The weight files of a folder; an index and its files must agree."""
+    """Returns the weight files of a folder; raises if the index and its files disagree."""
     check_has_weights(folder)
     if not (folder / INDEX).exists():
         return [folder / SINGLE]
@@ -128,7 +127,7 @@ def find_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name:
             raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file of the folder.")
-        with _opened(folder / name) as file:
+        with open_safetensors(folder / name) as file:
             strays = {key for key, where in weight_map.items() if where == name} ^ set(file.keys())
         if strays:
             raise ModelError(f"{str(folder / INDEX)!r} and {name!r} disagree about {sorted(strays)[0]!r}.")
@@ -136,14 +135,14 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def check_has_weights(folder: Path) -> None:
-    """Raises ModelError for a folder without safetensors, by what it holds instead."""
+    """Raises ModelError if a folder has no safetensors; the message names the weights that it has instead."""
     if (folder / SINGLE).exists() or (folder / INDEX).exists():
         return
     pickled = sorted(path.name for path in folder.glob("*.bin") if path.name != "training_args.bin")
     if pickled:
         convert = f"M.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
         raise ModelError(
-            f"{str(folder)!r} holds its weights only as {pickled[0]}, a pickle, which is not read: convert it to "
+            f"{str(folder)!r} has weights only as {pickled[0]}, and pickle files are not loaded: convert it to "
             f'safetensors with `python -c "from transformers import AutoModelForCausalLM as M; {convert}"`.'
         )
     others = sorted(path.name for pattern in ("*.safetensors", "*.gguf", "*.pth") for path in folder.glob(pattern))
@@ -151,24 +150,14 @@ def check_has_weights(folder: Path) -> None:
     raise ModelError(f"{str(folder)!r} has neither {SINGLE} nor {INDEX}{found}.")
 
 
-def _opened(path: Path) -> Any:
-    try:
-        check_safetensors_header(path)
-        return safe_open(path, "pt")
-    except FileNotFoundError as error:
-        raise ModelError(f"cannot read {str(path)!r}: No such file or directory.") from error
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{str(path)!r} is damaged, or no safetensors file ({error}).") from error
-
-
 @dataclass(frozen=True)
 class Weights:
-    """The weight files of a folder by their headers, so that what does not fit is refused before anything is built."""
+    """The headers of a folder's weight files, so that mismatches are found before the model is built."""
 
     folder: Path
     files: list[Path]
     shapes: dict[str, tuple[int, ...]]
-    # How many numbers are stored in each of the format's dtypes.
+    # The number of values stored in each dtype of the safetensors format.
     numbers: dict[str, int]
 
     @classmethod
@@ -177,7 +166,7 @@ class Weights:
         shapes: dict[str, tuple[int, ...]] = {}
         numbers: dict[str, int] = {}
         for path in files:
-            with reading(path, "safetensors file", ModelError, (SafetensorError,)), _opened(path) as file:
+            with open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     part = file.get_slice(name)
                     shapes[name] = tuple(part.get_shape())
@@ -185,32 +174,35 @@ class Weights:
         return cls(folder, files, shapes, numbers)
 
     def check_layers(self, layers: int) -> None:
-        """Before the names of all layers are made: a config.json may say any number."""
+        """Raises if there are more layers than weights; called before a damaged config.json can exhaust memory."""
         if layers > len(self.shapes):
-            self._refuse(f"{layers} layers cannot be made of {len(self.shapes)} weights")
+            self._fail(f"it names {layers} layers, but there are only {len(self.shapes)} weights")
 
-    def check(self, wanted: Mapping[str, tuple[int, ...]], also: Mapping[str, tuple[int, ...]] | None = None) -> None:
-        """Refuses what does not fit exactly; `also` may be there or not."""
+    def check(
+        self, wanted: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Raises unless names and shapes match exactly; `optional` weights may be absent."""
         found = {name: shape for name, shape in self.shapes.items() if not name.endswith(_COMPUTED)}
-        if problems := mismatches(wanted, found, also):
-            self._refuse(problems)
-        odd = sorted(set(self.numbers) - set(_DTYPES))
-        if odd:
-            place = str(self.folder)
-            raise ModelError(f"the weights in {place!r} are stored as {odd[0]}: quantized files are not supported.")
+        if problems := mismatches(wanted, found, optional):
+            self._fail(problems)
+        unsupported = sorted(set(self.numbers) - set(_DTYPES))
+        if unsupported:
+            raise ModelError(
+                f"the weights in {str(self.folder)!r} are stored as {unsupported[0]}: quantized files are unsupported."
+            )
 
-    def _refuse(self, why: str) -> None:
+    def _fail(self, why: str) -> None:
         raise ModelError(f"the weights in {str(self.folder)!r} do not fit its config.json: {why}.")
 
     @property
     def dtype(self) -> torch.dtype:
-        """The one that most of the files is in."""
+        """The dtype of most of the values."""
         return _DTYPES[max(self.numbers, key=lambda name: self.numbers[name])]
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Reads every target from its file."""
+        """Copies the stored tensors into the targets of the same names."""
         for path in self.files:
-            with _opened(path) as file:
+            with open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     if name in targets:
                         _fill(targets[name], file.get_tensor(name), name, path)
@@ -227,19 +219,21 @@ def check_finite(converted: Tensor, stored: Tensor, name: str, path: Path) -> No
         return
     if torch.isfinite(stored).all():
         dtype = str(converted.dtype).removeprefix("torch.")
-        raise ModelError(f"{name!r} in {str(path)!r} holds values that are too large for {dtype}.")
-    raise ModelError(f"{str(path)!r} is damaged: {name!r} holds values that are not finite.")
+        raise ModelError(f"{name!r} in {str(path)!r} has values that are too large for {dtype}.")
+    raise ModelError(f"{str(path)!r} is damaged: {name!r} has values that are not finite.")
 
 
 def _check_tied(head: Tensor, embedding: Tensor, path: Path) -> None:
     if not torch.equal(head.to(embedding.device, embedding.dtype), embedding):
-        raise ModelError(f"{str(path)!r} ties head and embedding by its config.json, but holds two different ones.")
+        raise ModelError(
+            f"{str(path)!r} has an lm_head.weight that differs from the embedding, but config.json ties them."
+        )
 
 
 def save_decoder(
     model: Decoder, folder: str | Path, *, stop_tokens: tuple[int, ...] = (), shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Writes the layout that transformers reads, in place of a model that is there."""
+    """Writes the layout that transformers reads; replaces a model in this folder."""
     folder = Path(folder)
     dtype = str(model.embedding.weight.dtype).removeprefix("torch.")
     document = write_config(model.config, dtype, stop_tokens)
@@ -268,35 +262,35 @@ def save_decoder(
 
 
 def write_model(folder: Path, files: Iterable[tuple[str, bytes]], config: Mapping[str, Any]) -> None:
-    """Weight files, their index if they have one, and `config.json`, in place of those of an earlier model.
+    """Writes weight files, an optional index and `config.json`; replaces the model in the folder.
 
-    The old model stays until all of the new one is written beside it; while the files change places there is no
-    `config.json`, so that a mixture is no model.
+    The current model stays until the new one is completely written to a temporary folder. While files are moved there
+    is no `config.json`, so that an interrupted move never leaves a loadable mixture of two models.
     """
-    beside = folder / _BESIDE
-    shutil.rmtree(beside, ignore_errors=True)  # of a save that was killed
+    temporary = folder / _TEMPORARY
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed save
     try:
         names = []
         for name, data in files:
-            write_bytes(beside / name, data)
+            write_bytes(temporary / name, data)
             names.append(name)
-        write_text(beside / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
-        _put_in_place(beside, folder, names)
+        write_text(temporary / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+        _move_files(temporary, folder, names)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _put_in_place(beside: Path, folder: Path, names: list[str]) -> None:
+def _move_files(temporary: Path, folder: Path, names: list[str]) -> None:
     path = folder / "config.json"
     try:
         path.unlink(missing_ok=True)
         for path in (folder / name for name in names):
-            os.replace(beside / path.name, path)
+            os.replace(temporary / path.name, path)
         for path in (folder / SINGLE, folder / INDEX, *folder.glob(_SHARDS)):
             if path.name not in names:
                 path.unlink(missing_ok=True)
         path = folder / "config.json"
-        os.replace(beside / path.name, path)
+        os.replace(temporary / path.name, path)
     except OSError as error:
         raise CannotWrite(path, error) from error
 

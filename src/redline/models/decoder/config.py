@@ -1,4 +1,4 @@
-"""What a decoder is made of: every number and switch that its family of models differs in."""
+"""The hyper-parameters of a decoder, with every option in which the supported model families differ."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,9 @@ from redline.ops.rope import Scaling
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Widths are in features; `context` is the most tokens that positions are made for.
-
-    `key_value_heads` and `head_dim` follow from `heads` and `width` when they are 0. `windows` says for each layer how
-    far back a token sees, itself counted, or None for all; empty means that all layers see all.
-    """
+    """`context` is the largest number of positions. `key_value_heads` and `head_dim` default to `heads` and
+    `width // heads`. `windows` holds the sliding window of each layer in tokens, the current one included, or None for
+    full attention; an empty tuple means full attention in all layers."""
 
     vocabulary: int
     width: int
@@ -34,29 +32,29 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "layers", "heads", "mlp_width", "context"):
             if getattr(self, name) < 1:
-                raise ModelError(f"a decoder's {name} is 1 or more, not {getattr(self, name)}.")
+                raise ModelError(f"{name} must be at least 1, not {getattr(self, name)}.")
         if not self.head_dim:
             if self.width % self.heads:
-                raise ModelError(f"{self.heads} heads do not divide a width of {self.width}: give head_dim.")
+                raise ModelError(f"width ({self.width}) is not a multiple of heads ({self.heads}): set head_dim.")
             object.__setattr__(self, "head_dim", self.width // self.heads)
         if not self.key_value_heads:
             object.__setattr__(self, "key_value_heads", self.heads)
         if self.key_value_heads < 1 or self.heads % self.key_value_heads:
-            raise ModelError(f"{self.heads} heads cannot share {self.key_value_heads} key and value heads equally.")
+            raise ModelError(f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads}).")
         if self.head_dim < 2 or self.head_dim % 2:
-            raise ModelError(f"rotary positions turn pairs of features, so head_dim is even, not {self.head_dim}.")
+            raise ModelError(f"head_dim must be even for rotary positions, not {self.head_dim}.")
         if self.rope_base <= 0 or self.norm_eps <= 0:
-            raise ModelError("rope_base and norm_eps are above zero.")
+            raise ModelError("rope_base and norm_eps must be above zero.")
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.layers)
         if len(self.windows) != self.layers:
-            raise ModelError(f"{self.layers} layers need as many windows, not {len(self.windows)}.")
+            raise ModelError(f"windows must have one entry for each of {self.layers} layers, not {len(self.windows)}.")
         if any(window is not None and window < 1 for window in self.windows):
-            raise ModelError("a window is 1 token or more, or None for all.")
+            raise ModelError("each window must be at least 1 token, or None for full attention.")
 
     @property
     def parameters(self) -> int:
-        """How many weights there are; a tied embedding counts once."""
+        """The number of parameters; a tied embedding counts once."""
         heads, shared = self.heads * self.head_dim, 2 * self.key_value_heads * self.head_dim
         attention = self.width * (heads + shared) + heads * self.width
         attention += (heads + shared) * self.qkv_bias + self.width * self.out_bias

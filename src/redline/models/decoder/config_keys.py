@@ -1,7 +1,7 @@
-"""Decides about the keys of a `config.json` that the reader does not use: ignore, ignore with a warning, or refuse.
+"""Checks the keys of a `config.json` that the reader does not use: ignores them, warns, or raises.
 
-Refused is only what may change the output while the weights look the same: names and shapes of all weights are compared
-with the files in any case, so a setting that adds or resizes weights cannot go unnoticed.
+Only keys that may change the output without changing the weights raise. Settings that add or resize weights are found
+anyway, because names and shapes of all weights are compared with the files.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 from redline.errors import ModelError
 
-# Say nothing about the arithmetic of one forward pass.
+# Keys without effect on a forward pass.
 _WITHOUT_EFFECT = frozenset(
     [
         "_name_or_path",
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = frozenset(
         "pad_token_id",
         "pretraining_tp",
         "problem_type",
-        "recall",  # what a model trained on a recall task was trained on
+        "recall",  # settings of Redline's recall task
         "return_dict",
         "torch_dtype",
         "transformers_version",
@@ -44,8 +44,8 @@ _WITHOUT_EFFECT = frozenset(
         "use_cache",
     ]
 )
-# Names that have no effect either, although some contain a word of arithmetic: training (dropout, losses, initial
-# weights), which kernel or dtype computes a step, token ids, outputs beside the logits, and sampling defaults.
+# More names without effect, although some match `_ARITHMETIC`: training (dropout, losses, initial weights), choice of
+# kernel or dtype, token ids, outputs other than logits, and sampling defaults.
 _WITHOUT_EFFECT_NAMES = re.compile(
     r"dropout|pdrop|drop_path|layerdrop|(^|_)(loss|aux)(_|$)|(^|_)grad(ient)?(_|$)|checkpointing"
     r"|(^|_)initializer(_|$)|(^|_)init_(std|range|method|device)$|(^|_)(bos|eos|pad|unk|sep|cls|mask|special)_tokens?$"
@@ -58,11 +58,11 @@ _WITHOUT_EFFECT_NAMES = re.compile(
     r"|repetition_penalty|encoder_no_repeat_ngram_size|no_repeat_ngram_size|early_stopping|num_return_sequences"
     r"|exponential_decay_length_penalty|remove_invalid_values|use_bfloat16|bf16|fp16|auto_map|torchscript)$"
 )
-# Bookkeeping of transformers and of tools, unless the name contains a word of arithmetic.
+# Bookkeeping keys of transformers and other tools, unless they match `_ARITHMETIC`.
 _BOOKKEEPING = re.compile(
     r"^_|^(unsloth|axolotl|tokenizer)|^transformers\.|^(finetuning_task|prefix|task_specific_params)$|^tf_legacy_"
 )
-# Keys of the four families that are supported with these values only.
+# Keys of the four families of which only these values are supported.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),
@@ -72,8 +72,8 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
     "tie_encoder_decoder": (False, None),
 }
-# Keys of other exporters for what all four families do: any other value is another model. Text is compared in lower
-# case, and a list by its entries.
+# Keys that other exporters write for properties that all four families share; any other value means another
+# architecture. Strings are compared in lower case, lists entry by entry.
 _ALIKE: dict[str, tuple[Any, ...]] = {
     key: (*values, None)
     for keys, values in (
@@ -99,14 +99,14 @@ _ALIKE: dict[str, tuple[Any, ...]] = {
             ("eager", "sdpa", "flash", "flash_attn", "flash_attention", "flash_attention_2", "flash_attention_3")
             + ("flex_attention", "xformers", "triton", "torch", "math"),
         ),
-        ("no_rope_layers", (1,)),  # 1 stands for a layer with rotary positions
+        ("no_rope_layers", (1,)),  # 1 means that the layer has rotary positions
         ("decoder_sparse_step", (1, 0)),
     )
     for key in keys.split()
 }
 _MOST_NAMED = 10
 _QUERY_KEY_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm", "use_query_key_norm")
-# Words of a name that stand for arithmetic which cannot be seen from the weights.
+# Parts of names that suggest arithmetic that the weights do not show.
 _ARITHMETIC = re.compile(
     r"rope|rotary|yarn|(^|_)ntk|alibi|positional|(?<!max_)position_(bias|emb|enc|type)|interleav|theta|base_freq|freq_base"
     r"|norm(s|ed|alize|alization)?(_|$)|scal(e|ed|ar|ing)|multiplier|factor|coef|soft_?cap|clamp|sink|glu(_|$)"
@@ -115,9 +115,9 @@ _ARITHMETIC = re.compile(
     r"|quant|(^|_)bits(_|$)|compress|logit|softmax|(^|_)causal$|prefix_lm|bidirectional|temperature|early_exit"
     r"|(^|_)loops?(_|$)|recurren|(^|_)(tied?|shared?|skip)_(layer|block|weight)|layer_(sharing|skip)"
 )
-# Sizes, which the weights do show.
+# Sizes, which the weights show.
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
-# Other names for settings that are read: harmless where they say the same.
+# Other names of settings that are read; accepted if their value is the same.
 _SAME = {
     **dict.fromkeys(
         ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rmsnorm_eps", "rms_norm_epsilon"),
@@ -128,21 +128,21 @@ _SAME = {
     "rotary_dim": "head_dim",
 }
 _NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|coef|pct|percent|(^|_)ratio|temperature|(^|_)loops?(_|$)")
-# Attention is scaled by the root of the head's size: no other number leaves it as it is.
+# Attention scales have no neutral number, because attention is scaled by the square root of the head dimension.
 _NEVER_NEUTRAL_NUMBER = re.compile(r"att(n|ention).*(scale|scaling|scalar|multiplier)")
 
 
 def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, strict: bool, origin: str) -> None:
-    """Raises for a key that would change the output, warns of those that cannot be judged; `strict` refuses these too.
+    """Raises for keys that may change the output and warns about unknown ones; with `strict`, unknown keys raise too.
 
     `read` are the keys that the reader uses.
     """
-    unjudged: list[str] = []
+    unknown: list[str] = []
     for key, value in document.items():
         if key in read or key in _WITHOUT_EFFECT:
             continue
         if strict and key not in _USUAL:
-            raise ModelError(f"{origin!r} has the setting {_shown(key)}, which is not known.")
+            raise ModelError(f"{origin!r} has the unknown setting {_shown(key)}.")
         if accepted := _USUAL.get(key) or _ALIKE.get(key):
             if not _is_accepted(value, accepted):
                 raise ModelError(
@@ -153,14 +153,14 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
             continue
         elif _ARITHMETIC.search(key.lower()) and not _SIZE.search(key.lower()):
             raise ModelError(
-                f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not known and may change the output: if "
-                "it does not, remove it from the file."
+                f"{origin!r} sets the unknown key {_shown(key)} to {_shown(value)}, which may change the output: "
+                "remove it from the file if it does not."
             )
         elif not _BOOKKEEPING.search(key.lower()):
-            unjudged.append(key)
-    if unjudged:
-        names = ", ".join(map(_shown, unjudged[:_MOST_NAMED]))
-        names += f" and {len(unjudged) - _MOST_NAMED} more" if len(unjudged) > _MOST_NAMED else ""
+            unknown.append(key)
+    if unknown:
+        names = ", ".join(map(_shown, unknown[:_MOST_NAMED]))
+        names += f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         warnings.warn(f"{origin!r}: unknown settings are ignored: {names}.", stacklevel=2)
 
 
@@ -183,7 +183,7 @@ def _is_harmless(key: str, value: Any, document: Mapping[str, Any], family: str)
 
 
 def is_neutral(key: str, value: Any) -> bool:
-    """Whether a feature that is not known is off: null, false, 0, empty, "none", or a factor of 1."""
+    """Returns whether a value turns an unknown feature off: null, false, 0, empty, "none", or a factor of 1."""
     if value is None or value is False:
         return True
     if isinstance(value, (str, list, dict)):
@@ -194,6 +194,6 @@ def is_neutral(key: str, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in a sentence; a long one is cut off."""
+    """Returns the value for a message, shortened to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,6 +1,6 @@
-"""`config.json` of Llama, Mistral, Qwen2 and Qwen3 as a decoder's config, and back.
+"""Converts the `config.json` of Llama, Mistral, Qwen2 and Qwen3 to a `DecoderConfig` and back.
 
-Keys that are not read are ignored or refused by `config_keys`.
+`config_keys` checks the keys that this module does not read.
 """
 
 import math
@@ -42,24 +42,22 @@ _READ = frozenset(
         "layer_types",
     ]
 )
-# What is more is a slip, and would fill the memory before a weight is missed.
+# More layers than this are an error in the file and would exhaust memory before a missing weight is found.
 _MOST_LAYERS = 10_000
-# What transformers takes where 'max_position_embeddings' is left out.
+# The defaults of transformers for 'max_position_embeddings'.
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) -> DecoderConfig:
-    """Reads the config of a known family; defaults for keys that are left out are those of transformers.
+    """Reads the config of a supported family; missing keys have the defaults of transformers.
 
-    `strict` refuses every key that is not known, also one whose value turns its feature off.
+    With `strict`, every unknown key raises, also one whose value turns its feature off.
     """
     family = document.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
-        raise ModelError(
-            f"{origin!r} is of the architecture {family!r}, which is not known: known are {', '.join(FAMILIES)}."
-        )
+        raise ModelError(f"{origin!r} has the unsupported model_type {family!r} (supported: {', '.join(FAMILIES)}).")
     check_keys(document, _READ, family, strict, origin)
     document = {"max_position_embeddings": _DEFAULT_CONTEXT[family], **document}
     try:
@@ -67,7 +65,7 @@ def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) 
     except KeyError as error:
         raise ModelError(f"{origin!r} has no {error.args[0]!r}.") from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise ModelError(f"{origin!r} has a setting of the wrong kind: {error}.") from error
+        raise ModelError(f"{origin!r} has an invalid value: {error}.") from error
 
 
 def _config(family: str, document: Mapping[str, Any], origin: str, strict: bool) -> DecoderConfig:
@@ -109,10 +107,10 @@ def _config(family: str, document: Mapping[str, Any], origin: str, strict: bool)
 
 
 def _whole(document: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A default stands for a key that is missing, null or zero."""
+    """Returns an integer setting; the default replaces a missing key, null and zero."""
     value = document[key] if default is None else document.get(key) or default
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{key!r} is {value!r}, not a whole number")
+        raise ValueError(f"{key!r} is {value!r}, not an integer")
     return value
 
 
@@ -123,7 +121,7 @@ def _finite(key: str, value: Any) -> float:
 
 
 def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float, Scaling | None]:
-    """The base and the scaling, from the keys of transformers 5 (`rope_parameters`) or those before."""
+    """Returns base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(document.get(key), dict | None):
             raise ValueError(
@@ -144,7 +142,7 @@ def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float
         raise ModelError(f"{origin!r} has the unsupported rope type {kind!r} (supported: {', '.join(takes)}).")
     for key, value in settings.items():
         if key not in takes[kind] and (strict or not (key == original or is_neutral(key, value))):
-            raise ModelError(f"{origin!r} has the rope setting {key!r}, which {kind!r} does not know.")
+            raise ModelError(f"{origin!r} has the rope setting {key!r}, which the rope type {kind!r} does not have.")
     if kind == "default":
         return base, None
     if kind == "linear":
@@ -179,14 +177,14 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
             first = _whole({"max_window_layers": 28, **document}, "max_window_layers")
             types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
     elif family == "llama":
-        # A window as long as the context hides nothing.
+        # A window as long as the context has no effect.
         if window and document.get("use_sliding_window", True) and window < _whole(document, "max_position_embeddings"):
             raise ModelError(f"{origin!r} sets a sliding window, which llama does not have.")
         window, types = None, types or ["full_attention"] * layers
     elif types is None:
         types = ["sliding_attention" if window else "full_attention"] * layers
     elif set(types) != {"sliding_attention" if window else "full_attention"}:
-        raise ModelError(f"{origin!r} has 'layer_types' other than its 'sliding_window', which mistral does not have.")
+        raise ModelError(f"{origin!r} has 'layer_types' that contradict its 'sliding_window'.")
     if len(types) != layers:
         raise ModelError(f"{origin!r} has {len(types)} 'layer_types' for {layers} layers.")
     if "sliding_attention" in types and window is None:
@@ -195,7 +193,7 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
 
 
 def family_of(config: DecoderConfig) -> str:
-    """The family that can say all that the config says."""
+    """Returns a family that supports all options of the config."""
     windows = set(config.windows)
     alike = len(windows) == 1
     if config.query_key_norm and config.qkv_bias == config.out_bias and len(windows - {None}) <= 1:
@@ -210,12 +208,12 @@ def family_of(config: DecoderConfig) -> str:
             return "mistral"
     raise ModelError(
         "no Hugging Face architecture has this decoder's combination of biases, query and key norms, windows and "
-        "size of heads."
+        "head_dim."
     )
 
 
 def write_config(config: DecoderConfig, dtype: str, stop_tokens: tuple[int, ...] = ()) -> dict[str, Any]:
-    """The `config.json` of the family, with positions as transformers 5 and as earlier ones read them."""
+    """Returns the `config.json` of the family, with the rotary settings of transformers 5 and of earlier versions."""
     family = family_of(config)
     scaling: dict[str, Any] = {}
     if isinstance(config.rope_scaling, LinearScaling):

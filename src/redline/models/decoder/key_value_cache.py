@@ -1,10 +1,11 @@
-"""Keys and values of the tokens that were seen: fixed buffers, so that one step can be recorded and replayed.
+"""The key-value cache: static buffers, so that a decoding step can be captured as a CUDA graph and replayed.
 
-Every layer is a ring: the token at position p lies at p mod `ring`. A layer that sees everything has a ring as long as
-the cache, one with a window needs no more than the window. Each row of the batch has a position of its own, on the
-device, so that a step never waits for the host. Behind the ring lie places that nobody sees; padding is written there.
+Every layer has a ring buffer: the token at position p is stored in slot p mod `ring`. With full attention the ring is
+as long as the cache; with a sliding window it is as long as the window. Each row of the batch has its own position,
+kept on the device, so that a step needs no synchronization. The slots after the ring are never attended to; padding is
+written there.
 
-B: batch, S: new tokens, C: places in a buffer, H: heads, G: key and value heads, D: width of a head.
+B: batch, S: new tokens, C: slots of a buffer, H: heads, G: key and value heads, D: head dimension.
 """
 
 from dataclasses import dataclass, replace
@@ -19,8 +20,8 @@ from redline.nn.attention import Past
 from redline.nn.causal_attention import attention_with_past, causal_attention
 from redline.ops.decode_attention import decode_attention
 
-# The attention kernels read masks in steps of this many places.
-_PLACES_MULTIPLE = 64
+# The attention kernels read masks in steps of this many slots.
+_SLOTS_MULTIPLE = 64
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,15 @@ class LayerCache:
     ring: int
     window: int | None
 
-    def write(self, rows_B1: Tensor, places_BS: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> None:
-        # Under autocast they come in another precision than the cache was made in.
-        self.keys_BCGD[rows_B1, places_BS] = k_BSGD.to(self.keys_BCGD.dtype)
-        self.values_BCGD[rows_B1, places_BS] = v_BSGD.to(self.values_BCGD.dtype)
+    def write(self, rows_B1: Tensor, slots_BS: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> None:
+        # Under autocast the dtype can differ from the cache's.
+        self.keys_BCGD[rows_B1, slots_BS] = k_BSGD.to(self.keys_BCGD.dtype)
+        self.values_BCGD[rows_B1, slots_BS] = v_BSGD.to(self.values_BCGD.dtype)
 
 
 @dataclass
 class KeyValueCache:
-    """`lengths_B` counts the tokens that each row holds; `room` is the most that it can hold."""
+    """`lengths_B` is the number of tokens in each row; `room` is the capacity of a row."""
 
     layers: tuple[LayerCache, ...]
     lengths_B: Tensor
@@ -51,15 +52,15 @@ class KeyValueCache:
         cls, config: DecoderConfig, batch: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> "KeyValueCache":
         if batch < 1 or length < 1:
-            raise ModelError(f"a cache is for 1 row and 1 token at least, not {batch} and {length}.")
+            raise ModelError(f"a cache needs at least 1 row and 1 token, not {batch} and {length}.")
         if length > config.context:
-            raise ModelError(f"a cache for {length} tokens is longer than the model's context of {config.context}.")
+            raise ModelError(f"a cache for {length} tokens exceeds the model's context of {config.context}.")
         layers = []
         for window in config.windows:
             ring = length if window is None else min(window, length)
-            places = -(-(ring + 1) // _PLACES_MULTIPLE) * _PLACES_MULTIPLE
-            shape = (batch, places, config.key_value_heads, config.head_dim)
-            # Zeros, because a place that nobody sees still enters the sum, with weight zero: a NaN would spread.
+            slots = -(-(ring + 1) // _SLOTS_MULTIPLE) * _SLOTS_MULTIPLE
+            shape = (batch, slots, config.key_value_heads, config.head_dim)
+            # Zeros, because masked slots enter the sum with weight zero and a NaN would propagate.
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             layers.append(LayerCache(keys, values, ring, window))
         return cls(tuple(layers), torch.zeros(batch, dtype=torch.int64, device=device), length)
@@ -69,11 +70,11 @@ class KeyValueCache:
         return sum(layer.keys_BCGD.nbytes + layer.values_BCGD.nbytes for layer in self.layers)
 
     def reset(self) -> None:
-        """Forgets everything; the buffers stay where they are."""
+        """Empties the cache; the buffers keep their addresses."""
         self.lengths_B.zero_()
 
     def copy(self) -> "KeyValueCache":
-        """One that goes on from here on its own."""
+        """Returns an independent copy."""
         layers = (
             replace(layer, keys_BCGD=layer.keys_BCGD.clone(), values_BCGD=layer.values_BCGD.clone())
             for layer in self.layers
@@ -81,7 +82,7 @@ class KeyValueCache:
         return KeyValueCache(tuple(layers), self.lengths_B.clone(), self.room)
 
     def step_pasts(self, dtype: torch.dtype, implementation: str) -> "list[StepPast] | list[FusedStepPast]":
-        """What each layer needs for one more token a row; with plain PyTorch, layers with equal rings share it."""
+        """Returns the past of each layer for one new token per row; layers with equal rings share the bias."""
         if implementation != "reference":
             return [FusedStepPast(layer, self.lengths_B, implementation) for layer in self.layers]
         device = self.lengths_B.device
@@ -96,13 +97,13 @@ class KeyValueCache:
         return [StepPast(layer, rows_B1, *shared[layer.ring]) for layer in self.layers]
 
     def chunk_pasts(self, counts_B: Tensor, length: int) -> list[Past]:
-        """What each layer needs for `length` more places a row, of which the first `counts_B` are tokens.
+        """Returns the past of each layer for `length` new entries per row, of which the first `counts_B` are tokens.
 
-        Asks the device how full the cache is, which waits for it: once a chunk, never once a token.
+        Synchronizes with the device to read the lengths: once per chunk, never per token.
         """
         least, most = torch.stack(self.lengths_B.aminmax()).tolist()
         if most + length > self.room and int((self.lengths_B + counts_B).max()) > self.room:
-            raise ModelError(f"the cache has room for {self.room} tokens, and more were given.")
+            raise ModelError(f"the cache holds at most {self.room} tokens, but more were given.")
         device = self.lengths_B.device
         rows_B1 = torch.arange(len(self.lengths_B), device=device)[:, None]
         index = torch.arange(length, device=device)
@@ -110,51 +111,49 @@ class KeyValueCache:
         pasts: list[Past] = []
         masks: dict[tuple[int, int | None], Tensor] = {}
         for layer in self.layers:
-            # Of more tokens than the ring is long only the last stay: two writes to one place have no order.
-            stays = (index < counts_B[:, None]) & (index >= counts_B[:, None] - layer.ring)
-            places_BS = torch.where(stays, positions_BS % layer.ring, layer.keys_BCGD.shape[1] - 1)
+            # If the chunk is longer than the ring only its last tokens are kept: writes to one slot have no order.
+            kept = (index < counts_B[:, None]) & (index >= counts_B[:, None] - layer.ring)
+            slots_BS = torch.where(kept, positions_BS % layer.ring, layer.keys_BCGD.shape[1] - 1)
             if not most:
-                pasts.append(StartPast(layer, rows_B1, places_BS))
+                pasts.append(StartPast(layer, rows_B1, slots_BS))
                 continue
             if least == most and most + length <= layer.ring:
-                pasts.append(LevelPast(layer, rows_B1, places_BS, most + length))
+                pasts.append(LevelPast(layer, rows_B1, slots_BS, most + length))
                 continue
             bound, kind = min(most, layer.ring), (layer.ring, layer.window)
-            if kind in masks:
-                pasts.append(ChunkPast(layer, rows_B1, places_BS, bound, masks[kind]))
-                continue
-            held_BC = held_positions(self.lengths_B, layer)[:, :bound]
-            sees_old = (held_BC >= 0)[:, None].expand(-1, length, -1)
-            ago = index[:, None] - index
-            sees_new = (ago >= 0).expand(len(self.lengths_B), -1, -1)
-            if layer.window is not None:
-                sees_old = sees_old & (positions_BS[:, :, None] - held_BC[:, None] < layer.window)
-                sees_new = sees_new & (ago < layer.window)
-            masks[kind] = torch.cat((sees_old, sees_new), 2)[:, None]
-            pasts.append(ChunkPast(layer, rows_B1, places_BS, bound, masks[kind]))
+            if kind not in masks:
+                held_BC = held_positions(self.lengths_B, layer)[:, :bound]
+                sees_cached = (held_BC >= 0)[:, None].expand(-1, length, -1)
+                distance = index[:, None] - index
+                sees_new = (distance >= 0).expand(len(self.lengths_B), -1, -1)
+                if layer.window is not None:
+                    sees_cached = sees_cached & (positions_BS[:, :, None] - held_BC[:, None] < layer.window)
+                    sees_new = sees_new & (distance < layer.window)
+                masks[kind] = torch.cat((sees_cached, sees_new), 2)[:, None]
+            pasts.append(ChunkPast(layer, rows_B1, slots_BS, bound, masks[kind]))
         return pasts
 
 
 def held_positions(lengths_B: Tensor, layer: LayerCache) -> Tensor:
-    """Which position lies at each place once a row has this many tokens; negative where none does."""
-    place = torch.arange(layer.keys_BCGD.shape[1], device=lengths_B.device)
+    """Returns the position of the token in each slot of rows with `lengths_B` tokens; negative for empty slots."""
+    slot = torch.arange(layer.keys_BCGD.shape[1], device=lengths_B.device)
     newest = lengths_B[:, None] - 1
-    return torch.where(place < layer.ring, newest - (newest - place) % layer.ring, -1)
+    return torch.where(slot < layer.ring, newest - (newest - slot) % layer.ring, -1)
 
 
 @dataclass(frozen=True)
 class StepPast:
-    """One token a row: written first, then all that is held is seen through the bias."""
+    """One new token per row: writes it, then attends to the whole buffer with a bias that masks empty slots."""
 
     layer: LayerCache
     rows_B1: Tensor
-    places_B1: Tensor
+    slots_B1: Tensor
     bias_B11C: Tensor
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
-        self.layer.write(self.rows_B1, self.places_B1, k_BSGD, v_BSGD)
+        self.layer.write(self.rows_B1, self.slots_B1, k_BSGD, v_BSGD)
         groups = k_BSGD.shape[2]
-        # Heads that share a key head see the same: they stand as its queries, and no key is copied for them.
+        # The query heads of a key head are passed as its queries, so that keys are not repeated.
         q_BGRD = q_BSHD[:, 0].unflatten(1, (groups, -1))
         keys, values = self.layer.keys_BCGD.transpose(1, 2), self.layer.values_BCGD.transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q_BGRD, keys, values, attn_mask=self.bias_B11C)
@@ -163,7 +162,7 @@ class StepPast:
 
 @dataclass(frozen=True)
 class FusedStepPast:
-    """The same in one operator, which reads no more places than are held."""
+    """Does what `StepPast` does in one kernel, which reads only the filled slots."""
 
     layer: LayerCache
     lengths_B: Tensor
@@ -177,40 +176,43 @@ class FusedStepPast:
 
 @dataclass(frozen=True)
 class StartPast:
-    """The first tokens of every row: they see each other alone, as in training."""
+    """The first tokens of every row: causal attention among them, as in training."""
 
     layer: LayerCache
     rows_B1: Tensor
-    places_BS: Tensor
+    slots_BS: Tensor
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
-        self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
+        self.layer.write(self.rows_B1, self.slots_BS, k_BSGD, v_BSGD)
         return causal_attention(q_BSHD, k_BSGD, v_BSGD, self.layer.window)
 
 
 @dataclass(frozen=True)
 class LevelPast:
-    """Later tokens where all rows hold as many, and no ring has come round: written first, behind what is held,
-    and each sees all `places` that lie before its own. Padding comes last, so that no token sees its places."""
+    """Later tokens if all rows have the same length and no ring has wrapped around.
+
+    Writes the new tokens after the cached ones; each attends to all of the first `slots` slots up to its own. Padding
+    comes last, so that no token attends to it.
+    """
 
     layer: LayerCache
     rows_B1: Tensor
-    places_BS: Tensor
-    places: int
+    slots_BS: Tensor
+    slots: int
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
-        self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
-        held = (buffer[:, : self.places].to(q_BSHD.dtype) for buffer in (self.layer.keys_BCGD, self.layer.values_BCGD))
-        return attention_with_past(q_BSHD, *held)
+        self.layer.write(self.rows_B1, self.slots_BS, k_BSGD, v_BSGD)
+        held = (buffer[:, : self.slots].to(q_BSHD.dtype) for buffer in (self.layer.keys_BCGD, self.layer.values_BCGD))
+        return attention_to_all_before(q_BSHD, *held)
 
 
 @dataclass(frozen=True)
 class ChunkPast:
-    """Any later tokens: what is held stands before them, and is read before a ring is written over."""
+    """The general case of later tokens: attends to cached and new tokens, then writes the new ones into the ring."""
 
     layer: LayerCache
     rows_B1: Tensor
-    places_BS: Tensor
+    slots_BS: Tensor
     bound: int
     sees_B1SC: Tensor
 
@@ -220,7 +222,7 @@ class ChunkPast:
         keys, values = (torch.cat((held[:, : self.bound], new), dim=1) for held, new in pairs)
         if repeats > 1:
             keys, values = (one.repeat_interleave(repeats, dim=2) for one in (keys, values))
-        self.layer.write(self.rows_B1, self.places_BS, k_BSGD, v_BSGD)
+        self.layer.write(self.rows_B1, self.slots_BS, k_BSGD, v_BSGD)
         q, k, v = (one.transpose(1, 2) for one in (q_BSHD, keys, values))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=self.sees_B1SC)
         return mixed.transpose(1, 2)

@@ -1,7 +1,7 @@
-"""A Llama-shaped decoder: RMSNorm, rotary positions, grouped-query attention, gated MLPs.
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, gated MLPs.
 
-The stream and the branch that is to be added to it travel side by side, so that each addition happens inside the norm
-that follows it. `forward` and `loss` are for training and scoring; `new_cache`, `prefill` and `step` for generating.
+Blocks return the residual stream and their last branch separately, so that the next norm adds them in one kernel.
+`forward` and `loss` are for training and scoring; `new_cache`, `prefill` and `step` are for generation.
 
 B: batch, S: tokens, W: width, V: vocabulary.
 """
@@ -23,7 +23,7 @@ from redline.nn.swiglu import SwiGLU
 
 
 class Decoder(nn.Module):
-    """Tokens (B, S) to logits (B, S, V) for the token that follows each."""
+    """Maps tokens (B, S) to logits (B, S, V) for the next token."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Decoder(nn.Module):
         self._initialize()
 
     def tie(self) -> None:
-        """One weight for embedding and head where the config says so; moving off the meta device parts them."""
+        """Ties embedding and head if the config says so; call it again after moving off the meta device."""
         if self.config.tied_embeddings:
             self.head.weight = self.embedding.weight
 
@@ -46,7 +46,7 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
-                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                # Residual branches start smaller, so that the residual stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * self.config.layers) ** 0.5 if branch else 0.02)
 
@@ -62,12 +62,12 @@ class Decoder(nn.Module):
         return self.head(self.hidden(tokens_BS, documents))
 
     def hidden(self, tokens_BS: Tensor, documents: Tensor | Packing | None = None) -> Tensor:
-        """The normed states (B, S, W) that the head reads; `documents` numbers each token's document."""
+        """Returns the normalized states (B, S, W) that the head reads; `documents` numbers each token's document."""
         self._check(tokens_BS)
         packing = Packing.of(documents) if isinstance(documents, Tensor) else documents
         if packing is not None and packing.documents_BS.shape != tokens_BS.shape:
             raise ModelError(
-                f"documents of shape {tuple(packing.documents_BS.shape)} do not number tokens of shape "
+                f"documents have the shape {tuple(packing.documents_BS.shape)}, but the tokens "
                 f"{tuple(tokens_BS.shape)}."
             )
         positions_BS = None if packing is None else packing.positions_BS
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         z_loss: float = 0.0,
         reduction: str = "mean",
     ) -> Tensor:
-        """Cross-entropy of the targets; the logits are never all in memory where the fused operator runs."""
+        """Returns the cross-entropy of the targets; the fused kernel never materializes all logits."""
         return self.head.loss(
             self.hidden(tokens_BS, documents),
             targets_BS,
@@ -99,22 +99,22 @@ class Decoder(nn.Module):
         return KeyValueCache.make(self.config, batch, length, weight.dtype, weight.device)
 
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: KeyValueCache) -> Tensor:
-        """Takes the first `counts_B` tokens of each row in; gives logits (B, V) after each row's last."""
+        """Processes the first `counts_B` tokens of each row; returns the logits (B, V) after each row's last token."""
         self._check(tokens_BS)
         length = tokens_BS.shape[1]
         pasts = cache.chunk_pasts(counts_B, length)
         positions_BS = cache.lengths_B[:, None] + torch.arange(length, device=tokens_BS.device)
-        # Padding may reach past the last position; nobody reads what becomes of it.
+        # Clamped, because padding may exceed the last position; its output is not used.
         x_BSW = self._run(tokens_BS, positions_BS.clamp_(max=self.config.context - 1), None, pasts)
         cache.lengths_B.add_(counts_B)
         last_BW = x_BSW[torch.arange(len(x_BSW), device=x_BSW.device), (counts_B - 1).clamp(min=0)]
         return self.head(last_BW)
 
     def prepare(self, cache: KeyValueCache) -> None:
-        """Nothing: a step of a decoder is the device's alone."""
+        """Does nothing; all of a decoder's step runs on the device."""
 
     def step(self, tokens_B: Tensor, cache: KeyValueCache) -> Tensor:
-        """One more token for every row: logits (B, V), without waiting for the device."""
+        """Processes one token per row without synchronization; returns logits (B, V)."""
         first = self.blocks[0].get_submodule("attention")
         assert isinstance(first, GroupedQueryAttention)
         pasts = cache.step_pasts(self.norm.weight.dtype, first.step_implementation(tokens_B))
@@ -134,15 +134,15 @@ class Decoder(nn.Module):
     def _check(self, tokens_BS: Tensor) -> None:
         if tokens_BS.ndim != 2 or tokens_BS.is_floating_point():
             raise ModelError(
-                f"a decoder takes whole numbers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
+                f"a decoder takes integers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
                 f"{tuple(tokens_BS.shape)}."
             )
         if not 0 < tokens_BS.shape[1] <= self.config.context:
-            raise ModelError(f"{tokens_BS.shape[1]} tokens, but the model takes 1 to {self.config.context}.")
+            raise ModelError(f"the model takes 1 to {self.config.context} tokens, not {tokens_BS.shape[1]}.")
 
 
 class Block(nn.Module):
-    """Attention, then an MLP; each reads the norm of the stream and adds to it."""
+    """Attention and an MLP, each with pre-norm and a residual connection."""
 
     def __init__(self, config: DecoderConfig, window: int | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The blocks of DRCT: groups of Swin blocks, each of which sees the outputs of all blocks before it."""
+"""The blocks of DRCT: densely connected groups of Swin blocks."""
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ RESIDUAL_SHARE = 0.2
 
 
 class Group(nn.Module):
-    """Five blocks; each sees the outputs of all before it, and hands on a narrow one of its own."""
+    """Five densely connected blocks: each takes the outputs of all blocks before it and adds `growth` channels."""
 
     def __init__(self, config: DrctConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Group(nn.Module):
 
 
 class Block(nn.Module):
-    """A Swin block: attention inside windows, then an MLP, each on top of its input."""
+    """A Swin block: window attention and an MLP, each with pre-norm and a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp_width: int, window: int, shift: int) -> None:
         super().__init__()

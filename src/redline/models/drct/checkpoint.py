@@ -1,7 +1,7 @@
-"""DRCT's weights: the model is found from their shapes, and anything that does not fit exactly is refused.
+"""Saves and loads DRCT weights. The config is inferred from their shapes; any mismatch raises.
 
-Names and shapes on disk are the original's, so that files go both ways: there the 1×1 convolutions have two more
-dimensions, and two buffers that follow from the sizes lie beside the weights.
+Names and shapes on disk are those of the original implementation, so files are interchangeable. There the weights of
+the 1×1 convolutions have two more dimensions, and two derived buffers are saved with the weights.
 """
 
 import re
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.files.atomic import write_bytes
-from redline.files.weights import mismatches, read_weights
+from redline.files.weights import check_all_finite, mismatches, read_weights
 from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
 from redline.models.drct.model import Drct
 
@@ -23,25 +23,23 @@ _ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")
 
 
 def load_drct(path: str | Path) -> Drct:
-    """The model of a weight file, ready for inference."""
+    """Loads a model in evaluation mode."""
     return read_drct(read_weights(path), str(path))
 
 
 def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
-    """The model that these weights are of, with them in it."""
+    """Builds the model that the weights belong to and loads them."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith(_COMPUTED)}
     config = find_config(found, origin)
     try:
         with torch.device("meta"):
             model = Drct(config)
-    except RuntimeError as error:  # sizes whose product no computer can address
-        raise ModelError(f"{origin!r} is damaged: no {config} can be made.") from error
+    except RuntimeError as error:  # tensor sizes overflow
+        raise ModelError(f"{origin!r} is damaged: the sizes of its {config} are too large.") from error
     expected = {name: official_shape(name, tensor) for name, tensor in model.state_dict().items()}
     if problems := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in found.items()}):
         raise ModelError(f"{origin!r} looks like a {config} but does not fit it: {problems}.")
-    broken = [name for name, tensor in found.items() if not torch.isfinite(tensor).all()]
-    if broken:
-        raise ModelError(f"{origin!r} is damaged: {broken[0]!r} holds values that are not finite.")
+    check_all_finite(found, origin)
     model = model.to_empty(device="cpu")
     model.reset_mean()
     model.load_state_dict({name: tensor.float().view(model_shape(name, tensor)) for name, tensor in found.items()})
@@ -51,7 +49,7 @@ def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
 def save_drct(
     model: Drct, path: str | Path, dtype: torch.dtype = torch.float32, about: dict[str, str] | None = None
 ) -> None:
-    """Writes safetensors under the original's names and shapes, whole or not at all."""
+    """Writes safetensors atomically, with the names and shapes of the original implementation."""
     tensors = {
         name: tensor.detach().to("cpu", dtype).reshape(official_shape(name, tensor)).contiguous()
         for name, tensor in model.state_dict().items()
@@ -68,9 +66,9 @@ def model_shape(name: str, tensor: Tensor) -> tuple[int, ...]:
 
 
 def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
-    """Every hyper-parameter, read from the shapes."""
+    """Infers all hyper-parameters from the shapes of the weights."""
     if "layers.0.swin5.attn.qkv.weight" not in weights or "layers.0.adjust5.weight" not in weights:
-        raise ModelError(f"{origin!r} is no DRCT: it seems to be {guess(weights)}.")
+        raise ModelError(f"{origin!r} is not a DRCT model: it seems to be {guess(weights)}.")
     if empty := next((name for name, tensor in weights.items() if not tensor.numel()), None):
         raise ModelError(f"{origin!r} is damaged: {empty!r} has the shape {tuple(weights[empty].shape)}.")
     try:
@@ -92,14 +90,14 @@ def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
             mlp_widths=tuple(weights[f"{block}.mlp.fc1.weight"].shape[0] for block in blocks),
         )
     except (KeyError, IndexError, ZeroDivisionError) as error:
-        raise ModelError(f"{origin!r} looks like a DRCT but is not whole: {error} is missing.") from error
+        raise ModelError(f"{origin!r} looks like a DRCT model but is incomplete: {error} is missing.") from error
 
 
 def _upsampling(weights: dict[str, Tensor]) -> list[str]:
     return sorted(name for name in weights if re.fullmatch(r"upsample\.\d+\.weight", name))
 
 
-# What tells the field's other models apart, by names that only they have; the first that fits is said.
+# Other architectures and the weights that only they have, for error messages; the first match is named.
 _SIGNS = (
     ("HAT", ("layers.0.residual_group.overlap_attn.qkv.weight",)),
     ("DAT", ("layers.0.blocks.0.attn.attn.0.relative_position_index",)),
@@ -112,7 +110,7 @@ _SIGNS = (
 
 
 def guess(weights: dict[str, Tensor]) -> str:
-    """What a file that is no DRCT seems to be."""
+    """Returns a description of weights that are not a DRCT model."""
     for name, signs in _SIGNS:
         if all(sign in weights for sign in signs):
             return name

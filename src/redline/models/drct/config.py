@@ -1,17 +1,17 @@
-"""What a DRCT is made of: every number that its weights' shapes decide."""
+"""The hyper-parameters of a DRCT model, all of which follow from the shapes of its weights."""
 
 from dataclasses import dataclass
 
 from redline.errors import ModelError
 
 BLOCKS_PER_GROUP = 5
-# The published models have up to 12 groups and windows of 16; far more is a damaged or hostile file.
+# The published models have up to 12 groups and windows of 16; much larger values come from damaged or malicious files.
 _MOST_GROUPS, _LARGEST_WINDOW = 64, 64
 
 
 @dataclass(frozen=True)
 class DrctConfig:
-    """DRCT by default; DRCT-L has twelve groups. Widths are in channels, the window in tokens a side."""
+    """The defaults are DRCT; DRCT-L has 12 groups. Attention windows have `window` × `window` tokens."""
 
     scale: int = 4
     groups: int = 6
@@ -24,20 +24,20 @@ class DrctConfig:
 
     def __post_init__(self) -> None:
         if self.scale not in (2, 3, 4, 8):
-            raise ModelError(f"DRCT enlarges 2, 3, 4 or 8 times, not {self.scale}.")
+            raise ModelError(f"DRCT's scale must be 2, 3, 4 or 8, not {self.scale}.")
         if not 1 <= self.groups <= _MOST_GROUPS:
-            raise ModelError(f"DRCT has 1 to {_MOST_GROUPS} groups, not {self.groups}.")
+            raise ModelError(f"DRCT's groups must be from 1 to {_MOST_GROUPS}, not {self.groups}.")
         if not 1 <= self.window <= _LARGEST_WINDOW:
-            raise ModelError(f"a DRCT's window has 1 to {_LARGEST_WINDOW} tokens a side, not {self.window}.")
+            raise ModelError(f"DRCT's window must be from 1 to {_LARGEST_WINDOW}, not {self.window}.")
         if len(self.heads) != BLOCKS_PER_GROUP or len(self.mlp_widths) != BLOCKS_PER_GROUP:
-            raise ModelError(f"a DRCT group has {BLOCKS_PER_GROUP} blocks, so it needs as many heads and MLP widths.")
+            raise ModelError(f"DRCT's heads and mlp_widths must have {BLOCKS_PER_GROUP} entries, one for each block.")
         for width, heads in zip(self.block_widths, self.heads, strict=True):
             if heads < 1 or width % heads:
                 raise ModelError(f"a DRCT block of width {width} cannot have {heads} heads.")
 
     @classmethod
     def of(cls, scale: int = 4, groups: int = 6, width: int = 180, growth: int = 32, **others: int) -> "DrctConfig":
-        """The paper's rule for heads and MLPs; where it does not divide a width, the most heads up to 6 that do."""
+        """Sets heads and MLP widths by the paper's rule; heads are the largest divisor ≤ 6 if it does not divide."""
         widths = [width + growth * i for i in range(BLOCKS_PER_GROUP)]
         heads = tuple(6 - w % 6 if w % (6 - w % 6) == 0 else max(h for h in range(1, 7) if w % h == 0) for w in widths)
         mlp_widths = tuple(w * (2 if i < 3 else 1) for i, w in enumerate(widths))
@@ -49,7 +49,7 @@ class DrctConfig:
 
     @property
     def upsampling(self) -> tuple[int, ...]:
-        """The steps in which it enlarges: threes at once, the rest by twos."""
+        """The factors of the upsampling steps: one step of 3, or steps of 2."""
         return (3,) if self.scale == 3 else (2,) * (self.scale.bit_length() - 1)
 
     def __str__(self) -> str:

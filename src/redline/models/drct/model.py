@@ -1,8 +1,8 @@
 """DRCT: a super-resolution transformer whose groups are densely connected (Hsu, Lee and Chou, 2024).
 
-Everything between the first and the last convolution works on (B, H, W, C), so that attention windows, norms and the
-1×1 convolutions (which are linear layers on tokens) need no copies; the 3×3 convolutions see the same memory as
-channels_last pictures. H and W are multiples of the window.
+All layers between the first and the last convolution work on (B, H, W, C), so that attention windows, norms and the 1×1
+convolutions (linear layers on tokens) need no copies. The 3×3 convolutions view the same buffers as channels_last
+images. H and W must be multiples of the window.
 """
 
 import torch
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.models.drct.blocks import RESIDUAL_SHARE, Group
 from redline.models.drct.config import DrctConfig
-from redline.models.drct.in_windows import WindowedBody
-from redline.models.drct.packed import PackedBody, pack_upsampling
-from redline.nn import SwitchableModule
+from redline.models.drct.cpu_inference import WindowedBody
+from redline.models.drct.gpu_inference import PackedBody, pack_upsampling
+from redline.nn import Choosing
 
-# The mean colour of the pictures that the original was trained on; checkpoints expect it gone.
+# The mean color of the original's training images, which the checkpoints expect to be subtracted.
 _MEAN = (0.4488, 0.4371, 0.4040)
 
 
-class Drct(SwitchableModule):
-    """Takes (B, 3, H, W) in [0, 1] and gives (B, 3, scale·H, scale·W)."""
+class Drct(Choosing):
+    """Maps images (B, 3, H, W) in [0, 1] to (B, 3, scale·H, scale·W)."""
 
     mean: Tensor
 
@@ -44,20 +44,21 @@ class Drct(SwitchableModule):
         self.apply(_initialize)
 
     def reset_mean(self) -> None:
-        """Fills the one buffer that no checkpoint holds."""
+        """Fills the only buffer that is not saved."""
         self.mean.copy_(torch.tensor(_MEAN).view(1, 3, 1, 1))
 
-    def forward(self, picture: Tensor) -> Tensor:
-        self._check(picture)
-        first = self.conv_first(picture - self.mean)
+    def forward(self, image: Tensor) -> Tensor:
+        self._check(image)
+        first = self.conv_first(image - self.mean)
         tokens = self.patch_embed["norm"](first.permute(0, 2, 3, 1))
         for group in self.layers:
             tokens = group(tokens)
         body = self.conv_after_body(self.norm(tokens).permute(0, 3, 1, 2)) + first
         enlarged = self.conv_last(self.upsample(self.conv_before_upsample(body))) + self.mean
-        return enlarged.contiguous()  # plane by plane, whatever the convolutions made of it
+        return enlarged.contiguous()  # the convolutions may return channels_last
 
     def pack(self, device: torch.device) -> None:
+        """Replaces the body by a faster form for inference on this kind of device, which cannot be trained."""
         config = self.config
         if not isinstance(self.layers[0], Group):
             raise ModelError("this DRCT is packed already.")
@@ -74,12 +75,12 @@ class Drct(SwitchableModule):
         body = self.layers[0]
         return body.active_implementation() if isinstance(body, PackedBody | WindowedBody) else "reference"
 
-    def _check(self, picture: Tensor) -> None:
+    def _check(self, image: Tensor) -> None:
         window = self.config.window
-        if picture.ndim != 4 or picture.shape[1] != 3:
-            raise ModelError(f"DRCT takes pictures of shape (batch, 3, height, width), not {tuple(picture.shape)}.")
-        if picture.shape[2] % window or picture.shape[3] % window:
-            raise ModelError(f"DRCT takes heights and widths that are multiples of {window}: pad the picture.")
+        if image.ndim != 4 or image.shape[1] != 3:
+            raise ModelError(f"DRCT takes images of shape (batch, 3, height, width), not {tuple(image.shape)}.")
+        if image.shape[2] % window or image.shape[3] % window:
+            raise ModelError(f"DRCT takes heights and widths that are multiples of {window}: pad the image.")
 
 
 def _initialize(module: nn.Module) -> None:

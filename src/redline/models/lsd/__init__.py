@@ -1,4 +1,4 @@
-"""LSD, live stream diffusion: a causal video-to-video U-Net in four sizes, and its files."""
+"""LSD (live stream diffusion): a causal video-to-video U-Net in four sizes, and its checkpoints."""
 
 from redline.models.lsd.checkpoint import load_lsd, read_about, save_lsd
 from redline.models.lsd.config import SIZES, LsdConfig

@@ -1,27 +1,27 @@
-"""What an LSD is made of, and the four sizes that have a name."""
+"""The hyper-parameters of an LSD model, and the four named sizes."""
 
-import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from redline.errors import ModelError
+from redline.files.untrusted import check_types, field_types
 
-PICTURE_CHANNELS = 3
-# What goes in side by side: the noisy picture, the frame, and the previous output.
-PICTURES_IN = 3
-# What the frame is blended with, by a weight for every pixel: itself a little and very soft, and the previous output.
-PICTURES_BLENDED = 3
-# Tensor cores take channels by eights; what is fewer is filled up with zeros.
+IMAGE_CHANNELS = 3
+# The inputs, concatenated: the noisy image, the frame and the previous output.
+IMAGES_IN = 3
+# The images that the frame is blended with per pixel: two blurred copies of itself and the previous output.
+IMAGES_BLENDED = 3
+# Tensor cores need numbers of channels that are multiples of 8; the channels are padded with zeros.
 EIGHT = 8
 
 
 @dataclass(frozen=True)
 class LsdConfig:
-    """`patch` pixels a side become channels at the start; each further level has half the side of the one before.
+    """The first level works on patches of `patch` × `patch` pixels; each further level halves height and width.
 
-    `blocks` run at each level on the way down and as many on the way up; the smallest `attending` levels attend.
-    `control` is the length of the control vector; 0 is a model without one.
+    Encoder and decoder have `blocks` blocks per level; the `attending` smallest levels have self-attention.
+    `control` is the length of the control vector, or 0 for a model without one.
     """
 
     patch: int = 2
@@ -33,60 +33,58 @@ class LsdConfig:
 
     def __post_init__(self) -> None:
         if self.patch not in (1, 2, 4, 8):
-            raise ModelError(f"an LSD's patch is 1, 2, 4 or 8 pixels a side, not {self.patch}.")
+            raise ModelError(f"patch must be 1, 2, 4 or 8, not {self.patch}.")
         if self.width < EIGHT or self.width % EIGHT:
-            raise ModelError(f"an LSD's width is a multiple of 8, not {self.width}.")
+            raise ModelError(f"width must be a multiple of 8, not {self.width}.")
         if len(self.multipliers) < 2 or min(self.multipliers) < 1:
-            raise ModelError(f"an LSD has two levels or more, each at least as wide as 1, not {self.multipliers}.")
+            raise ModelError(f"multipliers must be two or more numbers of at least 1, not {self.multipliers}.")
         if self.blocks < 1:
-            raise ModelError(f"an LSD has at least one block a level, not {self.blocks}.")
+            raise ModelError(f"blocks must be at least 1, not {self.blocks}.")
         if not 0 <= self.attending <= len(self.multipliers):
-            raise ModelError(f"{self.attending} of {len(self.multipliers)} levels cannot attend.")
+            raise ModelError(f"attending must be from 0 to {len(self.multipliers)} (levels), not {self.attending}.")
         if self.control < 0 or self.control % EIGHT:
-            raise ModelError(f"an LSD's control vector has a multiple of 8 entries, or none, not {self.control}.")
+            raise ModelError(f"control must be a multiple of 8, or 0, not {self.control}.")
 
     @classmethod
     def of(cls, size: str) -> "LsdConfig":
         if size not in SIZES:
-            raise ModelError(f"there is no LSD of size {size!r}: there are {', '.join(SIZES)}.")
+            raise ModelError(f"unknown LSD size {size!r} (available: {', '.join(SIZES)}).")
         return SIZES[size]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "the config") -> "LsdConfig":
-        """What `to_dict` gave; a name or kind of value that is not known is refused."""
-        hints = typing.get_type_hints(cls)
-        if set(values) != {field.name for field in fields(cls)}:
-            raise ModelError(f"{origin!r} does not describe an LSD of this version: its settings have other names.")
-        for name, value in values.items():
-            items = value if hints[name] is not int and isinstance(value, (list, tuple)) else [value]
-            if any(type(item) is not int for item in items) or (hints[name] is not int and items is not value):
-                raise ModelError(f"{origin!r} does not describe an LSD: its {name} is {value!r}.")
-        kinds: dict[str, Any] = {name: value if type(value) is int else tuple(value) for name, value in values.items()}
-        return cls(**kinds)
+        """Reverses `to_dict`; raises for unknown or missing names and for values of the wrong type."""
+        types = field_types(cls)
+        if set(values) != set(types):
+            raise ModelError(
+                f"{origin!r} is not the config of an LSD: its settings must be {', '.join(sorted(types))}."
+            )
+        check_types(values, types, repr(origin), ModelError)
+        return cls(**{**values, "multipliers": tuple(values["multipliers"])})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Channels of each level, the largest picture first."""
+        """The number of channels of each level, the highest resolution first."""
         return tuple(self.width * multiplier for multiplier in self.multipliers)
 
     @property
     def channels_in(self) -> int:
-        return _up_to_eights(PICTURES_IN * PICTURE_CHANNELS * self.patch**2)
+        return _round_up(IMAGES_IN * IMAGE_CHANNELS * self.patch**2)
 
     @property
     def channels_out(self) -> int:
-        return _up_to_eights((PICTURE_CHANNELS + PICTURES_BLENDED) * self.patch**2)
+        return _round_up((IMAGE_CHANNELS + IMAGES_BLENDED) * self.patch**2)
 
     @property
     def multiple_px(self) -> int:
-        """Sides that are multiples of this, twice it or more, need no padding."""
+        """Heights and widths that are multiples of this, and at least twice it, need no padding."""
         return self.patch * 2 ** (len(self.multipliers) - 1)
 
     def padding_px(self, side: int) -> int:
-        """How much a side is padded: norms need more than one position at the smallest level."""
+        """Returns the padding of a side; the norms need at least two positions at the smallest level."""
         return max(-side % self.multiple_px, 2 * self.multiple_px - side)
 
     def __str__(self) -> str:
@@ -94,7 +92,7 @@ class LsdConfig:
         return f"LSD {name}"
 
 
-def _up_to_eights(channels: int) -> int:
+def _round_up(channels: int) -> int:
     return -(-channels // EIGHT) * EIGHT
 
 

@@ -1,15 +1,15 @@
-"""A diffusion U-Net that restores or transforms a video as it comes, frame by frame, looking at its own last output.
+"""LSD: a causal diffusion U-Net that restores or transforms live video frame by frame, given its previous output.
 
-It takes three pictures in [-1, 1] (the picture being denoised, the frame from the camera, and its own output for the
-frame before), the time step, and perhaps a control vector; it gives the clean picture: the frame, changed, and blended
-with softer copies of itself and with the previous output, by weights that it gives for every pixel. Taking noise out by
-the change alone would need as many channels as a patch has values; weights are smooth, and a narrow network has them to
-give. With no frame before it, a frame is its own history.
+Inputs are three images in [-1, 1] (the noisy image, the camera's frame and the model's output for the previous frame),
+the time step and an optional control vector. The output is the clean image: the frame plus a predicted change, blended
+with blurred copies of the frame and with the previous output by predicted weights per pixel. To remove noise by the
+predicted change alone, the network would need as many channels as a patch has values; blending weights are smooth, so
+that a narrow network can predict them. For the first frame of a video, the previous output is the frame itself.
 
-Patches become channels first, so that no layer works on single pixels. There are no positions to learn and attention
-runs on the smallest levels alone, so any size of picture goes; sides that are no multiple of `config.multiple_px` are
-padded with their edge and cut off again. Nothing asks the device for a value, so a forward pass can be compiled whole
-and recorded as a CUDA graph.
+The first layer turns patches into channels, so that no layer works at pixel resolution. There are no learned positions
+and only the smallest levels have attention, so images may have any size; sides that are not multiples of
+`config.multiple_px` are padded by replication and cropped again. The forward pass never synchronizes with the host, so
+it can be compiled as one graph and captured as a CUDA graph.
 
 B: batch, H and W: sides in pixels.
 """
@@ -21,17 +21,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.errors import ModelError
-from redline.models.lsd.config import EIGHT, PICTURE_CHANNELS, PICTURES_BLENDED, LsdConfig
-from redline.models.unet.model import HEAD_WIDTH, STEPS, Block, SelfAttention
-from redline.nn.checkpointing import checkpointed
+from redline.models.lsd.config import EIGHT, IMAGE_CHANNELS, IMAGES_BLENDED, LsdConfig
+from redline.models.unet import HEAD_WIDTH, STEPS, Block, SelfAttention
+from redline.nn.checkpointing import recomputed
 
-# What samplers need to know: how noise and picture are mixed at a time step, and what the model says about them.
+# The noise process and the prediction type, for samplers.
 PROCESS, PREDICTION = "flow", "sample"
 
 
 class _Recomputing(nn.Module):
-    """What its parts compute on the way, and autocast's copies of their weights, may be thrown away: they are made
-    again for the gradient."""
+    """With `recomputes`, checkpoints its parts: activations and autocast's weight copies are recomputed in backward."""
 
     recomputes: bool = False
 
@@ -40,7 +39,7 @@ class _Recomputing(nn.Module):
 
 
 class Level(_Recomputing):
-    """The blocks of one size of picture, and attention where the level has it."""
+    """The blocks of one resolution, with optional self-attention."""
 
     def __init__(self, channels_in: int, channels: int, blocks: int, attends: bool) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ class Level(_Recomputing):
 
 
 class Lsd(_Recomputing):
-    """`forward(noisy, frame, previous, timestep, control)` gives the clean picture of `frame`."""
+    """`forward(noisy, frame, previous, timestep, control)` returns the clean image of `frame`."""
 
     sinusoids: Tensor
 
@@ -69,7 +68,7 @@ class Lsd(_Recomputing):
         self.reset_sinusoids()
         self.time = nn.Sequential(nn.Linear(config.width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.control = nn.Linear(config.control, embedding, bias=False) if config.control else None
-        # The conditions of all blocks are one product, in the order in which they run.
+        # One linear layer computes the scale and shift of all blocks, in the order in which they run.
         self._splits = [2 * width for width in (*widths, *reversed(widths[:-1])) for _ in range(blocks)]
         self.film = nn.Linear(embedding, sum(self._splits))
         self.stem = nn.Conv2d(config.channels_in, widths[0], 3, padding=1)
@@ -86,13 +85,13 @@ class Lsd(_Recomputing):
         self.head = nn.Conv2d(widths[0], config.channels_out, 3, padding=1)
 
     def recompute(self, wanted: bool = True) -> None:
-        """Less memory in training, for a forward pass more."""
+        """Enables or disables activation checkpointing, which saves memory in training for one more forward pass."""
         for module in self.modules():
             if isinstance(module, _Recomputing):
                 module.recomputes = wanted
 
     def reset_sinusoids(self) -> None:
-        """Fills the one buffer that no file holds; a look-up survives half precision, where step 999 would not."""
+        """Fills the only buffer that is not saved. The embedding is a table because step 999 is not exact in bf16."""
         half = self.config.width // 2
         frequencies = torch.exp(-math.log(10_000) * torch.arange(half) / half)
         angles = torch.arange(STEPS)[:, None] * frequencies
@@ -102,12 +101,12 @@ class Lsd(_Recomputing):
     def forward(
         self, noisy: Tensor, frame: Tensor, previous: Tensor, timestep: Tensor, control: Tensor | None = None
     ) -> Tensor:
-        """Three pictures (B, 3, H, W), time steps (B,) of whole numbers below 1000, a control vector (B, control)."""
+        """Takes three images (B, 3, H, W), integer time steps (B,) below 1000 and control vectors (B, control)."""
         self._check(noisy, frame, previous, timestep, control)
         height, width = frame.shape[-2:]
-        pictures = self._padded(torch.cat([noisy, frame, previous], dim=1))
-        _, frame, previous = pictures.split(PICTURE_CHANNELS, dim=1)
-        x = self._as_patches(pictures.to(self.stem.weight.dtype))
+        images = self._padded(torch.cat([noisy, frame, previous], dim=1))
+        _, frame, previous = images.split(IMAGE_CHANNELS, dim=1)
+        x = self._as_patches(images.to(self.stem.weight.dtype))
         conditions = self._conditions(timestep, control)
         blocks, x, skips = self.config.blocks, self.stem(x), []
         for index, level in enumerate(self.encoder):
@@ -119,9 +118,9 @@ class Lsd(_Recomputing):
         for index, (up, level) in enumerate(zip(self.up, self.decoder, strict=True)):
             larger = torch.cat([self.through(up, x), skips.pop()], dim=1)
             x = level(larger, after[index * blocks : (index + 1) * blocks])
-        patches = self.head(F.silu(self.norm(x)))[:, : (PICTURE_CHANNELS + PICTURES_BLENDED) * self.config.patch**2]
-        said = F.pixel_shuffle(patches, self.config.patch)
-        change, *weights = said.split((PICTURE_CHANNELS, *[1] * PICTURES_BLENDED), dim=1)
+        patches = self.head(F.silu(self.norm(x)))[:, : (IMAGE_CHANNELS + IMAGES_BLENDED) * self.config.patch**2]
+        predicted = F.pixel_shuffle(patches, self.config.patch)
+        change, *weights = predicted.split((IMAGE_CHANNELS, *[1] * IMAGES_BLENDED), dim=1)
         soft = F.avg_pool2d(frame, 3, 1, 1, count_include_pad=False)
         softer = F.avg_pool2d(soft, 5, 1, 2, count_include_pad=False)
         restored = frame + change
@@ -145,13 +144,13 @@ class Lsd(_Recomputing):
         return list(self.through(self.film, F.silu(embedding)).split(self._splits, dim=1))
 
     def _check(self, noisy: Tensor, frame: Tensor, previous: Tensor, timestep: Tensor, control: Tensor | None) -> None:
-        if frame.ndim != 4 or frame.shape[1] != PICTURE_CHANNELS or 0 in frame.shape:
-            raise ModelError(f"an LSD takes pictures of shape (batch, 3, height, width), not {tuple(frame.shape)}.")
+        if frame.ndim != 4 or frame.shape[1] != IMAGE_CHANNELS or 0 in frame.shape:
+            raise ModelError(f"an LSD takes images of shape (batch, 3, height, width), not {tuple(frame.shape)}.")
         if noisy.shape != frame.shape or previous.shape != frame.shape:
             shapes = f"{tuple(noisy.shape)}, {tuple(frame.shape)} and {tuple(previous.shape)}"
-            raise ModelError(f"the noisy picture, the frame and the previous output have one shape, not {shapes}.")
+            raise ModelError(f"noisy image, frame and previous output must have the same shape, not {shapes}.")
         if timestep.shape != frame.shape[:1] or timestep.is_floating_point():
-            raise ModelError("time steps are whole numbers, one for each picture of the batch.")
+            raise ModelError("time steps must be integers, one for each image of the batch.")
         if control is not None and control.shape != (frame.shape[0], self.config.control):
-            found = tuple(control.shape)
-            raise ModelError(f"this LSD takes control vectors of {self.config.control} entries, not {found}.")
+            expected = (frame.shape[0], self.config.control)
+            raise ModelError(f"control must have the shape {expected}, not {tuple(control.shape)}.")

@@ -1,4 +1,4 @@
-"""A decoder whose memory does not grow with the text."""
+"""Titans: a decoder with neural memory, whose state does not grow with the length of the text."""
 
 from redline.models.memory.checkpoint import load_memory_model, save_memory_model
 from redline.models.memory.config import TitanConfig

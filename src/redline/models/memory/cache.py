@@ -1,4 +1,4 @@
-"""A memory model's state in buffers that stay where they are, for steps that are recorded once and replayed."""
+"""The neural memory's state in static buffers, as replaying a captured CUDA graph requires."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from redline.models.memory.state import MemoryState
 
 
 class MemoryCache:
-    """`positions` mirrors on the host where each row stands, so that nobody waits for the device to learn it."""
+    """`positions` copies the position of each row on the host, so that reading it needs no synchronization."""
 
     def __init__(self, state: MemoryState, segment: int) -> None:
         self.state, self.segment = state, segment
@@ -24,11 +24,11 @@ class MemoryCache:
 
     @property
     def begins_segment(self) -> bool:
-        """Whether the next token of any row is the first of a segment."""
+        """Returns whether the next token of any row is the first of a segment."""
         return any(position % self.segment == 0 for position in self.positions)
 
     def store(self, state: MemoryState, rows: Sequence[int] | None = None) -> None:
-        """Takes the values of a state over, in place: those of all rows, or of these."""
+        """Copies a state into the buffers: all rows, or only `rows`."""
         for (_, buffer), (_, value) in zip(self.state.named_tensors(), state.named_tensors(), strict=True):
             if rows is None:
                 buffer.copy_(value)
@@ -36,26 +36,26 @@ class MemoryCache:
                 buffer[list(rows)] = value.to(buffer.dtype)
 
     def restore(self, state: MemoryState) -> None:
-        """Goes on from a memory, in whatever precision and on whatever device it is.
+        """Continues from a saved state of any dtype and device.
 
-        A bank that was reduced has the slots of the model again: those that it lacks are empty.
+        A slot bank that was reduced gets the model's number of slots again; the added ones are empty.
         """
         if not isinstance(state, MemoryState):
-            raise ModelError(f"a memory is a MemoryState, not a {type(state).__name__}.")
+            raise ModelError(f"the state must be a MemoryState, not a {type(state).__name__}.")
         given, wanted = len(state.position_B), len(self.positions)
         if given != wanted:
-            raise ModelError(f"a memory of {given} sequences cannot go on with {wanted}.")
+            raise ModelError(f"the state holds {given} sequences, but {wanted} were given.")
         if difference := state.origin.difference(self.state.origin.config):
-            raise ModelError(f"the memory is of another model: {difference}.")
+            raise ModelError(f"the state belongs to another model: {difference}.")
         self.reset()
         for (_, buffer), (_, value) in zip(self.state.named_tensors(), state.named_tensors(), strict=True):
             buffer[tuple(slice(size) for size in value.shape)] = value
         self.positions = state.position_B.tolist()
 
     def snapshot(self) -> MemoryState:
-        """What is remembered now, as a value that stays as it is."""
+        """Returns a copy of the current state."""
         return self.state.map(lambda _, buffer: buffer.clone())
 
-    def count(self, counts: list[int]) -> None:
-        """The host's side of tokens taken in."""
+    def advance_positions(self, counts: list[int]) -> None:
+        """Adds the number of processed tokens to the host's copy of the positions."""
         self.positions = [before + new for before, new in zip(self.positions, counts, strict=True)]

@@ -1,4 +1,4 @@
-"""A memory model on disk: `config.json` and `model.safetensors` in one folder, every name and shape checked."""
+"""Saves and loads a Titans model: `config.json` and `model.safetensors` in a folder, with names and shapes checked."""
 
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from redline.models.memory.model import TitanModel
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:
-    """`about` goes into config.json beside the model's own settings: the token that ends a text, for one."""
-    # Tied weights are one parameter under two names: kept once.
+    """Writes the model; `about` adds entries to config.json, for example the end-of-text token."""
+    # Tied weights are one parameter with two names, which is saved once.
     tensors = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
     config = {"model_type": MEMORY_MODEL, **(about or {}), "memory": model.config.to_dict()}
     write_model(Path(folder), [(SINGLE, to_safetensors(tensors))], config)
@@ -25,7 +25,7 @@ def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, An
 def load_memory_model(
     folder: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> TitanModel:
-    """The model of a folder, ready for inference; in the dtype of its file unless another is asked for."""
+    """Loads a model for inference, in the dtype of its file unless `dtype` is given."""
     folder = Path(folder)
     config = read_memory_config(folder)
     weights = Weights.of(folder)
@@ -34,8 +34,8 @@ def load_memory_model(
         with torch.device("meta"):
             model = TitanModel(config)
     except (RuntimeError, TypeError, OverflowError) as error:
-        # A config.json may say any size: beyond 64 bits not even a shape can be made of it.
-        raise ModelError(f"{str(folder / 'config.json')!r} has sizes that no model can have.") from error
+        # Sizes from a damaged config.json can exceed 64 bits.
+        raise ModelError(f"{str(folder / 'config.json')!r} has sizes that are too large for any model.") from error
     weights.check({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     model.to(dtype or weights.dtype).to_empty(device=device)
     model.tie()
@@ -47,6 +47,6 @@ def read_memory_config(folder: Path) -> TitanConfig:
     path = folder / "config.json"
     found = read_json(path)
     if found.get("model_type") != MEMORY_MODEL or not isinstance(found.get("memory"), dict):
-        raise ModelError(f"{str(path)!r} is not the config of a memory model.")
-    with reading(path, "config of a memory model", ModelError):
+        raise ModelError(f"{str(path)!r} is not the config of a Titans model.")
+    with reading(path, "config of a Titans model", ModelError):
         return TitanConfig.from_dict(found["memory"])

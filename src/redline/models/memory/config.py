@@ -1,4 +1,4 @@
-"""The hyper-parameters of a decoder with long-term memory, under the names that a plain decoder has for them."""
+"""The hyper-parameters of a Titans model, a decoder with neural memory; shared ones are named as in `DecoderConfig`."""
 
 import math
 from dataclasses import asdict, dataclass, fields
@@ -7,20 +7,18 @@ from typing import Any
 from redline.errors import ModelError
 
 UPDATES = ("gated_delta", "titans")
-# What older config.json files call a setting.
-_FORMER = {"kv_heads": "key_value_heads", "hidden": "mlp_width", "tied": "tied_embeddings"}
-# Of tokens that attention sees at once, and of slots: what is more is a slip, and would fill the memory of any machine.
+# The limit for the attention span and for memory slots; larger values would exhaust the memory of any machine.
 _MOST = 2**20
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 @dataclass(frozen=True)
 class TitanConfig:
-    """Three layers of neural memory to one of attention, unless `attention_every` says otherwise.
+    """Every `attention_every`-th layer is attention, all others are neural memory.
 
-    Attention sees the segment that a token is in and the `window_segments` before it; what is older is read from
-    `memory_slots` slots. No slots make it sliding-window attention. `attention_every=1` leaves attention alone, and
-    `attention_every=0` neural memory alone. Heads and widths that are 0 follow from the others.
+    A token attends to its own segment, to the `window_segments` segments before it, and to older tokens that a bank of
+    `memory_slots` slots keeps. Without slots the layer is sliding-window attention. `attention_every=1` uses attention
+    only, `attention_every=0` neural memory only. Numbers of heads and widths of 0 are derived from the other settings.
     """
 
     vocabulary: int
@@ -56,34 +54,36 @@ class TitanConfig:
             if getattr(self, name) < 0:
                 raise ModelError(f"{name} cannot be {getattr(self, name)}.")
         if self.span > _MOST:
-            raise ModelError(f"segment and window_segments let attention see {self.span} tokens: {_MOST} are the most.")
+            raise ModelError(f"(window_segments + 1) · segment must be at most {_MOST} tokens, not {self.span}.")
         if self.memory_slots > _MOST:
-            raise ModelError(f"memory_slots can be {_MOST} at the most, not {self.memory_slots}.")
+            raise ModelError(f"memory_slots must be at most {_MOST}, not {self.memory_slots}.")
         for name in ("rope_base", "norm_eps"):
             if getattr(self, name) <= 0:
                 raise ModelError(f"{name} must be above zero, not {getattr(self, name)}.")
         if self.width % (2 * self.heads):
-            raise ModelError(f"a width of {self.width} does not divide into {self.heads} heads of an even size.")
+            raise ModelError(f"the width {self.width} does not divide into {self.heads} heads of an even size.")
         if self.heads % self.shared_heads:
-            raise ModelError(f"{self.heads} heads cannot share {self.shared_heads} keys and values evenly.")
+            raise ModelError(f"heads ({self.heads}) must be a multiple of key_value_heads ({self.shared_heads}).")
         if not self.key_dim or not self.value_dim:
             raise ModelError(
-                f"a width of {self.width} leaves nothing for each of {self.neural_heads} memory heads: "
-                "give memory_key_dim and memory_value_dim."
+                f"the width {self.width} is too small for {self.neural_heads} memory heads: "
+                "set memory_key_dim and memory_value_dim."
             )
         if self.memory_update not in UPDATES:
-            raise ModelError(f"memory_update is one of {', '.join(UPDATES)}, not {self.memory_update!r}.")
+            raise ModelError(f"memory_update must be one of {', '.join(UPDATES)}, not {self.memory_update!r}.")
         if not 0 < self.memory_compression_ratio <= 1:
-            raise ModelError(f"memory_compression_ratio is above 0 and at most 1, not {self.memory_compression_ratio}.")
+            raise ModelError(
+                f"memory_compression_ratio must be above 0 and at most 1, not {self.memory_compression_ratio}."
+            )
 
     def _check_kinds(self) -> None:
-        """A config.json may say anything."""
+        """Raises for values of the wrong type, which a config.json may hold."""
         for field in fields(self):
             value = getattr(self, field.name)
             assert isinstance(field.type, type)
             fits = type(value) in ((int, float) if field.type is float else (field.type,))
             if not fits or (field.type is float and not math.isfinite(value)):
-                raise ModelError(f"a memory model's {field.name} is {_KINDS[field.type]}, not {value!r}.")
+                raise ModelError(f"{field.name} must be {_KINDS[field.type]}, not {value!r}.")
 
     @property
     def head_dim(self) -> int:
@@ -91,12 +91,12 @@ class TitanConfig:
 
     @property
     def shared_heads(self) -> int:
-        """Of keys and values."""
+        """The number of key and value heads, each shared by a group of query heads."""
         return self.key_value_heads or self.heads
 
     @property
     def feed_forward_width(self) -> int:
-        """8/3 of the width, in steps of 64, unless given."""
+        """8/3 of the width rounded up to a multiple of 64, unless `mlp_width` is set."""
         return self.mlp_width or -(-8 * self.width // (3 * 64)) * 64
 
     @property
@@ -113,7 +113,7 @@ class TitanConfig:
 
     @property
     def span(self) -> int:
-        """Tokens that attention sees at the most."""
+        """The largest number of tokens in the attention window."""
         return (self.window_segments + 1) * self.segment
 
     def is_attention(self, layer: int) -> bool:
@@ -124,12 +124,10 @@ class TitanConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TitanConfig":
-        # Where a setting followed from the others, older files say null.
-        named = {_FORMER.get(name, name): value for name, value in values.items() if value is not None}
-        unknown = sorted(set(named) - set(cls.__dataclass_fields__))
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
         if unknown:
-            raise ModelError(f"a memory model has no setting {unknown[0]!r}.")
-        missing = [name for name in ("vocabulary", "width", "layers", "heads") if name not in named]
+            raise ModelError(f"unknown setting {unknown[0]!r} of a Titans model.")
+        missing = [name for name in ("vocabulary", "width", "layers", "heads") if name not in values]
         if missing:
-            raise ModelError(f"the memory model's settings are incomplete: there is no {missing[0]}.")
-        return cls(**named)
+            raise ModelError(f"the setting {missing[0]!r} of a Titans model is missing.")
+        return cls(**values)

@@ -1,7 +1,7 @@
-"""A decoder with long-term memory: layers of neural memory, and layers of attention with a window and a bank of slots.
+"""Titans: a decoder with layers of neural memory and layers of attention with a window and a bank of slots.
 
-Whole texts, pieces of texts and single tokens give the same outputs, in training mode and in evaluation mode alike;
-what is remembered between calls is a value that the caller holds.
+Processing a text as a whole, in chunks or token by token gives the same outputs, in training and in evaluation mode.
+The state between calls is a `MemoryState` that the caller holds.
 
 Shapes: B sequences of S tokens, width D, vocabulary V.
 """
@@ -17,34 +17,35 @@ from redline.errors import ModelError
 from redline.models.memory.cache import MemoryCache
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
-from redline.models.memory.passage import Passage
 from redline.models.memory.slot_attention import SlotAttention, WindowState
 from redline.models.memory.state import LayerState, MemoryState, Origin
-from redline.nn.checkpointing import GRANULARITIES, checkpointed
+from redline.models.memory.token_positions import TokenPositions
+from redline.nn.checkpointing import GRANULARITIES, recomputed
 from redline.nn.head import Head
 from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
 from redline.nn.swiglu import SwiGLU
 
-# Over the square root of the width: 0.02 at a width of 768, and as much as a narrow model needs to learn.
-_SPREAD = 0.55
+# Weights are initialized with this standard deviation over the square root of the width: 0.02 at a width of 768, and
+# more in narrow models, which need it to learn.
+_INITIAL_STD = 0.55
 _LOWEST_SCORE = -20.0
 
 
-def wanted(score_BS: Tensor) -> Tensor:
-    """The mean of scores above the lowest that matters, 1 where they are 0.
+def kept_share(score_BS: Tensor) -> Tensor:
+    """Returns the mean of the scores mapped linearly: 0 at `_LOWEST_SCORE` and below, 1 at a score of 0.
 
-    Linear, not σ(score): that hardly changes below −5, and what is needed and what is not would end up side by side
-    there, since attention can make up for a low score by a high product.
+    Linear instead of σ(score), whose gradient vanishes below −5: needed and unneeded tokens would both end up there,
+    because attention can compensate a low score by a large product of query and key.
     """
     return (1 - score_BS / _LOWEST_SCORE).clamp_min(0).mean()
 
 
 class Block(nn.Module):
-    """A mixer, then a feed-forward; each reads the norm of the stream and adds to it.
+    """A mixer (attention or neural memory) and a feed-forward layer, each with pre-norm and a residual connection.
 
-    What was computed last is handed on apart from the stream, so that the next norm adds it in the same pass.
-    `recompute` is "layer" where the mixer and the feed-forward each throw their activations away.
+    The last branch is returned separately from the residual, so that the next norm adds them in one kernel.
+    With `recompute == "layer"` the mixer and the feed-forward layer are checkpointed separately.
     """
 
     def __init__(self, config: TitanConfig, layer: int) -> None:
@@ -56,19 +57,19 @@ class Block(nn.Module):
         self.feed_forward = SwiGLU(config.width, config.feed_forward_width)
 
     def forward(
-        self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
+        self, branch_BSD: Tensor, residual_BSD: Tensor | None, positions: TokenPositions, state: LayerState | None
     ) -> tuple[Tensor, Tensor, LayerState | None, Tensor | None]:
         if self.recompute == "layer":
-            mixed, residual, state, score = checkpointed(self._mix, branch_BSD, residual_BSD, passage, state)
-            return *checkpointed(self._feed, mixed, residual), state, score
-        mixed, residual, state, score = self._mix(branch_BSD, residual_BSD, passage, state)
+            mixed, residual, state, score = recomputed(self._mix, branch_BSD, residual_BSD, positions, state)
+            return *recomputed(self._feed, mixed, residual), state, score
+        mixed, residual, state, score = self._mix(branch_BSD, residual_BSD, positions, state)
         return *self._feed(mixed, residual), state, score
 
     def _mix(
-        self, branch_BSD: Tensor, residual_BSD: Tensor | None, passage: Passage, state: LayerState | None
+        self, branch_BSD: Tensor, residual_BSD: Tensor | None, positions: TokenPositions, state: LayerState | None
     ) -> tuple[Tensor, Tensor, Any, Any]:
         normed, residual = self.mixer_norm.add(branch_BSD, residual_BSD)
-        mixed, state, score = self.mixer(normed, passage, state)
+        mixed, state, score = self.mixer(normed, positions, state)
         return mixed, residual, state, score
 
     def _feed(self, branch_BSD: Tensor, residual_BSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,39 +86,42 @@ class TitanModel(nn.Module):
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocabulary)
-        spread = _SPREAD * config.width**-0.5
+        std = _INITIAL_STD * config.width**-0.5
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("convolution"):
-                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                # Residual branches start smaller, so that the residual stream does not grow with the depth.
                 branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
-                nn.init.normal_(parameter, std=spread / (2 * config.layers) ** 0.5 if branch else spread)
+                nn.init.normal_(parameter, std=std / (2 * config.layers) ** 0.5 if branch else std)
         self.tie()
 
     def tie(self) -> None:
-        """One weight for embedding and head where the config says so; moving off the meta device parts them."""
+        """Ties embedding and head if the config says so; call it again after moving off the meta device."""
         if self.config.tied_embeddings:
             self.head.weight = self.embedding.weight
 
     def forward(self, tokens_BS: Tensor, documents: Tensor | Packing | None = None, keep_all: bool = False) -> Tensor:
-        """Logits (B, S, V) for the token after each; `documents` numbers each token's document.
+        """Returns logits (B, S, V) for the next token; `documents` numbers each token's document.
 
-        `keep_all` reads every token that left the window, as if the bank had room for all: for training, and for many
-        documents in a row. Otherwise the bank has its slots, as in `advance`.
+        `keep_all` attends to every token that left the window, as if the bank had unlimited slots; training and packed
+        documents need it. Otherwise the bank has its fixed number of slots, as in `advance`.
         """
         return self.head(self._hidden(tokens_BS, documents, keep_all)[0])
 
     def advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """Logits for the next tokens of texts that were begun, and what is remembered after them."""
+        """Continues texts from a state; returns logits and the new state."""
         hidden, state = self._advance(tokens_BS, state)
         return self.head(hidden), state
 
     def advance_one(self, tokens_B: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """One token of each sequence, and no word from the host: the caller settles the state where segments begin."""
-        hidden, state = self._go_on(tokens_B[:, None], state, ())
+        """Processes one token per sequence without host synchronization.
+
+        The caller must call `settle` before a token that begins a segment.
+        """
+        hidden, state = self._continue(tokens_B[:, None], state, ())
         return self.head(hidden[:, 0]), state
 
     def settle(self, state: MemoryState) -> MemoryState:
-        """Moves what leaves the window into the bank, for sequences whose next token begins a segment."""
+        """Offers the segment that leaves the window to the slot bank, where the next token begins a segment."""
 
         def settled(mixer: nn.Module, layer: LayerState) -> LayerState:
             if isinstance(mixer, SlotAttention) and isinstance(layer, WindowState):
@@ -133,18 +137,18 @@ class TitanModel(nn.Module):
 
     @property
     def context(self) -> None:
-        """Nothing limits the length of a text."""
+        """None, because the length of a text is unlimited."""
         return None
 
     def new_cache(self, batch: int, length: int) -> MemoryCache:
-        """For any length: what is remembered does not grow."""
+        """Returns a cache, which serves any length because the state does not grow."""
         return MemoryCache(self.new_state(batch), self.config.segment)
 
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: MemoryCache) -> Tensor:
-        """Takes in the first `counts_B` tokens of each row, and gives the logits (B, V) after each row's last one."""
+        """Processes the first `counts_B` tokens of each row; returns the logits (B, V) after each row's last token."""
         self._check(tokens_BS)
         counts: list[int] = counts_B.tolist()
-        # What all rows have is one batch, then what all have that go on, and so forth.
+        # Batches the tokens up to the shortest row's end, then those of the remaining rows, and so on.
         done, ends = 0, sorted(set(counts) - {0})
         logits: Tensor | None = None
         for end in ends:
@@ -158,38 +162,38 @@ class TitanModel(nn.Module):
                 logits = last.new_zeros(len(counts), last.shape[1]) if logits is None else logits
                 logits[rows] = last
             done = end
-        cache.count(counts)
+        cache.advance_positions(counts)
         return self.head.weight.new_zeros(len(counts), self.vocabulary) if logits is None else logits
 
     def prepare(self, cache: MemoryCache) -> None:
-        """The host's part of a step, which is not recorded: what leaves the window goes into the bank."""
+        """Does the part of a step that is not captured in the CUDA graph: updates the slot bank and the positions."""
         if self.config.memory_slots and cache.begins_segment:
             cache.store(self.settle(cache.state))
-        cache.count([1] * len(cache.positions))
+        cache.advance_positions([1] * len(cache.positions))
 
     def step(self, tokens_B: Tensor, cache: MemoryCache) -> Tensor:
-        """One token for every row, after `prepare`; changes the cache's buffers in place."""
+        """Processes one token per row, after `prepare`; updates the cache's buffers in place."""
         logits, state = self.advance_one(tokens_B, cache.state)
         cache.store(state)
         return logits
 
     def piece(self, most: int) -> int:
-        """Whole segments, as many as fit."""
+        """Returns the largest number of whole segments, in tokens, that is at most `most`."""
         return most // self.config.segment * self.config.segment
 
     def until_piece(self, cache: MemoryCache) -> int | None:
-        """Every row must stand where a segment begins."""
+        """Returns the number of tokens until all rows begin a segment, or None if they never do so together."""
         missing = {-position % self.config.segment for position in cache.positions}
         return missing.pop() if len(missing) == 1 else None
 
     def prepare_piece(self, tokens: int, cache: MemoryCache) -> None:
-        """The host's part of `take_in`, which is not recorded."""
-        cache.count([tokens] * len(cache.positions))
+        """Does the part of `take_in` that is not captured in the CUDA graph."""
+        cache.advance_positions([tokens] * len(cache.positions))
 
     def take_in(self, tokens_BS: Tensor, cache: MemoryCache) -> Tensor:
-        """Whole segments of every row, after `prepare_piece`; changes the cache's buffers in place."""
-        borders = tuple(range(0, tokens_BS.shape[1], self.config.segment))
-        hidden, state = self._go_on(tokens_BS, cache.state, borders)
+        """Processes whole segments of every row, after `prepare_piece`; updates the cache's buffers in place."""
+        segment_starts = tuple(range(0, tokens_BS.shape[1], self.config.segment))
+        hidden, state = self._continue(tokens_BS, cache.state, segment_starts)
         cache.store(state)
         return self.head(hidden[:, -1])
 
@@ -204,22 +208,22 @@ class TitanModel(nn.Module):
         documents: Tensor | Packing | None = None,
         z_loss: float = 0.0,
     ) -> Tensor:
-        """Cross-entropy over targets that are not −100, in training plus `score_weight` times the share wanted kept."""
+        """Returns the cross-entropy over targets other than −100; in training adds `score_weight · kept_share`."""
         hidden, scores = self._hidden(tokens_BS, documents, keep_all=True)
         loss = self.head.loss(hidden, targets_BS, z_loss=z_loss)
         if self.training and self.score_weight and scores:
-            loss = loss + self.score_weight * torch.stack([wanted(score) for score in scores]).mean()
+            loss = loss + self.score_weight * torch.stack([kept_share(score) for score in scores]).mean()
         return loss
 
     def new_state(self, batch: int = 1) -> MemoryState:
-        """Nothing remembered yet."""
+        """Returns an empty state."""
         weight = self.embedding.weight
         layers = tuple(block.mixer.new_state(batch, weight.device, weight.dtype) for block in self._each_block())
         position_B = torch.zeros(batch, dtype=torch.int64, device=weight.device)
         return MemoryState(position_B, layers, Origin.of(self.config, self.named_parameters()))
 
     def get_memory_stats(self, state: MemoryState) -> dict[str, float]:
-        """How full the banks of all layers are, what went through them, and the bytes of everything remembered."""
+        """Returns the fill level and the counters of all slot banks, and the bytes of the state."""
         banks = [layer.bank for layer in state.layers if isinstance(layer, WindowState) and layer.bank is not None]
         stats: dict[str, float] = {"bytes": state.bytes, "slots": sum(bank.mass_BM.numel() for bank in banks)}
         for name in ("writes_B", "merges_B", "evictions_B"):
@@ -231,7 +235,7 @@ class TitanModel(nn.Module):
         return stats
 
     def reduce_memory_slots(self, state: MemoryState, slots: int | None = None) -> MemoryState:
-        """The same memory in fewer slots, half as many unless said: the most similar ones are merged."""
+        """Returns the state with `slots` slots per bank (default: half); merges the most similar slots."""
 
         def reduced(layer: LayerState) -> LayerState:
             if not isinstance(layer, WindowState) or layer.bank is None:
@@ -242,14 +246,13 @@ class TitanModel(nn.Module):
             return replace(layer, bank=layer.bank.reduced_to(fewer))
 
         if not any(isinstance(layer, WindowState) and layer.bank is not None for layer in state.layers):
-            raise ModelError("the memory has no bank of slots that could be reduced.")
+            raise ModelError("the state has no slot bank that could be reduced.")
         return replace(state, layers=tuple(reduced(layer) for layer in state.layers))
 
     def gradient_checkpointing_enable(self, granularity: str = "block") -> None:
-        """Activations are computed again in the backward pass: of whole blocks, of layers, or the cheap ones alone."""
+        """Recomputes activations in the backward pass: per block, per layer, or only the cheap ones ("selective")."""
         if granularity not in GRANULARITIES:
-            known = ", ".join(GRANULARITIES)
-            raise ModelError(f"activations can be recomputed by {known}, not by {granularity!r}.")
+            raise ModelError(f"unknown granularity {granularity!r}: use one of {', '.join(GRANULARITIES)}.")
         self.recompute = granularity
         for block in self._each_block():
             block.recompute = granularity
@@ -270,67 +273,70 @@ class TitanModel(nn.Module):
         self._check(tokens_BS)
         if self.config.memory_slots and not keep_all:
             if documents is not None:
-                raise ModelError("a bank of slots reads one document at a time: keep_all=True reads many in a row.")
+                raise ModelError("a slot bank holds one document at a time: use keep_all=True for packed documents.")
             return self._advance(tokens_BS, self.new_state(len(tokens_BS)))[0], []
-        passage = Passage.whole(tokens_BS, documents, self.config)
-        hidden, _, scores = self._run(tokens_BS, passage, None)
+        positions = TokenPositions.whole(tokens_BS, documents, self.config)
+        hidden, _, scores = self._run(tokens_BS, positions, None)
         return hidden, scores
 
     def _advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         self._check(tokens_BS)
         batch, count = tokens_BS.shape
         if batch != len(state.position_B):
-            raise ModelError(f"a memory of {len(state.position_B)} sequences cannot go on with {batch}.")
+            raise ModelError(f"the state holds {len(state.position_B)} sequences, but {batch} were given.")
         self._check_state(state)
         starts = state.position_B.tolist()
         segment = self.config.segment
         phases = {start % segment for start in starts}
         if count > 1 and len(phases) > 1:
-            # Sequences whose segments begin at the same tokens are a batch each.
+            # Groups the sequences whose segments begin at the same tokens into batches.
             groups = [[row for row, start in enumerate(starts) if start % segment == phase] for phase in phases]
             parts = [self._advance(tokens_BS[rows], state.rows(rows)) for rows in groups]
-            places = sorted(range(batch), key=[row for rows in groups for row in rows].__getitem__)
-            hidden = torch.cat([hidden for hidden, _ in parts])[places]
-            return hidden, MemoryState.stack([after for _, after in parts]).rows(places)
-        borders = tuple(i for i in range(count) if any((start + i) % segment == 0 for start in starts))
-        return self._go_on(tokens_BS, state, borders)
+            order = sorted(range(batch), key=[row for rows in groups for row in rows].__getitem__)
+            hidden = torch.cat([hidden for hidden, _ in parts])[order]
+            return hidden, MemoryState.stack([after for _, after in parts]).rows(order)
+        segment_starts = tuple(i for i in range(count) if any((start + i) % segment == 0 for start in starts))
+        return self._continue(tokens_BS, state, segment_starts)
 
-    def _go_on(self, tokens_BS: Tensor, state: MemoryState, borders: tuple[int, ...]) -> tuple[Tensor, MemoryState]:
-        """Without a word from the host, which says at which tokens segments begin."""
+    def _continue(
+        self, tokens_BS: Tensor, state: MemoryState, segment_starts: tuple[int, ...]
+    ) -> tuple[Tensor, MemoryState]:
+        """Processes tokens without host synchronization; segments begin at the offsets `segment_starts`."""
         count = tokens_BS.shape[1]
-        passage = Passage.after(state.position_B, count, self.config, borders)
-        hidden, layers, _ = self._run(tokens_BS, passage, state.layers)
+        positions = TokenPositions.after(state.position_B, count, self.config, segment_starts)
+        hidden, layers, _ = self._run(tokens_BS, positions, state.layers)
         return hidden, MemoryState(state.position_B + count, layers, state.origin)
 
     def _check_state(self, state: MemoryState) -> None:
-        """Only the settings, not the weights: a training may carry a memory over its steps."""
+        """Compares settings but not weights, because training may carry a state across steps."""
         if difference := state.origin.difference(self.config):
-            raise ModelError(f"the memory is of another model: {difference}.")
+            raise ModelError(f"the state belongs to another model: {difference}.")
         held, weight = state.layers[0].recent_BTC, self.embedding.weight
         for ours, its in ((weight.dtype, held.dtype), (weight.device, held.device)):
             if ours != its:
                 ours, its = (str(one).removeprefix("torch.") for one in (ours, its))
                 raise ModelError(
-                    f"a memory in {its} cannot go on in a model in {ours}: save it, and load it by new_state().load()."
+                    f"the state is in {its}, but the model in {ours}: save the state and load it with "
+                    "new_state().load()."
                 )
 
     def _check(self, tokens_BS: Tensor) -> None:
         if tokens_BS.ndim != 2 or tokens_BS.dtype not in (torch.int64, torch.int32):
             raise ModelError(
-                f"a memory model takes whole numbers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
+                f"a Titans model takes integers of shape (batch, tokens), not {tokens_BS.dtype} of shape "
                 f"{tuple(tokens_BS.shape)}."
             )
         if not tokens_BS.shape[1]:
-            raise ModelError("0 tokens, but the model takes 1 or more.")
+            raise ModelError("no tokens were given: the model takes 1 or more.")
 
     def _run(
-        self, tokens_BS: Tensor, passage: Passage, states: tuple[LayerState, ...] | None
+        self, tokens_BS: Tensor, positions: TokenPositions, states: tuple[LayerState, ...] | None
     ) -> tuple[Tensor, tuple[LayerState, ...], list[Tensor]]:
         if torch.is_autocast_enabled(tokens_BS.device.type):
-            raise ModelError("a memory is kept in the precision of its model: take bf16 or fp16 instead of autocast.")
+            raise ModelError("neural memory does not support autocast: use bf16 or fp16 instead of autocast.")
         branch, residual, after, scores = self.embedding(tokens_BS), None, [], []
         for index, block in enumerate(self.blocks):
-            given = (branch, residual, passage, None if states is None else states[index])
+            given = (branch, residual, positions, None if states is None else states[index])
             if self.recompute in ("block", "selective"):
                 found = checkpointed(block, *given, selective=self.recompute == "selective")
             else:

@@ -1,8 +1,8 @@
-"""A layer whose memory is a matrix per head, rewritten by every token: the gated delta rule, or the Titans update.
+"""Neural memory: a layer with one matrix per head that every token updates, by the gated delta rule or by Titans.
 
-Queries, keys and values pass a short causal convolution; queries and keys are made unit vectors; what is read is
-normalised and passes a sigmoid gate. Its state does not grow with the text: the matrices, and the last tokens before
-the convolution.
+Queries, keys and values pass a short causal convolution; queries and keys are normalized to unit length; the values
+read are normalized and multiplied by a sigmoid gate. The state does not grow with the text: it holds the matrices and
+the last inputs of the convolution.
 
 Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V).
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
-from redline.models.memory.short_convolution import inputs_held, new_taps
+from redline.models.memory.short_convolution import new_taps, next_inputs
+from redline.models.memory.token_positions import TokenPositions
 from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
 from redline.nn.linear import Linear
 from redline.nn.switchable import DispatchedModule
@@ -24,14 +24,14 @@ from redline.ops.memory_step import Learned, Projected, memory_step
 
 @dataclass(frozen=True)
 class NeuralState:
-    """`recent` are the inputs of the convolution that the next tokens still need."""
+    """`recent_BTC` holds the last inputs of the convolution, which the next tokens need."""
 
     recent_BTC: Tensor
     memory: UpdateState
 
 
-class NeuralMemory(DispatchedModule):
-    # Not plain by default, as other modules are: a GPU would train for days without a word about why.
+class NeuralMemory(Dispatched):
+    # Unlike other modules this one does not default to "reference", which would make training on a GPU very slow.
     implementation = "auto"
 
     def __init__(self, config: TitanConfig) -> None:
@@ -53,10 +53,10 @@ class NeuralMemory(DispatchedModule):
         return NeuralState(recent, self.update.new_state(batch, self.key_dim, self.value_dim, device, number))
 
     def forward(
-        self, x_BSD: Tensor, passage: Passage, state: NeuralState | None = None
+        self, x_BSD: Tensor, positions: TokenPositions, state: NeuralState | None = None
     ) -> tuple[Tensor, NeuralState, None]:
-        """The state given belongs to the first token's document; the state returned to the last one's."""
-        documents_BS = passage.documents_BS
+        """Takes the state of the first token's document and returns the state of the last token's document."""
+        documents_BS = positions.documents_BS
         if state is None:
             state = self.new_state(len(x_BSD), x_BSD.device, x_BSD.dtype)
         if x_BSD.shape[1] == 1 and isinstance(self.update, GatedDelta) and not torch.is_grad_enabled():
@@ -66,13 +66,13 @@ class NeuralMemory(DispatchedModule):
         query, key, value = convolved_heads(
             given, self.convolution, before, self.heads, self.key_dim, documents_BS, self.implementation
         )
-        recent = inputs_held(given, before, documents_BS)
+        recent = next_inputs(given, before, documents_BS)
         read, memory = self.update(x_BSD, query, key, value, state.memory, documents_BS, self.implementation)
         gated = self.norm(read) * self.gate(x_BSD).unflatten(-1, (self.heads, -1)).sigmoid()
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None
 
     def _token(self, x_B1D: Tensor, state: NeuralState, update: GatedDelta) -> tuple[Tensor, NeuralState, None]:
-        """The same for one token, as decoding takes them: one kernel on a GPU."""
+        """Processes one token per sequence, as in decoding; one kernel on a GPU."""
         x_BD = x_B1D[:, 0]
         projections = (self.query_key_value, update.decay, update.strength, self.gate)
         token = Projected(*(projection(x_BD) for projection in projections))

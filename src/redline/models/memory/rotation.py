@@ -1,6 +1,6 @@
-"""Rotary positions for tokens anywhere in a text of any length.
+"""Rotary position embeddings for tokens at any position of a text of any length.
 
-Angles are computed in fp64: at the millionth token fp32 knows the angle of the fastest pair of channels to a tenth.
+Angles are computed in fp64: in fp32 the angle of the fastest channel pair is off by up to 0.1 at the millionth token.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from redline.ops.rope import rope
 
 @dataclass(frozen=True)
 class Rotation:
-    """The turn of each token, made once for all layers; a row of the tables for every token of the batch."""
+    """Cosine and sine tables with one row for every token of the batch, computed once for all layers."""
 
     cos_RD: Tensor
     sin_RD: Tensor
@@ -26,8 +26,8 @@ class Rotation:
         rows = torch.arange(positions_BS.numel(), device=positions_BS.device).view_as(positions_BS)
         return cls(angles.cos().float(), angles.sin().float(), rows)
 
-    def turn(self, query_BSHD: Tensor, key_BSHD: Tensor) -> tuple[Tensor, Tensor]:
+    def rotate(self, query_BSHD: Tensor, key_BSHD: Tensor) -> tuple[Tensor, Tensor]:
         return rope(query_BSHD, key_BSHD, self.cos_RD, self.sin_RD, self.rows_BS)
 
-    def turn_back(self, key_BSHD: Tensor) -> Tensor:
+    def unrotate(self, key_BSHD: Tensor) -> Tensor:
         return rope(key_BSHD, key_BSHD, self.cos_RD, -self.sin_RD, self.rows_BS)[0]

@@ -1,4 +1,4 @@
-"""A causal convolution over the last few tokens, each channel for itself: what a token says together with those before.
+"""A causal depthwise convolution over the last few tokens.
 
 Shapes: B sequences of S tokens, C channels, T taps.
 """
@@ -16,14 +16,14 @@ def new_taps(count: int, channels: int) -> nn.Parameter:
 def short_convolution(
     x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Each channel's weighted sum over the last tokens, its own the last; gives what the next tokens need as well."""
-    return convolved(x_BSC, taps_TC, recent_BTC, documents_BS), inputs_held(x_BSC, recent_BTC, documents_BS)
+    """Returns the convolution's output and the inputs that it needs again for the next tokens."""
+    return convolved(x_BSC, taps_TC, recent_BTC, documents_BS), next_inputs(x_BSC, recent_BTC, documents_BS)
 
 
-def inputs_held(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """The inputs that the next tokens need, those of the last document alone."""
+def next_inputs(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+    """Returns the last inputs, which the convolution of the next tokens needs; zero for all but the last document."""
     (length, count), recent_BTC = (x_BSC.shape[1], recent_BTC.shape[1]), recent_BTC.to(x_BSC.dtype)
-    # A view would keep all of these tokens alive for as long as the state is.
+    # A copy, because a view would keep the activations of all tokens alive as long as the state.
     held = torch.cat((recent_BTC[:, length:], x_BSC[:, max(0, length - count) :]), 1)
     if documents_BS is None:
         return held

@@ -1,15 +1,15 @@
 """Attention over a window of recent tokens and a bank of slots, in one softmax.
 
-Text is cut into segments. A token sees its own segment up to itself, and the `window_segments` before it; a segment
-that falls out of the window is offered to the bank, and whatever the bank keeps of it is seen instead. So every token
-of a segment sees the same bank, and no token is seen twice. Positions count from the document's start. Keys and values
-pass a short convolution, so that a slot holds what a token says together with those just before it; queries and keys
-are normalised.
+Text is divided into segments. A token attends to its own segment up to itself and to the `window_segments` segments
+before it. A segment that leaves the window is offered to the slot bank; from then on, tokens attend to the slots that
+the bank kept. All tokens of a segment therefore see the same bank, and no token is seen twice. Positions count from the
+document's start. Keys and values pass a short convolution, so that a slot holds a token with its local context; queries
+and keys are normalized.
 
-Two ways to the same result. Without a state, whole sequences go through at once, many documents in a row, and every
-token that left the window is kept (what training needs: a bank that throws away while it learns gets stuck). With a
-state, tokens go through segment by segment, and the bank has so many slots and no more; where there is no bank, all of
-them at once.
+There are two modes. Without a state, whole sequences are processed at once, with several documents in a row, and all
+tokens that left the window are kept; training needs this, because a bank that evicts while it learns does not converge.
+With a state, tokens are processed segment by segment with a bank of a fixed number of slots; without a bank, all
+segments are processed at once.
 
 Shapes: B sequences, T or S tokens, H key-value heads of D channels, each shared by G queries; a ring of L tokens.
 """
@@ -21,26 +21,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redline.models.memory.block_masks import LEAST_CHANNELS
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.passage import Passage
 from redline.models.memory.rotation import Rotation
-from redline.models.memory.seen_blocks import LEAST_CHANNELS
 from redline.models.memory.short_convolution import new_taps, short_convolution
-from redline.models.memory.slot_bank import SlotBank, taken
-from redline.models.memory.windowed import attention_behind, logits, mix, windowed_attention
-from redline.nn.causal_attention import span_kernels_are_faster
+from redline.models.memory.slot_bank import SlotBank, gather_rows
+from redline.models.memory.token_positions import TokenPositions
+from redline.models.memory.windowed_attention import attention_of_last_tokens, logits, mix, windowed_attention
+from redline.nn.causal_attention import stretches_are_faster
+from redline.nn.choosing import Choosing
 from redline.nn.linear import Linear
 from redline.nn.switchable import SwitchableModule
 
-# Before anything is learned, nearly everything is kept.
+# At initialization nearly all tokens are kept.
 _FIRST_SCORE = 2.0
 
 
 @dataclass(frozen=True)
 class WindowState:
-    """The last tokens as a ring: position p is in row p % L; keys are rotated by their position.
+    """A ring buffer of the last tokens: position p is in row p % L, with its key rotated by its position.
 
-    `recent` are the inputs of the convolution that the next tokens still need.
+    `recent_BTC` holds the last inputs of the convolution, which the next tokens need.
     """
 
     recent_BTC: Tensor
@@ -58,14 +59,14 @@ class SlotAttention(SwitchableModule):
         self.query = Linear(config.width, config.width, bias=False)
         self.key_value = Linear(config.width, 2 * heads * head_dim, bias=False)
         self.convolution = new_taps(config.convolution, 2 * heads * head_dim)
-        # How much a key and value are worth keeping; a bank of no slots asks nobody.
+        # Scores how much a key and value are worth keeping in the bank.
         self.score = Linear(2 * heads * head_dim, 1) if config.memory_slots else None
         if self.score is not None:
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = Linear(config.width, config.width, bias=False)
 
-    def active_implementation(self) -> str:
-        """What reads whole texts; with a state PyTorch's own attention reads on."""
+    def chosen(self) -> str:
+        """Returns the implementation used for whole sequences; with a state it is always PyTorch's attention."""
         weight, head_dim = self.out.weight, self.config.head_dim
         if self.implementation != "reference" and span_kernels_are_faster(weight, head_dim):
             return "triton"
@@ -83,31 +84,31 @@ class SlotAttention(SwitchableModule):
         return WindowState(recent, key, value, score, bank)
 
     def forward(
-        self, x_BSD: Tensor, passage: Passage, state: WindowState | None = None
+        self, x_BSD: Tensor, positions: TokenPositions, state: WindowState | None = None
     ) -> tuple[Tensor, WindowState | None, Tensor | None]:
-        """Gives the state after it, if one was given, and the scores of all tokens, if not."""
+        """Returns the output, the new state if a state was given, and else the scores of all tokens."""
         if state is None:
-            out, score = self._whole(x_BSD, passage)
+            out, score = self._whole(x_BSD, positions)
             return out, None, score
         if state.bank is None and x_BSD.shape[1] > 1:
-            return *self._advance_by_window(x_BSD, passage, state), None
+            return *self._advance_by_window(x_BSD, positions, state), None
         outputs = []
-        cuts = sorted({0, *passage.borders, x_BSD.shape[1]})
+        cuts = sorted({0, *positions.segment_starts, x_BSD.shape[1]})
         for begin, end in pairwise(cuts):
-            part = passage.part(begin, end)
-            if begin in passage.borders:
+            part = positions.part(begin, end)
+            if begin in positions.segment_starts:
                 state = self.settle(state, part.positions_BS[:, 0])
             out, state = self._advance(x_BSD[:, begin:end], part, state)
             outputs.append(out)
         return torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0], state, None
 
-    def _whole(self, x_BSD: Tensor, passage: Passage) -> tuple[Tensor, Tensor | None]:
+    def _whole(self, x_BSD: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor | None]:
         recent = self.key_value.weight.new_zeros(len(x_BSD), len(self.convolution) - 1, self.convolution.shape[1])
-        query, key, value, score, _ = self._project(x_BSD, recent, passage.documents_BS)
+        query, key, value, score, _ = self._project(x_BSD, recent, positions.documents_BS)
         out = windowed_attention(
-            *passage.rotation.turn(query, key),
+            *positions.rotation.rotate(query, key),
             value,
-            passage,
+            positions,
             self.config.segment,
             self.config.window_segments,
             far=None if score is None else (query, key, F.logsigmoid(score)),
@@ -115,24 +116,24 @@ class SlotAttention(SwitchableModule):
         )
         return self.out(out.flatten(2)), score
 
-    def _advance(self, x_BTD: Tensor, passage: Passage, state: WindowState) -> tuple[Tensor, WindowState]:
-        span, segment, positions_BT = self.config.span, self.config.segment, passage.positions_BS
+    def _advance(self, x_BTD: Tensor, positions: TokenPositions, state: WindowState) -> tuple[Tensor, WindowState]:
+        span, segment, positions_BT = self.config.span, self.config.segment, positions.positions_BS
         query, key, value, score, recent = self._project(x_BTD, state.recent_BTC, None)
-        turned_query, turned_key = passage.rotation.turn(query, key)
+        rotated_query, rotated_key = positions.rotation.rotate(query, key)
         rows_BT = positions_BT % span
         state = replace(
             state,
             recent_BTC=recent,
-            key_BLHD=_placed(state.key_BLHD, rows_BT, turned_key),
-            value_BLHD=_placed(state.value_BLHD, rows_BT, value),
-            score_BL=state.score_BL if score is None else _placed(state.score_BL, rows_BT, score),
+            key_BLHD=_write_rows(state.key_BLHD, rows_BT, rotated_key),
+            value_BLHD=_write_rows(state.value_BLHD, rows_BT, value),
+            score_BL=state.score_BL if score is None else _write_rows(state.score_BL, rows_BT, score),
         )
         last_B1 = positions_BT[:, -1:]
         held_BL = last_B1 - (last_B1 - torch.arange(span, device=x_BTD.device)) % span
         age_BTL = positions_BT[:, :, None] // segment - held_BL[:, None] // segment
         seen_BTL = (held_BL >= 0)[:, None] & (held_BL[:, None] <= positions_BT[:, :, None])
         seen_BTL = seen_BTL & (age_BTL <= self.config.window_segments)
-        near = logits(turned_query, state.key_BLHD).masked_fill(~seen_BTL[:, None, None], -torch.inf)
+        near = logits(rotated_query, state.key_BLHD).masked_fill(~seen_BTL[:, None, None], -torch.inf)
         bank = state.bank
         if bank is None:
             return self.out(mix(near.softmax(-1), state.value_BLHD).flatten(2)), state
@@ -141,26 +142,29 @@ class SlotAttention(SwitchableModule):
         out = mix(near, state.value_BLHD) + mix(far, bank.value_BMHD)
         return self.out(out.flatten(2)), replace(state, bank=bank.with_read(far.mean((1, 2))))
 
-    def _advance_by_window(self, x_BSD: Tensor, passage: Passage, state: WindowState) -> tuple[Tensor, WindowState]:
-        """What the ring holds, in the order of the text, and the new tokens behind it, as one text."""
-        span, positions_BS = self.config.span, passage.positions_BS
+    def _advance_by_window(
+        self, x_BSD: Tensor, positions: TokenPositions, state: WindowState
+    ) -> tuple[Tensor, WindowState]:
+        """Processes many tokens at once: attends to the ring buffer in text order, followed by the new tokens."""
+        span, positions_BS = self.config.span, positions.positions_BS
         query, key, value, _, recent = self._project(x_BSD, state.recent_BTC, None)
-        query, key = passage.rotation.turn(query, key)
+        query, key = positions.rotation.rotate(query, key)
         held_BL = positions_BS[:, :1] + torch.arange(-span, 0, device=x_BSD.device)
-        ordered = [taken(ring, held_BL % span) for ring in (state.key_BLHD, state.value_BLHD)]
+        ordered = [gather_rows(ring, held_BL % span) for ring in (state.key_BLHD, state.value_BLHD)]
         keys, values = (torch.cat(pair, 1) for pair in zip(ordered, (key, value), strict=True))
-        out = attention_behind(query, keys, values, torch.cat((held_BL, positions_BS), 1), self.config.segment, span)
-        last_BT = positions_BS[:, -span:] % span  # of two tokens in one row of the ring the later is held
+        held_positions = torch.cat((held_BL, positions_BS), 1)
+        out = attention_of_last_tokens(query, keys, values, held_positions, self.config.segment, span)
+        last_BT = positions_BS[:, -span:] % span  # the ring keeps the later of two tokens in one row
         state = replace(
             state,
             recent_BTC=recent,
-            key_BLHD=_placed(state.key_BLHD, last_BT, key[:, -span:]),
-            value_BLHD=_placed(state.value_BLHD, last_BT, value[:, -span:]),
+            key_BLHD=_write_rows(state.key_BLHD, last_BT, key[:, -span:]),
+            value_BLHD=_write_rows(state.value_BLHD, last_BT, value[:, -span:]),
         )
         return self.out(out.flatten(2)), state
 
     def settle(self, state: WindowState, position_B: Tensor) -> WindowState:
-        """Offers the bank what leaves the window now, for the sequences whose next token begins a segment."""
+        """Offers the segment that leaves the window to the bank, for sequences whose next token begins a segment."""
         bank, config = state.bank, self.config
         if bank is None:
             return state
@@ -170,9 +174,9 @@ class SlotAttention(SwitchableModule):
         rows_BC = (position_B[:, None] + offsets) % config.span
         rotation = Rotation.at(positions_BC, config.head_dim, config.rope_base)
         written = bank.with_written(
-            rotation.turn_back(taken(state.key_BLHD, rows_BC)),
-            taken(state.value_BLHD, rows_BC),
-            taken(state.score_BL, rows_BC),
+            rotation.unrotate(gather_rows(state.key_BLHD, rows_BC)),
+            gather_rows(state.value_BLHD, rows_BC),
+            gather_rows(state.score_BL, rows_BC),
             config.memory_compression_ratio,
             config.use_adaptive_compression,
             config.merge_cosine,
@@ -187,8 +191,8 @@ class SlotAttention(SwitchableModule):
         query = self.query(x_BSD).unflatten(-1, (config.heads, config.head_dim))
         mixed, recent_BTC = short_convolution(self.key_value(x_BSD), self.convolution, recent_BTC, documents_BS)
         key, value = mixed.unflatten(-1, (2, config.shared_heads, config.head_dim)).unbind(-3)
-        # Bounded logits: else a model learns to shout over low scores, and a bank that goes by scores throws away what
-        # it needs.
+        # Normalization bounds the logits. Otherwise the model learns to outweigh low scores by large logits, and the
+        # bank, which selects by score, evicts tokens that are needed.
         query, key = (F.rms_norm(one, (config.head_dim,), eps=config.norm_eps) for one in (query, key))
         score = None
         if self.score is not None:
@@ -196,7 +200,7 @@ class SlotAttention(SwitchableModule):
         return query, key, value, score, recent_BTC
 
 
-def _placed(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:
-    """The ring with new tokens in these rows."""
+def _write_rows(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:
+    """Returns the ring buffer with new tokens in the rows `rows_BT`."""
     sequences = torch.arange(len(rows_BT), device=rows_BT.device)[:, None]
     return ring_BL.index_put((sequences, rows_BT), new_BT.to(ring_BL.dtype))

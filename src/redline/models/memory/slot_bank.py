@@ -1,9 +1,9 @@
-"""The slot bank: a fixed number of remembered tokens that attention reads beside its window.
+"""The slot bank: a fixed number of older tokens that attention reads in addition to its window.
 
 A slot holds the key and value of a token that has left the window, a score (how much the model wants to keep it), a
-mass (how many tokens were merged into it; 0 is an empty slot), a moving average of the attention it gets, and its age
-in tokens. A read is one softmax over slots and window; a slot's logit is q·k/√d + log σ(score) + log mass. Keys carry
-no rotation: what is far away is found by what it says, so that a bank serves any length.
+mass (the number of tokens merged into it, 0 for an empty slot), a moving average of the attention it receives, and its
+age in tokens. Attention is one softmax over slots and window; the logit of a slot is q·k/√d + log σ(score) + log mass.
+Keys in the bank have no rotary position, so distant tokens are found by content and the text may have any length.
 
 Shapes: B sequences, M slots, C candidates, H key-value heads of D channels.
 """
@@ -22,7 +22,7 @@ USAGE_DECAY = 0.99
 
 @dataclass(frozen=True)
 class SlotBank:
-    """The bank as a value: every change gives a new one."""
+    """An immutable bank: every change returns a new one."""
 
     key_BMHD: Tensor
     value_BMHD: Tensor
@@ -30,7 +30,7 @@ class SlotBank:
     mass_BM: Tensor
     usage_BM: Tensor
     age_BM: Tensor
-    # Of all tokens offered so far: written into a slot of their own, merged into one, thrown out of one.
+    # Counts over all tokens offered so far: written to their own slot, merged into a slot, evicted from a slot.
     writes_B: Tensor
     merges_B: Tensor
     evictions_B: Tensor
@@ -55,12 +55,12 @@ class SlotBank:
 
     @property
     def bias_BM(self) -> Tensor:
-        """What a slot's logit has beside the product of query and key; minus infinity where the slot is empty."""
+        """Returns the bias that is added to the logit of each slot; minus infinity for empty slots."""
         bias = F.logsigmoid(self.score_BM) + self.mass_BM.clamp_min(1).log()
         return bias.masked_fill(~self.filled_BM, -torch.inf)
 
     def with_read(self, attention_BTM: Tensor) -> "SlotBank":
-        """After T queries one after the other, each with its share of attention on every slot."""
+        """Returns the bank with usage and age updated after T consecutive queries, given their attention weights."""
         count = attention_BTM.shape[1]
         steps = torch.arange(count - 1, -1, -1, device=attention_BTM.device, dtype=self.usage_BM.dtype)
         weights = (1 - USAGE_DECAY) * USAGE_DECAY**steps
@@ -77,38 +77,39 @@ class SlotBank:
         threshold: float,
         due_B: Tensor | None = None,
     ) -> "SlotBank":
-        """Takes in the best ⌈ratio · C⌉ of the candidates; adaptive: of those, only what scores above one half.
+        """Returns the bank after writing the best ⌈ratio · C⌉ candidates, the best first.
 
-        One after the other, the best first: merged into the most similar slot, or put into an empty one, or in place of
-        the one that scores least. Sequences that are not due stay as they are.
+        With `adaptive`, writes only candidates with σ(score) above one half. A candidate is merged into the most
+        similar slot if their cosine similarity reaches `threshold`, else written to an empty slot, else it replaces the
+        slot with the lowest score. Only the sequences in `due_B` change.
         """
-        # Less a little: 0.07 · 100 is 7.000000000000001.
+        # Minus epsilon, because 0.07 · 100 is 7.000000000000001.
         count = math.ceil(ratio * score_BC.shape[1] - 1e-9)
         best = score_BC.topk(min(count, score_BC.shape[1]), dim=1)
         wanted_BC = best.values > 0 if adaptive else torch.ones_like(best.values, dtype=torch.bool)
         if due_B is not None:
             wanted_BC = wanted_BC & due_B[:, None]
-        offered = (taken(key_BCHD, best.indices), taken(value_BCHD, best.indices), best.values)
+        offered = (gather_rows(key_BCHD, best.indices), gather_rows(value_BCHD, best.indices), best.values)
         slots = Slots(self.key_BMHD, self.value_BMHD, self.score_BM, self.mass_BM, self.usage_BM, self.age_BM)
         after, written = slot_write(slots, *offered, wanted_BC, threshold)
         counts = (self.writes_B + written.placed_B, self.merges_B + written.merged_B)
         return SlotBank(*after, *counts, self.evictions_B + written.evicted_B)
 
     def reduced_to(self, slots: int) -> "SlotBank":
-        """Fewer slots: the most similar two are merged, again and again; empty ones go first."""
+        """Returns a bank with fewer slots: removes empty slots first, then merges the most similar pairs."""
         bank = self
         while bank.slots > slots:
-            bank = bank._one_fewer()
+            bank = bank._without_one_slot()
         return bank
 
-    def _one_fewer(self) -> "SlotBank":
+    def _without_one_slot(self) -> "SlotBank":
         filled = self.filled_BM
         keys = F.normalize(self.key_BMHD.flatten(2).float(), dim=-1)
         cosine = (keys @ keys.transpose(1, 2)).masked_fill(~(filled.unsqueeze(1) & filled.unsqueeze(2)), -torch.inf)
         upper = torch.ones(self.slots, self.slots, dtype=torch.bool, device=keys.device).triu(1)
         pair_B = cosine.masked_fill(~upper, -torch.inf).flatten(1).argmax(1)
         into_B, gone_B = pair_B // self.slots, pair_B % self.slots
-        # Where a slot is empty it goes, and nothing is merged.
+        # A sequence with an empty slot loses that slot, without a merge.
         full_B = filled.all(1)
         gone_B = torch.where(full_B, gone_B, filled.to(torch.int8).argmin(1))
         into_B = torch.where(full_B, into_B, gone_B)
@@ -135,15 +136,15 @@ class SlotBank:
         )
         order = torch.arange(self.slots - 1, device=gone_B.device)
         left_BM = order + (order >= gone_B[:, None])
-        held = {f.name: taken(getattr(merged, f.name), left_BM) for f in fields(self) if "_BM" in f.name}
+        held = {f.name: gather_rows(getattr(merged, f.name), left_BM) for f in fields(self) if "_BM" in f.name}
         return replace(merged, **held)
 
 
-def taken(tensor_BL: Tensor, rows_BC: Tensor) -> Tensor:
-    """Several rows of each sequence's second dimension."""
+def gather_rows(tensor_BL: Tensor, rows_BC: Tensor) -> Tensor:
+    """Returns the rows `rows_BC` of each sequence's second dimension."""
     return tensor_BL[torch.arange(len(rows_BC), device=rows_BC.device)[:, None], rows_BC]
 
 
 def _row(tensor: Tensor, index_B: Tensor) -> Tensor:
-    """Row `index` of each sequence's second dimension."""
+    """Returns the row `index_B` of each sequence's second dimension."""
     return tensor[torch.arange(len(index_B), device=index_B.device), index_B]

@@ -1,6 +1,6 @@
-"""What a memory model remembers, as a value: kept, copied, saved, restored, stacked into batches and taken apart.
+"""The state of a Titans model between calls, as an immutable value that can be saved, loaded, batched and split.
 
-Its size depends on the model and the batch, never on the length of the text.
+Its size depends on the model and the batch, not on the length of the text.
 """
 
 import json
@@ -11,31 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.nn import Parameter
 
 from redline.errors import ModelError, RedlineError
 from redline.files.atomic import write_bytes
-from redline.files.untrusted import MALFORMED, parse_json, reading
-from redline.files.weights import check_safetensors_header
+from redline.files.untrusted import MALFORMED, parse_json
+from redline.files.weights import open_safetensors
 from redline.models.decoder.checkpoint import check_finite
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# Numbers of each weight that a file keeps of its model, to know it by; and how far another precision rounds them.
-_KNOWN_BY = 64
+# How many values of each weight are kept to identify the model, and the relative error that another dtype may cause.
+_FINGERPRINT_VALUES = 64
 _ROUNDING = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The model that a memory belongs to: its settings, and a few numbers of each of its weights, one after the other.
+    """Identifies the model that a state belongs to: its settings, and a few values of each weight, concatenated.
 
-    Of a weight, `weights` has the dtype and the shape.
+    `weights` maps each weight to its dtype and shape.
     """
 
     config: TitanConfig
@@ -44,13 +43,13 @@ class Origin:
 
     @classmethod
     def of(cls, config: TitanConfig, weights: Iterable[tuple[str, Tensor]]) -> "Origin":
-        """Without those that hold no plain numbers, such as quantized ones."""
+        """Describes a model; skips weights that are not plain tensors, such as quantized ones."""
         plain = {name: weight for name, weight in weights if type(weight) in (Tensor, Parameter)}
         described = {name: (str(one.dtype).removeprefix("torch."), tuple(one.shape)) for name, one in plain.items()}
-        return cls(config, described, torch.cat([_few(weight.detach()) for weight in plain.values()]).float())
+        return cls(config, described, torch.cat([_sampled(weight.detach()) for weight in plain.values()]).float())
 
     def difference(self, config: TitanConfig) -> str:
-        """What sets a model with these settings apart from this one: a part of a sentence, or nothing."""
+        """Returns the first setting that differs, as part of a sentence, or an empty string."""
         for field in fields(config):
             ours, others = getattr(self.config, field.name), getattr(config, field.name)
             if ours != others:
@@ -58,9 +57,9 @@ class Origin:
         return ""
 
     def has_weights_of(self, other: "Origin") -> bool:
-        """To the bit where both have a weight in one precision, else as far as precisions agree.
+        """Returns whether the weights agree: exactly for equal dtypes, else up to rounding.
 
-        A weight that only one of them has as plain numbers, or in another shape, says nothing; one must say something.
+        Skips weights that only one of the two has as a plain tensor of this shape; at least one must be comparable.
         """
         ours, theirs = self._numbers(), other._numbers()
         compared = [name for name in ours.keys() & theirs.keys() if self.weights[name][1] == other.weights[name][1]]
@@ -74,7 +73,7 @@ class Origin:
         )
 
     def _numbers(self) -> dict[str, Tensor]:
-        counts = [min(_KNOWN_BY, math.prod(shape)) for _, shape in self.weights.values()]
+        counts = [min(_FINGERPRINT_VALUES, math.prod(shape)) for _, shape in self.weights.values()]
         return dict(zip(self.weights, self.numbers_N.cpu().split(counts), strict=True))
 
     def to_metadata(self) -> dict[str, str]:
@@ -82,34 +81,30 @@ class Origin:
         return {name: json.dumps(one) for name, one in found.items()}
 
     def check_metadata(self, found: dict[str, str], path: Path) -> None:
-        """Refuses what was saved of any other model."""
+        """Raises if the file was saved from another model."""
         if not {"config", "weights", "numbers"} <= found.keys():
-            raise ModelError(
-                f"{str(path)!r} does not say which model it is the memory of: its text must be read again."
-            )
+            raise ModelError(f"{str(path)!r} does not name the model of its state: process its text again.")
         try:
             about = {name: parse_json(found[name], name) for name in ("weights", "config", "numbers")}
             weights = {name: (dtype, tuple(shape)) for name, (dtype, shape) in about["weights"].items()}
             config = TitanConfig.from_dict(about["config"])
             saved = Origin(config, weights, torch.tensor(about["numbers"]))
-            difference = saved.difference(self.config) or (
-                "" if self.has_weights_of(saved) else "its weights are others"
-            )
+            difference = saved.difference(self.config) or ("" if self.has_weights_of(saved) else "its weights differ")
         except (*MALFORMED, RuntimeError, RedlineError) as error:
-            raise ModelError(f"{str(path)!r} is damaged: what it says of its model cannot be read.") from error
+            raise ModelError(f"{str(path)!r} is damaged: its description of the model cannot be read.") from error
         if difference:
-            raise ModelError(f"{str(path)!r} is the memory of another model: {difference}.")
+            raise ModelError(f"{str(path)!r} is the state of another model: {difference}.")
 
 
-def _few(weight: Tensor) -> Tensor:
-    """From all over it: rows of tokens that no text had may be the same in two models."""
+def _sampled(weight: Tensor) -> Tensor:
+    """Returns values from all over the weight, because embedding rows of unused tokens can be equal in two models."""
     numbers = weight.reshape(-1)
-    return numbers[:: max(1, len(numbers) // _KNOWN_BY)][:_KNOWN_BY]
+    return numbers[:: max(1, len(numbers) // _FINGERPRINT_VALUES)][:_FINGERPRINT_VALUES]
 
 
 @dataclass(frozen=True)
 class MemoryState:
-    """`position_B` is where each sequence's next token stands in its document."""
+    """`position_B` is the position of each sequence's next token in its document."""
 
     position_B: Tensor
     layers: tuple[LayerState, ...]
@@ -123,30 +118,30 @@ class MemoryState:
         yield from _named("", self)
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "MemoryState":
-        """The same with every tensor changed, by its name."""
+        """Returns a state with `change(name, tensor)` applied to every tensor."""
         return _mapped("", self, change)
 
     def row(self, index: int) -> "MemoryState":
-        """One sequence of the batch."""
+        """Returns one sequence of the batch."""
         return self.rows([index])
 
     def rows(self, indices: Sequence[int]) -> "MemoryState":
-        """Some sequences of the batch, in this order."""
+        """Returns some sequences of the batch, in this order."""
         for index in indices:
             if not 0 <= index < len(self.position_B):
-                raise ModelError(f"a memory of {len(self.position_B)} sequences has no row {index}: they count from 0.")
+                raise ModelError(f"there is no row {index}: the state has {len(self.position_B)}, counted from 0.")
         return self.map(lambda _, tensor: tensor[list(indices)])
 
     @staticmethod
     def stack(states: "Sequence[MemoryState]") -> "MemoryState":
-        """One batch of several; they may stand at different positions."""
+        """Concatenates states into one batch; their positions may differ."""
         if not states:
-            raise ModelError("there is no memory to stack.")
+            raise ModelError("there are no states to stack.")
         tensors = [dict(state.named_tensors()) for state in states]
         for state, one in zip(states[1:], tensors[1:], strict=True):
             _check_alike(tensors[0], one)
             if difference := states[0].origin.difference(state.origin.config):
-                raise ModelError(f"memories of different models are no batch: of the first, {difference}.")
+                raise ModelError(f"states of different models cannot be stacked: of the first, {difference}.")
         return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
 
     def save(self, path: str | Path) -> None:
@@ -154,28 +149,26 @@ class MemoryState:
         write_bytes(Path(path), save(tensors, self.origin.to_metadata()))
 
     def load(self, path: str | Path) -> "MemoryState":
-        """The saved state, which must be of this one's kind: the same model, any number of sequences.
+        """Loads a state of the same model, with any number of sequences.
 
-        Its banks may have been reduced to fewer slots.
+        Its slot banks may have been reduced to fewer slots.
         """
         path = Path(path)
-        with reading(path, "saved memory", ModelError, (SafetensorError,)):
-            check_safetensors_header(path)
-            with safe_open(path, framework="pt") as file:
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                about = file.metadata() or {}
+        with open_safetensors(path, "saved state") as file:
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = file.metadata() or {}
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
-            raise ModelError(f"{str(path)!r} is the memory of another model: only one of the two has {name!r}.")
+            raise ModelError(f"{str(path)!r} is the state of another model: only one of the two has {name!r}.")
         for name, tensor in expected.items():
             if not _fits(name, found[name].shape[1:], tensor.shape[1:]):
                 shapes = f"{tuple(found[name].shape[1:])}, not {tuple(tensor.shape[1:])}"
-                raise ModelError(f"{str(path)!r} is the memory of another model: {name!r} has {shapes}.")
+                raise ModelError(f"{str(path)!r} is the state of another model: {name!r} has the shape {shapes}.")
         if len({tuple(tensor.shape[:1]) for tensor in found.values()}) > 1:
-            raise ModelError(f"{str(path)!r} is damaged: its tensors are of different numbers of sequences.")
+            raise ModelError(f"{str(path)!r} is damaged: its tensors have different numbers of sequences.")
         slots = sorted({tensor.shape[1] for name, tensor in found.items() if _has_slots(name)})
         if len(slots) > 1:
-            raise ModelError(f"{str(path)!r} is damaged: its banks have {slots[0]} and {slots[-1]} slots.")
+            raise ModelError(f"{str(path)!r} is damaged: its slot banks have {slots[0]} and {slots[-1]} slots.")
 
         def restored(name: str, tensor: Tensor) -> Tensor:
             converted = found[name].to(tensor.device, tensor.dtype)
@@ -188,17 +181,17 @@ class MemoryState:
 
 
 def _check_alike(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """But for the number of sequences."""
+    """Raises if tensors differ in anything but the number of sequences."""
     for name in sorted(one.keys() ^ other.keys()):
-        raise ModelError(f"memories of different models are no batch: only one of them has {name!r}.")
+        raise ModelError(f"states of different models cannot be stacked: only one of them has {name!r}.")
     for name, tensor in one.items():
         first, second = tuple(tensor.shape[1:]), tuple(other[name].shape[1:])
         if first != second:
-            raise ModelError(f"memories that differ are no batch: {name!r} is {first} in one and {second} in another.")
+            raise ModelError(f"these states cannot be stacked: {name!r} is {first} in one and {second} in another.")
 
 
 def _has_slots(name: str) -> bool:
-    """Whether a tensor's second dimension is that of a bank's slots."""
+    """Returns whether the second dimension of a tensor is the slots of a bank."""
     return ".bank." in name and "_BM" in name
 
 

@@ -1,4 +1,4 @@
-"""The two ways in which a token rewrites the matrix of a head: each with the gates that it learns.
+"""The two update rules of neural memory, each with its learned gates.
 
 Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels.
 """
@@ -12,17 +12,17 @@ from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.titans_memory import TitansState, titans_memory
 
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
-# Before anything is learned: little is forgotten, half of the momentum stays.
+# At initialization little is forgotten and half of the momentum is kept.
 _FORGETTING_BIAS = -5.0
-# What a chunk of one and the same key may correct of what it finds, momentum included. All of a chunk's steps go down
-# the gradient at its start: from 2 on they overshoot by more than they correct, and the memory grows without bound.
+# The largest total step of a chunk whose keys are all equal, momentum included. All steps of a chunk use the gradient
+# at its start, so a total of 2 or more overshoots by more than it corrects, and the neural memory diverges.
 _LARGEST_CORRECTION = 1.5
 
 UpdateState = Tensor | TitansState
 
 
 class GatedDelta(nn.Module):
-    """The gated delta rule: what is held under a key is corrected, and everything fades at a learned speed."""
+    """The gated delta rule: corrects the value stored under a key, and decays all values at a learned rate."""
 
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class GatedDelta(nn.Module):
         self.decay = Linear(width, heads, bias=False)
         self.strength = Linear(width, heads, bias=False)
         self.log_rate = nn.Parameter(torch.zeros(heads))
-        # At the start the heads forget at speeds spread evenly, in log space, from the slowest on.
+        # At initialization the decay rates of the heads are spaced evenly on a log scale.
         speed = _SLOWEST_DECAY * (_FASTEST_DECAY / _SLOWEST_DECAY) ** (torch.arange(heads) / max(1, heads - 1))
         self.decay_bias = nn.Parameter(torch.log(torch.expm1(speed)))
 
@@ -47,10 +47,10 @@ class GatedDelta(nn.Module):
         documents_BS: Tensor | None,
         implementation: str,
     ) -> tuple[Tensor, Tensor]:
-        # In a whole-precision dtype: what a token forgets is small, and adds up over thousands of them.
+        # At least fp32, because the decay of a token is small and accumulates over thousands of tokens.
         exact = torch.promote_types(x_BSD.dtype, torch.float32)
-        # -softplus(x) = logsigmoid(-x). Not by F.softplus: its traced gradient has other strides than the computed one
-        # (torch 2.13), so that a compiled block's backward pass failed on the CPU.
+        # -softplus(x) = logsigmoid(-x). F.softplus is avoided because its traced gradient has other strides than the
+        # computed one (torch 2.13), which broke the backward pass of a compiled block on the CPU.
         negative_speed_BSH = F.logsigmoid(-(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact)))
         g_BSH, beta_BSH = self.log_rate.to(exact).exp() * negative_speed_BSH, self.strength(x_BSD).sigmoid()
         return gated_delta_rule(
@@ -59,7 +59,7 @@ class GatedDelta(nn.Module):
 
 
 class Titans(nn.Module):
-    """The Titans update: a step down the gradient at the chunk's start, with momentum and forgetting."""
+    """The Titans update: gradient descent from the memory at the chunk's start, with momentum and forgetting."""
 
     def __init__(self, width: int, heads: int, chunk: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""How a diffusion model gets from noise to a picture: four samplers, each a table of numbers that one class runs.
+"""Diffusion samplers: four tables of weights, and one class that runs them.
 
-Every step of each of them is a weighted sum of at most four pictures (the noisy one, the model's picture, its picture
-of the step before, fresh noise). So a sampler is a table of weights, made once in double precision and kept on the
-device; running it never asks the device for anything, and another strength is other numbers in the same table.
+Each step of a sampler is a weighted sum of up to four images: the noisy image, the model's prediction, the prediction
+of the previous step, and fresh noise. A sampler is therefore a table of weights, computed once in double precision and
+kept on the device. Running it needs no synchronization, and a change of strength only rewrites the table.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from redline.models.samplers.flow_euler import flow_euler
 from redline.models.samplers.noise_process import PROCESSES, NoiseProcess, noise_process
 from redline.models.samplers.sampler import Sampler, State
 from redline.models.samplers.step_table import PREDICTIONS, StepTable
-from redline.models.samplers.times import spread
+from redline.models.samplers.timesteps import spaced_timesteps
 
 __all__ = [
     "PREDICTIONS",
@@ -31,7 +31,7 @@ __all__ = [
     "flow_euler",
     "noise_process",
     "sampler_table",
-    "spread",
+    "spaced_timesteps",
 ]
 
 SAMPLERS: dict[str, Callable[[NoiseProcess, str, tuple[int, ...]], StepTable]] = {
@@ -43,7 +43,7 @@ SAMPLERS: dict[str, Callable[[NoiseProcess, str, tuple[int, ...]], StepTable]] =
 
 
 def sampler_table(name: str, process: str, prediction: str, steps: int, strength: float = 1.0) -> StepTable:
-    """The table of a sampler by its name; `strength` says from how much noise it starts."""
+    """Returns the table of a sampler by name; `strength` is the share of the noise at the start."""
     if name not in SAMPLERS:
-        raise ModelError(f"there is no sampler {name!r}: there are {', '.join(SAMPLERS)}.")
-    return SAMPLERS[name](noise_process(process), prediction, spread(steps, strength))
+        raise ModelError(f"unknown sampler {name!r} (available: {', '.join(SAMPLERS)}).")
+    return SAMPLERS[name](noise_process(process), prediction, spaced_timesteps(steps, strength))

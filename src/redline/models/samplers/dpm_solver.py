@@ -1,14 +1,14 @@
-"""DPM-Solver++ 2M (Lu et al., 2022): a second-order step from the clean pictures of this step and the one before.
+"""DPM-Solver++ 2M (Lu et al., 2022): second-order steps from the predictions of this step and the previous one.
 
-The first step has nothing before it, and the last goes to no noise at all, where the second-order term has no meaning:
-both are of first order, which is DDIM.
+The first step has no previous prediction, and in the last step, to zero noise, the second-order term is undefined. Both
+are first-order, which is DDIM.
 """
 
 import math
 
 from redline.models.samplers.noise_process import NoiseProcess
 from redline.models.samplers.step_table import StepTable, make_table
-from redline.models.samplers.times import intervals
+from redline.models.samplers.timesteps import intervals
 
 
 def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
@@ -22,7 +22,7 @@ def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -
         back = 0.0
         if index > 0:
             step_before = process.log_snr(time) - process.log_snr(times[index - 1])
-            # A step from pure noise is infinitely long, and what came before it no guide.
+            # A step from pure noise is infinitely long in log-SNR, so the second-order term vanishes.
             back = 0.0 if math.isinf(step_before) else step / step_before / 2
         noisy = process.sigma[later] / process.sigma[time]
         weights.append((noisy, towards_clean * (1 + back), -towards_clean * back))

@@ -1,7 +1,7 @@
-"""How much of a picture and how much noise a noisy picture holds, at each of 1,000 time steps.
+"""Noise processes: the share of image and noise at each of 1,000 time steps.
 
-`flow` goes in a straight line from picture to noise; the others keep the variance (alpha² + sigma² = 1) and come from
-the betas that diffusers calls by the same names.
+`flow` interpolates linearly from image to noise. The others preserve variance (alpha² + sigma² = 1) and use the beta
+schedules of the same names in diffusers.
 """
 
 import math
@@ -18,7 +18,7 @@ PROCESSES = ("flow", "scaled_linear", "linear", "cosine")
 
 @dataclass(frozen=True)
 class NoiseProcess:
-    """A noisy picture at step t is alpha[t] · picture + sigma[t] · noise; noise grows with t."""
+    """The noisy image at step t is alpha[t] · image + sigma[t] · noise; noise increases with t."""
 
     name: str
     alpha: tuple[float, ...]
@@ -29,23 +29,23 @@ class NoiseProcess:
         return self.name == "flow"
 
     def log_snr(self, step: int) -> float:
-        """Half the logarithm of signal over noise, as solvers count; −∞ where there is no signal."""
+        """Returns log(alpha / sigma), as used by solvers; −∞ for pure noise."""
         alpha, sigma = self.alpha[step], self.sigma[step]
         return math.log(alpha / sigma) if alpha > 0 else -math.inf
 
     def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """alpha and sigma on a device, to be looked up by time steps."""
+        """Returns alpha and sigma as tensors on a device, indexed by time step."""
         return torch.tensor(self.alpha, device=device), torch.tensor(self.sigma, device=device)
 
 
 def noise_process(name: str, shift: float = 1.0) -> NoiseProcess:
-    """`shift` above 1 bends a flow towards more noise, as large pictures want it."""
+    """Returns a noise process by name; `shift` above 1 gives a flow more noise, which suits large images."""
     if name not in PROCESSES:
-        raise ModelError(f"there is no noise process {name!r}: there are {', '.join(PROCESSES)}.")
+        raise ModelError(f"unknown noise process {name!r} (available: {', '.join(PROCESSES)}).")
     if shift != 1.0 and name != "flow":
-        raise ModelError(f"a shift bends a flow, and the process is {name}.")
+        raise ModelError(f"shift is only supported by the noise process 'flow', not by {name!r}.")
     if shift <= 0:
-        raise ModelError(f"a shift is above zero, not {shift}.")
+        raise ModelError(f"shift must be above zero, not {shift}.")
     if name == "flow":
         straight = torch.arange(1, STEPS + 1, dtype=torch.float64) / STEPS
         sigma = shift * straight / (1 + (shift - 1) * straight)

@@ -1,14 +1,14 @@
-"""Runs a sampler's table on a device, step by step or frame by frame, without ever asking the device for a value.
+"""Runs a sampler's table on a device, step by step or for a whole frame, without synchronization.
 
-An engine that records a frame as one CUDA graph calls, with its own static buffers,
+An engine that captures a frame as one CUDA graph calls, with its own static buffers,
 
-    state = sampler.begin(noise[0], picture)
+    state = sampler.begin(noise[0], image)
     for index in range(sampler.steps):
         output = model(state.noisy, …, sampler.times[index])
         state = sampler.step(index, state, output, noise[min(index + 1, sampler.noises - 1)])
 
-and `state.clean` is the picture. `retune` writes another table over the one on the device: the recorded frame plays
-with it from the next replay on. What it starts from follows `retune` too.
+and `state.clean` is the image. `retune` overwrites the table on the device; a captured graph uses the new weights from
+the next replay on, including those for the starting image.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from redline.models.samplers.step_table import StepTable
 
 
 class State(NamedTuple):
-    """The noisy picture, and the clean picture that the last step saw (none before the first)."""
+    """The noisy image, and the clean image predicted by the last step (None before the first)."""
 
     noisy: Tensor
     clean: Tensor | None = None
 
 
 class Sampler:
-    """`times[index]` is a step's time step, once for each picture of the batch; a frame takes `noises` of noise."""
+    """`times[index]` holds the time step of a step for each image of the batch; a frame needs `noises` noise images."""
 
     def __init__(self, table: StepTable, device: torch.device | str, batch: int = 1) -> None:
         self.table, self.batch = table, batch
@@ -46,28 +46,28 @@ class Sampler:
         return self.steps if self.table.is_random else 1
 
     def retune(self, table: StepTable) -> None:
-        """Other weights and time steps (a strength, another sampler of the same kind) for as many steps."""
+        """Replaces weights and time steps, for another strength or sampler with the same number of steps."""
         if len(table.rows) != self.steps:
-            raise ModelError(f"a sampler of {self.steps} steps cannot become one of {len(table.rows)}.")
+            raise ModelError(f"cannot change from {self.steps} to {len(table.rows)} steps: make a new sampler.")
         if (table.looks_back and not self.table.looks_back) or (table.is_random and not self.table.is_random):
-            raise ModelError(f"{self.table.name} cannot become {table.name}, which takes more pictures a step.")
+            raise ModelError(f"cannot change from {self.table.name} to {table.name}, which needs more images per step.")
         start = (*table.start, *[0.0] * (len(table.rows[0]) - 2))
         weights = torch.tensor((start, *table.rows), dtype=torch.float64).float()
         times = torch.tensor(table.times)[:, None].expand(-1, self.batch).contiguous()
         if self.times.is_cuda:
-            # Pinned memory lets the copy queue up behind the frames that are running.
+            # Pinned memory makes the copy asynchronous, queued after the frames that are running.
             weights, times = weights.pin_memory(), times.pin_memory()
         self._weights.copy_(weights, non_blocking=True)
         self.times.copy_(times, non_blocking=True)
 
-    def begin(self, noise: Tensor, picture: Tensor | None = None) -> State:
-        """Noise alone, or a picture with as much noise as the first step expects."""
-        if picture is None:
+    def begin(self, noise: Tensor, image: Tensor | None = None) -> State:
+        """Returns the starting state: pure noise, or an image with the noise that the first step expects."""
+        if image is None:
             return State(noise)
-        return State(self._weights[0, 0] * picture + self._weights[0, 1] * noise)
+        return State(self._weights[0, 0] * image + self._weights[0, 1] * noise)
 
     def step(self, index: int, state: State, output: Tensor, fresh: Tensor | None = None) -> State:
-        """What the model said of `state.noisy` at `times[index]` makes the next one."""
+        """Returns the next state, given the model's output for `state.noisy` at `times[index]`."""
         noisy = state.noisy
         from_noisy, from_output, by_noisy, by_clean, by_before, by_fresh = self._weights[index + 1]
         clean = from_noisy * noisy + from_output * output.to(noisy.dtype)
@@ -81,12 +81,12 @@ class Sampler:
         return State(following, clean)
 
     def sample(
-        self, predict: Callable[[Tensor, Tensor], Tensor], noise_N: Tensor, picture: Tensor | None = None
+        self, predict: Callable[[Tensor, Tensor], Tensor], noise_N: Tensor, image: Tensor | None = None
     ) -> Tensor:
-        """A whole frame: `predict(noisy, times)` is the model; `noise_N` holds `noises` pictures' worth of noise."""
+        """Samples a whole frame; `predict(noisy, times)` is the model, `noise_N` holds `noises` noise images."""
         if len(noise_N) < self.noises:
-            raise ModelError(f"{self.table.name} needs {self.noises} pictures of noise, not {len(noise_N)}.")
-        state = self.begin(noise_N[0], picture)
+            raise ModelError(f"{self.table.name} needs {self.noises} noise images, not {len(noise_N)}.")
+        state = self.begin(noise_N[0], image)
         for index in range(self.steps):
             output = predict(state.noisy, self.times[index])
             state = self.step(index, state, output, noise_N[min(index + 1, self.noises - 1)])

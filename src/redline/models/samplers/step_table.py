@@ -1,12 +1,12 @@
-"""What a sampler is: for each step a time step and a row of weights.
+"""The table of a sampler: for each step a time step and a row of weights.
 
-From the noisy picture x and the model's output, a step first reads the clean picture,
+From the noisy image x and the model's output, a step first computes the clean image,
 
     clean = from_noisy · x + from_output · output,
 
-then makes the noisy picture of the next step,
+then the noisy image of the next step,
 
-    next = noisy · x + clean · clean + before · clean of the step before + fresh · fresh noise.
+    next = noisy · x + clean · clean + before · clean of the previous step + fresh · fresh noise.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from redline.errors import ModelError
 from redline.models.samplers.noise_process import NoiseProcess
-from redline.models.samplers.times import check_times
+from redline.models.samplers.timesteps import check_times
 
-# What a model's output can be: the clean picture, the noise in it, diffusion's v, or the velocity of a flow.
+# What a model can predict: the clean image, the noise, the v of diffusion, or the velocity of a flow.
 PREDICTIONS = ("sample", "epsilon", "v", "velocity")
 
 
@@ -31,10 +31,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """`start` is how much of a picture and how much noise a frame starts from.
+    """`start` holds the weights of image and noise at the start of a frame.
 
-    A table that `looks_back` needs the clean picture of the step before, one that `is_random` fresh noise at each step;
-    that is of the sampler's kind, whatever its weights are, so that a recorded frame fits every strength.
+    With `looks_back` a step needs the clean image of the previous step, with `is_random` fresh noise. Both depend on
+    the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
     """
 
     name: str
@@ -55,27 +55,27 @@ def make_table(
     looks_back: bool = False,
     is_random: bool = False,
 ) -> StepTable:
-    """Weights of (noisy, clean, before, fresh) for each step, with what reads the clean picture put in front."""
+    """Builds a table from the weights (noisy, clean, before, fresh) of each step."""
     check_times(times)
-    reading = [read_clean(process, prediction, time) for time in times]
+    reading = [clean_weights(process, prediction, time) for time in times]
     rows = tuple(Row(*one, *other) for one, other in zip(reading, weights, strict=True))
     start = (process.alpha[times[0]], process.sigma[times[0]])
     return StepTable(name, times, start, rows, looks_back, is_random)
 
 
-def read_clean(process: NoiseProcess, prediction: str, time: int) -> tuple[float, float]:
-    """How the clean picture follows from the noisy one and the model's output."""
+def clean_weights(process: NoiseProcess, prediction: str, time: int) -> tuple[float, float]:
+    """Returns the weights of the noisy image and the model's output that give the clean image."""
     alpha, sigma = process.alpha[time], process.sigma[time]
     if prediction == "sample":
         return 0.0, 1.0
     if prediction == "epsilon":
         if alpha <= 0:
-            raise ModelError("where there is only noise, a model that predicts noise says nothing about the picture.")
+            raise ModelError("a model that predicts noise cannot start from pure noise: use a lower strength.")
         return 1 / alpha, -sigma / alpha
     if prediction == "v" and not process.is_flow:
         return alpha, -sigma
     if prediction == "velocity" and process.is_flow:
         return 1.0, -sigma
     if prediction in PREDICTIONS:
-        raise ModelError(f"a model of the process {process.name} does not predict {prediction}.")
-    raise ModelError(f"there is no prediction {prediction!r}: there are {', '.join(PREDICTIONS)}.")
+        raise ModelError(f"the noise process {process.name!r} does not support the prediction {prediction!r}.")
+    raise ModelError(f"unknown prediction {prediction!r} (available: {', '.join(PREDICTIONS)}).")

@@ -1,6 +1,6 @@
-"""What JPEG does to a picture, in torch: blocks of 8 × 8 whose frequencies are rounded, colour at half the size.
+"""JPEG compression artifacts in torch: quantized 8 × 8 DCT blocks and chroma subsampling.
 
-Nothing is packed into bytes, so it runs on the device for a whole batch, each picture at a quality of its own.
+Without entropy coding, so that it runs on the device for a whole batch, with a quality for each image.
 """
 
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The tables of the JPEG standard's annex K, at quality 50.
+# The quantization tables of the JPEG standard's annex K, for quality 50.
 _LUMA = (
     (16, 11, 10, 16, 24, 40, 51, 61),
     (12, 12, 14, 19, 26, 58, 60, 55),
@@ -30,39 +30,39 @@ _CHROMA = (
 _TO_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, -0.081312))
 
 
-class Blocking:
-    """Holds its tables on the device, so that using it sends nothing there."""
+class JpegArtifacts:
+    """Keeps its tables on the device, so that a call copies nothing."""
 
     def __init__(self, device: torch.device) -> None:
         side = torch.arange(8, dtype=torch.float64)
-        waves = torch.cos((2 * side[None] + 1) * side[:, None] * math.pi / 16) / 2
-        waves[0] /= math.sqrt(2)
-        self._waves = waves.float().to(device)
+        dct = torch.cos((2 * side[None] + 1) * side[:, None] * math.pi / 16) / 2
+        dct[0] /= math.sqrt(2)
+        self._dct = dct.float().to(device)
         self._tables = torch.tensor((_LUMA, _CHROMA), dtype=torch.float32, device=device)
         to_ycc = torch.tensor(_TO_YCC, dtype=torch.float64)
         self._to_ycc, self._to_rgb = to_ycc.float().to(device), torch.linalg.inv(to_ycc).float().to(device)
 
-    def __call__(self, picture_BCHW: Tensor, quality_B: Tensor, half_colour: bool = True) -> Tensor:
-        """Pictures in [0, 1] as they come back from JPEG files of these qualities (1 to 100)."""
-        height, width = picture_BCHW.shape[-2:]
-        levels = (picture_BCHW * 255).round()
+    def __call__(self, image_BCHW: Tensor, quality_B: Tensor, subsample: bool = True) -> Tensor:
+        """Returns images in [0, 1] as decoded from JPEG files of these qualities (1 to 100)."""
+        height, width = image_BCHW.shape[-2:]
+        levels = (image_BCHW * 255).round()
         padded = F.pad(levels, (0, -width % 16, 0, -height % 16), mode="replicate")
         ycc = torch.einsum("bchw,dc->bdhw", padded, self._to_ycc).round()
         luma, chroma = ycc[:, :1] - 128, ycc[:, 1:]
-        if half_colour:
+        if subsample:
             chroma = F.avg_pool2d(chroma, 2)
-        luma, chroma = (self._rounded(x, quality_B, kind) for kind, x in enumerate((luma, chroma)))
-        if half_colour:
+        luma, chroma = (self._quantized(x, quality_B, kind) for kind, x in enumerate((luma, chroma)))
+        if subsample:
             chroma = F.interpolate(chroma, scale_factor=2, mode="bilinear")
         rgb = torch.einsum("bchw,dc->bdhw", torch.cat((luma + 128, chroma), 1), self._to_rgb)
         return rgb[..., :height, :width].round().clamp(0, 255) / 255
 
-    def _rounded(self, x: Tensor, quality_B: Tensor, kind: int) -> Tensor:
+    def _quantized(self, x: Tensor, quality_B: Tensor, kind: int) -> Tensor:
         quality = quality_B.float().clamp(1, 100)
         percent = torch.where(quality < 50, (5000 / quality).floor(), 200 - 2 * quality)[:, None, None]
         table = ((self._tables[kind] * percent + 50) / 100).floor().clamp(1, 255)[:, None, None, None]
         batch, channels, height, width = x.shape
         blocks = x.view(batch, channels, height // 8, 8, width // 8, 8).transpose(3, 4)
-        waves = self._waves @ blocks @ self._waves.mT
-        blocks = self._waves.mT @ ((waves / table).round() * table) @ self._waves
+        coefficients = self._dct @ blocks @ self._dct.mT
+        blocks = self._dct.mT @ ((coefficients / table).round() * table) @ self._dct
         return blocks.transpose(3, 4).reshape(x.shape).round().clamp(-128, 127)

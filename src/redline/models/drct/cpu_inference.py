@@ -1,10 +1,10 @@
-"""DRCT's groups as CPUs want them, for inference: rows stand window by window from the first block to the last.
+"""DRCT's groups for inference on CPUs: tokens are ordered window by window from the first block to the last.
 
-Only attention sees more than one token, so all else takes the rows in any order; blocks with shifted windows take them
-in another one. Heads are filled up with zeros to multiples of 16 channels: with 46 or 122, torch's fused attention in
-bf16 takes two to three times as long. As in `packed.py`, the MLP's second layer goes into the convolution behind it.
+Only attention mixes tokens, so all other layers work on any order of rows; blocks with shifted windows reorder them.
+Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused attention in bf16 takes two to
+three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the 1×1 convolution after it.
 
-The layers stay linear layers and norms, so that rungs that change these still find them.
+All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite these still find them.
 """
 
 import torch
@@ -25,7 +25,7 @@ _STEP = 16
 
 
 class WindowedBlock(nn.Module):
-    """A Swin block, and the 1×1 convolution behind it."""
+    """A Swin block and the 1×1 convolution after it."""
 
     bias: Tensor
 
@@ -36,13 +36,13 @@ class WindowedBlock(nn.Module):
         self.window, self.shift = attention.window, attention.shift
         self.size = attention.proj.in_features // heads
         self.norm1, self.norm2, self.fc1 = block.norm1, block.norm2, block.mlp.fc1
-        filled = -(-self.size // _STEP) * _STEP
-        of_heads = (torch.arange(heads)[:, None] * filled + torch.arange(self.size)).flatten()
-        of_qkv = torch.cat([part * heads * filled + of_heads for part in range(3)])
-        qkv, proj, columns = attention.qkv, attention.proj, heads * filled
+        padded = -(-self.size // _STEP) * _STEP
+        head_rows = (torch.arange(heads)[:, None] * padded + torch.arange(self.size)).flatten()
+        qkv_rows = torch.cat([part * heads * padded + head_rows for part in range(3)])
+        qkv, proj, columns = attention.qkv, attention.proj, heads * padded
         with torch.no_grad():
-            self.qkv = _linear(_rows(qkv.weight, of_qkv, 3 * columns), _rows(qkv.bias, of_qkv, 3 * columns))
-            self.proj = _linear(_rows(proj.weight.t(), of_heads, columns).t(), proj.bias)
+            self.qkv = _linear(_scatter(qkv.weight, qkv_rows, 3 * columns), _scatter(qkv.bias, qkv_rows, 3 * columns))
+            self.proj = _linear(_scatter(proj.weight.t(), head_rows, columns).t(), proj.bias)
             # A(x + Fh + f) = (Ax + Af) + (AF)h
             through, inner = adjust.weight.double(), block.mlp.fc2
             self.adjust = _linear(adjust.weight, (adjust.bias + through @ inner.bias.double()).to(adjust.bias))
@@ -80,7 +80,7 @@ class WindowedGroup(nn.Module):
 
 
 class WindowedBody(nn.Module):
-    """All groups: takes and gives tokens (B, H, W, C)."""
+    """All groups, on tokens (B, H, W, C)."""
 
     def __init__(self, groups: nn.ModuleList, window: int, share: float) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class WindowedBody(nn.Module):
         return rows_MC.index_select(0, image_order(*sizes)).view(tokens_BHWC.shape)
 
 
-def _rows(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """`count` rows, these in their places, zero between."""
-    return rows.new_zeros(count, *rows.shape[1:]).index_copy(0, places.to(rows.device), rows)
+def _scatter(rows: Tensor, indices: Tensor, count: int) -> Tensor:
+    """Returns `count` rows with the given rows at these indices and zeros elsewhere."""
+    return rows.new_zeros(count, *rows.shape[1:]).index_copy(0, indices.to(rows.device), rows)
 
 
 def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:

@@ -1,11 +1,9 @@
-"""Two U-Nets in a row for live video diffusion: the first drafts the next frame, the second refines the
-draft.
+"""Two U-Nets in sequence for live video diffusion: the first drafts the next frame, the second refines the draft.
 
-Both see the previous frame and the time step. Each has five levels (64² down to 4² for a 64×64 frame)
-whose widths are 1, 2, 4, 8 and 16 times the base width, so nearly all weights sit at the bottom, where the
-picture is 4×4: at batch 1 the model is a reader of weights, and what a forward pass costs is bytes and
-kernel launches, not arithmetic. So the time conditioning of all levels is one matrix product, and its
-sinusoids are looked up instead of computed.
+Both take the previous frame and the time step. Each has five levels (64² down to 4² for a 64×64 frame) with widths of
+1, 2, 4, 8 and 16 times the base width, so nearly all weights are at the lowest resolution (4×4). At batch 1 the forward
+pass is therefore limited by memory bandwidth and kernel launches, not by arithmetic. To save launches, the time
+conditioning of all levels is one matrix product, and its sinusoids are looked up instead of computed.
 """
 
 import math
@@ -30,7 +28,7 @@ def _sinusoids(steps: int, width: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """Norm, SiLU, convolution, twice, and a shortcut; time scales and shifts what the second norm gives."""
+    """Norm, SiLU and convolution, twice, and a shortcut; the time step scales and shifts the second norm's output."""
 
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
@@ -48,7 +46,7 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Every position of a small picture looks at every other one."""
+    """Self-attention over all positions of a feature map."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -67,17 +65,17 @@ class SelfAttention(nn.Module):
 
 
 class UNet(nn.Module):
-    """One U-Net: a picture with time in, a picture out. Attention runs at the two smallest levels."""
+    """One U-Net, conditioned on the time step, with attention at the two smallest levels."""
 
     sinusoids: Tensor
 
     def __init__(self, base: int, channels_in: int, channels_out: int) -> None:
         super().__init__()
         if base % 8:
-            raise ValueError(f"base width {base} is no multiple of 8.")
+            raise ValueError(f"base width {base} is not a multiple of 8.")
         *outer, bottom = (base * m for m in MULTIPLIERS)
         embedding = 2 * base
-        # Blocks in the order in which they run; each takes its slice of one product with the time embedding.
+        # Widths of the blocks in the order in which they run; each takes a slice of one projection of the time step.
         self.widths = (*outer, bottom, *reversed(outer))
         self.register_buffer("sinusoids", _sinusoids(STEPS, base), persistent=False)
         self.time = nn.Sequential(nn.Linear(base, embedding), nn.SiLU(), nn.Linear(embedding, embedding), nn.SiLU())
@@ -96,7 +94,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(base, channels_out, 3, padding=1)
 
     def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
-        # A look-up survives conversion to bf16, where the time step 999 itself would be rounded.
+        # Looked up before any conversion, because the time step 999 is not exact in bf16.
         film = self.film(self.time(self.sinusoids[timestep]))
         conditions = iter(film.split([2 * width for width in self.widths], dim=1))
         x = self.stem(x)
@@ -116,7 +114,7 @@ class UNet(nn.Module):
 
 
 class VideoUNet(nn.Module):
-    """The next frame from a noisy frame, its time step and the frame before."""
+    """Predicts the next frame from a noisy frame, its time step and the previous frame."""
 
     def __init__(self, base: int, channels: int = 3) -> None:
         super().__init__()

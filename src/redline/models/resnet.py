@@ -1,7 +1,7 @@
 """ResNet in its 18-layer layout: a 7×7 stem, four stages of two basic blocks, one linear layer.
 
-Convolution, batch normalisation and ReLU follow each other as separate modules, as people write them: a
-rung that folds or fuses them must find them first.
+Convolution, batch normalization and ReLU are separate modules, as in common implementations, so that rungs that fold or
+fuse them must find them first.
 """
 
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut; the shortcut is a 1×1 convolution where the shape changes."""
+    """Two 3×3 convolutions and a shortcut, which is a 1×1 convolution if the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Pictures (B, 3, H, W) to logits (B, classes)."""
+    """Maps images (B, 3, H, W) to logits (B, classes)."""
 
     def __init__(self, width: int = 64, blocks: tuple[int, ...] = (2, 2, 2, 2), classes: int = 1000) -> None:
         super().__init__()
@@ -56,6 +56,6 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        features = self.stages(self.stem(pictures))
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.stages(self.stem(images))
         return self.head(F.adaptive_avg_pool2d(features, 1).flatten(1))

@@ -4,12 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from redline.models.vit import Block
+
 
 class CausalAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"width {width} is no multiple of heads {heads}.")
+            raise ValueError(f"width {width} is not a multiple of heads {heads}.")
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -24,32 +26,19 @@ class CausalAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = CausalAttention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-
 class GPT(nn.Module):
-    """Tokens (B, T) to logits (B, T, vocabulary) for the token that follows each."""
+    """Maps tokens (B, T) to logits (B, T, vocabulary) for the next token."""
 
     def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.length = length
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, CausalAttention(width, heads)) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                # What adds to the stream starts smaller, so that the stream does not grow with the depth.
+                # Residual branches start smaller, so that the residual stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if branch else 0.02)
             elif name.endswith("bias"):

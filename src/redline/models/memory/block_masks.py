@@ -1,8 +1,9 @@
-"""Which blocks of tokens see which in a window of segments: what flex attention computes, and what it passes over.
+"""Block masks for flex attention: which blocks of keys each block of queries attends to.
 
-`create_block_mask` finds it by asking for every pair of tokens, and cannot be compiled under a checkpoint. Here the
-first and the last token of a block answer for all of it. Positions and numbers of documents only grow along a document
-and a row, so a block is never passed over that somebody sees; one that nobody sees may be listed, and costs its time.
+`create_block_mask` evaluates the mask for every pair of tokens and cannot be compiled inside a checkpointed region.
+This module looks at the first and last token of each block only. Positions increase within a document and document
+numbers increase along a row, so a block with a visible token is never skipped; a listed block without one only costs
+time.
 
 B: batch, S: tokens in a row, N: blocks in a row.
 """
@@ -15,19 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-# Flex attention takes no fewer.
+# The smallest head dimension that flex attention supports.
 LEAST_CHANNELS = 16
 _BLOCK = 128
-# Whether one token sees another: of batch, head, query and key.
-Sees = Callable[[Any, Any, Any, Any], Any]
+# A mask function of flex attention: (batch, head, query, key) to bool.
+MaskFunction = Callable[[Any, Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class SeenBlocks:
-    """Of the tokens of each document, those in the window and those that have left it.
+class BlockMasks:
+    """`near` covers the tokens of a document inside the window, `beyond` those that have left it.
 
-    Made once for all layers and outside of them: made by a layer that is compiled under a checkpoint, the lists led
-    flex attention astray on a GPU (torch 2.11: illegal memory accesses).
+    Built once for all layers and outside of them: block masks built inside a layer that is compiled and checkpointed
+    caused illegal memory accesses on a GPU (torch 2.11).
     """
 
     near: BlockMask
@@ -41,7 +42,7 @@ class SeenBlocks:
         segment: int,
         window_segments: int,
         with_beyond: bool = False,
-    ) -> "SeenBlocks":
+    ) -> "BlockMasks":
         segments_BS = positions_BS // segment
         documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
 
@@ -50,16 +51,16 @@ class SeenBlocks:
             return (k <= q) & (documents[b, q] == documents[b, k]) & recent
 
         def is_beyond(b: Any, h: Any, q: Any, k: Any) -> Any:
-            old = segments_BS[b, q] - segments_BS[b, k] > window_segments
-            return (k <= q) & (documents[b, q] == documents[b, k]) & old
+            outside = segments_BS[b, q] - segments_BS[b, k] > window_segments
+            return (k <= q) & (documents[b, q] == documents[b, k]) & outside
 
-        places = positions_BS, documents, segment, window_segments
-        near = _mask(is_near, *places, beyond=False)
-        return cls(near, _mask(is_beyond, *places, beyond=True) if with_beyond else None)
+        arguments = positions_BS, documents, segment, window_segments
+        near = _mask(is_near, *arguments, beyond=False)
+        return cls(near, _mask(is_beyond, *arguments, beyond=True) if with_beyond else None)
 
 
 def _mask(
-    sees: Sees, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool
+    mask: MaskFunction, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool
 ) -> BlockMask:
     length = positions_BS.shape[1]
     blocks = -(-length // _BLOCK)
@@ -73,8 +74,8 @@ def _mask(
     same_ends_BNN = last_document_BN[:, :, None] == first_document_BN[:, None]
     youngest_BNN = first_segment_BN[:, :, None] - last_segment_BN[:, None]
     oldest_BNN = last_segment_BN[:, :, None] - first_segment_BN[:, None]
-    # Where the two tokens are of different documents their positions say nothing; but inside of a document tokens are
-    # as far apart in their row as their positions are.
+    # Positions of tokens of different documents cannot be compared, but within a document the distance in the row
+    # equals the difference of positions.
     nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
     if beyond:
         seen_BNN = (farthest_NN > window_segments * segment) & (~same_ends_BNN | (oldest_BNN > window_segments))
@@ -90,19 +91,19 @@ def _mask(
     partly_B1NN = (listed_BNN & ~full_BNN)[:, None]
     return BlockMask(
         (length, length),
-        *_in_order(partly_B1NN),
-        *_in_order(full_B1NN),
-        *_in_order(partly_B1NN.mT),
-        *_in_order(full_B1NN.mT),
+        *_block_lists(partly_B1NN),
+        *_block_lists(full_B1NN),
+        *_block_lists(partly_B1NN.mT),
+        *_block_lists(full_B1NN.mT),
         BLOCK_SIZE=(_BLOCK, _BLOCK),
-        mask_mod=sees,
+        mask_mod=mask,
     )
 
 
-def _in_order(listed: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks each one sees, and which, before those that it does not.
+def _block_lists(listed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the number of listed blocks per row, and the block indices with the listed ones first.
 
-    Without a sort: torch itself has come to keep the one in its own masks from being compiled.
+    Does not sort, because torch excludes the sort of its own block masks from compilation.
     """
     count = listed.sum(-1, keepdim=True)
     place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)

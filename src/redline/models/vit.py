@@ -1,7 +1,7 @@
 """A vision transformer (pre-norm, class token, learned positions) with softmax attention written by hand.
 
-The attention is on purpose the textbook form that much published code still has: scores, softmax and the
-weighted sum are three separate operations, and the scores go through memory in full.
+The attention is deliberately the textbook form that much published code still uses: scores, softmax and the
+weighted sum are three separate operations, and the scores are materialized.
 
 B batch, N tokens, W width, H heads, D head width.
 """
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """softmax(q kᵀ / √D) v, spelled out."""
+    """softmax(q kᵀ / √D) v as separate operations."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"width {width} is no multiple of heads {heads}.")
+            raise ValueError(f"width {width} is not a multiple of heads {heads}.")
         self.heads = heads
         self.scale = (width // heads) ** -0.5
         self.qkv = nn.Linear(width, 3 * width)
@@ -32,10 +32,12 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    """Attention and an MLP, each with pre-norm and a residual connection."""
+
+    def __init__(self, width: int, attention: nn.Module) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = attention
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
@@ -45,7 +47,7 @@ class Block(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Pictures (B, 3, size, size) to logits (B, classes), read from the class token."""
+    """Maps images (B, 3, size, size) to logits (B, classes), computed from the class token."""
 
     def __init__(
         self,
@@ -58,18 +60,18 @@ class VisionTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if size % patch:
-            raise ValueError(f"size {size} is no multiple of patch {patch}.")
+            raise ValueError(f"size {size} is not a multiple of patch {patch}.")
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width))
         self.positions = nn.Parameter(torch.zeros(1, 1 + (size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(width, Attention(width, heads)) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
         nn.init.normal_(self.class_token, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        tokens = self.patches(pictures).flatten(2).transpose(1, 2)
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(len(tokens), -1, -1), tokens], dim=1)
         tokens = self.blocks(tokens + self.positions)
         return self.head(self.norm(tokens[:, 0]))

@@ -10,9 +10,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from redline.models.memory import TitanConfig, TitanModel, windowed
-from redline.models.memory.passage import Passage
-from redline.models.memory.seen_blocks import SeenBlocks
+from redline.models.memory import TitanConfig, TitanModel, windowed_attention
+from redline.models.memory.block_masks import BlockMasks
+from redline.models.memory.token_positions import TokenPositions
 from redline.nn import causal_attention
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import Far, reference
@@ -57,10 +57,10 @@ def listed(counts: Tensor, which: Tensor) -> Tensor:
         (5, 4, 0, 0.3),
     ],
 )
-def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
+def test_no_visible_pair_is_skipped(length: int, segment: int, window: int, rate: float, beyond: bool) -> None:
     torch.manual_seed(length)
     packing = Packing.of((torch.rand(3, length) < rate).cumsum(1))
-    seen_by = SeenBlocks.of(packing.positions_BS, packing.documents_BS, segment, window, with_beyond=beyond)
+    seen_by = BlockMasks.of(packing.positions_BS, packing.documents_BS, segment, window, with_beyond=beyond)
     mask = seen_by.beyond if beyond else seen_by.near
     assert mask is not None
     assert mask.seq_lengths == (length, length) and mask.BLOCK_SIZE == (BLOCK, BLOCK)
@@ -88,10 +88,10 @@ def test_no_pair_that_is_seen_is_passed_over(length: int, segment: int, window: 
         assert torch.equal(partly | full, seen.any(-1).any(-1))
 
 
-def test_masks_say_what_the_blocks_say() -> None:
+def test_mask_functions_match_the_block_lists() -> None:
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.05).cumsum(1))
-    found = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
+    found = BlockMasks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
     assert found.beyond is not None
     for mask, beyond in ((found.near, False), (found.beyond, True)):
         made = flex_attention.create_mask(mask.mask_mod, 2, None, 90, 90, device="cpu")[:, 0]
@@ -100,13 +100,13 @@ def test_masks_say_what_the_blocks_say() -> None:
 
 def test_recomputed_blocks_stay_in_one_graph_for_all_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but for the kernels: what is computed is plain flex attention, whose gradient the CPU has too."""
-    whole = Passage.whole
+    whole = TokenPositions.whole
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
 
-    def with_seen(tokens_BS: Tensor, documents: Packing, config: TitanConfig) -> Passage:
-        passage = whole(tokens_BS, documents, config)
+    def with_seen(tokens_BS: Tensor, documents: Packing, config: TitanConfig) -> TokenPositions:
+        positions = whole(tokens_BS, documents, config)
         window = config.segment, config.window_segments
-        return replace(passage, seen=SeenBlocks.of(passage.positions_BS, passage.documents_BS, *window))
+        return replace(positions, block_masks=BlockMasks.of(positions.positions_BS, positions.documents_BS, *window))
 
     torch.manual_seed(0)
     model, compiled = TitanModel(SMALL).train(), TitanModel(SMALL).train()
@@ -125,7 +125,7 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(monkeypatch: pytest
         given = tokens, tokens.roll(-1, 1), Packing.of(documents)
         expected = model.loss(*given)
         with monkeypatch.context() as patch:
-            patch.setattr(Passage, "whole", with_seen)
+            patch.setattr(TokenPositions, "whole", with_seen)
             loss = compiled.loss(*given)
         torch.testing.assert_close(loss, expected)
         wanted = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
@@ -139,16 +139,16 @@ def test_recomputed_blocks_stay_in_one_graph_for_all_batches(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
+def test_flex_attention_beyond_the_window_matches_the_reference(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where gradients are to repeat there is no bias, which all queries would add to; some tokens are worth nothing."""
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
-    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    monkeypatch.setattr(windowed_attention, "_compiled", lambda: compiled)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 150) < 0.02).cumsum(1))
-    seen = SeenBlocks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
+    block_masks = BlockMasks.of(packing.positions_BS, packing.documents_BS, 8, 1, with_beyond=True)
     sizes = (4, 32), (2, 32), (2, 32), (4, 32), (2, 32)
     query, key, value, far_query, far_key = (torch.randn(2, 150, *size).requires_grad_() for size in sizes)
     score = (torch.randn(2, 150) * 4 - 60 * torch.tensor([[0], [1]])).index_fill_(1, torch.arange(0, 150, 7), -200.0)
@@ -160,44 +160,44 @@ def test_flex_attention_reads_what_has_left_the_window_as_the_plain_form_does(
         return mixed, *torch.autograd.grad(mixed, given, pull)
 
     places = packing.positions_BS, packing.documents_BS, 8, 1
-    expected = with_gradients(lambda far: windowed.plain(query, key, value, *places, far))
+    expected = with_gradients(lambda far: windowed_attention.reference_attention(query, key, value, *places, far))
     with deterministic(in_order):
-        found = with_gradients(lambda far: windowed._by_flex_attention(query, key, value, seen, far))
+        found = with_gradients(lambda far: windowed_attention._by_flex_attention(query, key, value, block_masks, far))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("banked", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_kernels_of_stretches_see_what_the_plain_form_does(
-    window: int, banked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(windowed, "span_kernels_are_faster", lambda *_: True)
-    monkeypatch.setattr(causal_attention, "span_attention_op", reference_of_stretches)
+def test_stretch_kernels_match_the_reference(window: int, banked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windowed_attention, "stretches_are_faster", lambda *_: True)
+    monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
     query, key, value = (torch.randn(2, 90, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))
-    passage = replace(Passage.whole(torch.zeros(2, 90, dtype=torch.int64), packing, SMALL), seen=None)
+    positions = replace(TokenPositions.whole(torch.zeros(2, 90, dtype=torch.int64), packing, SMALL), block_masks=None)
     far = None
     if banked:
         far = torch.randn_like(query), torch.randn_like(key), torch.randn(2, 90, dtype=torch.float64)
-    expected = windowed.windowed_attention(query, key, value, passage, 8, window, far)
-    found = windowed.windowed_attention(query, key, value, passage, 8, window, far, "auto")
+    expected = windowed_attention.windowed_attention(query, key, value, positions, 8, window, far)
+    found = windowed_attention.windowed_attention(query, key, value, positions, 8, window, far, "auto")
     torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, windowed.windowed_attention(query, key, value, passage, 8, window + 1, far))
+    assert not torch.allclose(
+        found, windowed_attention.windowed_attention(query, key, value, positions, 8, window + 1, far)
+    )
 
 
 def test_scores_that_are_all_low_are_not_lost_in_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
     compiled = torch.compile(flex_attention.flex_attention, backend="aot_eager")
-    monkeypatch.setattr(windowed, "_compiled", lambda: compiled)
+    monkeypatch.setattr(windowed_attention, "_compiled", lambda: compiled)
     torch.manual_seed(0)
     packing = Packing.of(torch.zeros(2, 90, dtype=torch.int64))
-    beyond = SeenBlocks.of(packing.positions_BS, None, 8, 1, with_beyond=True).beyond
+    beyond = BlockMasks.of(packing.positions_BS, None, 8, 1, with_beyond=True).beyond
     query, key, value = (torch.randn(2, 90, heads, 32).half() for heads in (4, 2, 2))
     bias = torch.randn(2, 90) - 25
-    expected, weight = windowed._beyond(query, key, bias, value, beyond)
-    found, weight_in_order = windowed._beyond_in_order(query, key, bias, value, beyond)
+    expected, weight = windowed_attention._beyond(query, key, bias, value, beyond)
+    found, weight_in_order = windowed_attention._deterministic_beyond(query, key, bias, value, beyond)
     # The first tokens see nothing beyond the window.
     assert torch.isfinite(weight[..., 16:]).all() and (weight[..., :16] == -torch.inf).all()
     torch.testing.assert_close(weight_in_order, weight, rtol=0, atol=5e-3)

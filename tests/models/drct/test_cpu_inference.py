@@ -13,7 +13,7 @@ from redline.ladder.plan import Plan
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.workloads.drct import draw, smooth_pictures
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.in_windows import WindowedBlock
+from redline.models.drct.cpu_inference import WindowedBlock
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
@@ -21,7 +21,7 @@ ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
 
 @pytest.mark.parametrize("config", [USUAL, ODD], ids=["180 channels", "20 channels"])
 @torch.no_grad()
-def test_gives_what_the_groups_give(config: DrctConfig) -> None:
+def test_output_equals_that_of_the_original_groups(config: DrctConfig) -> None:
     model = draw(Drct(config)).eval().double()
     for parameter in model.parameters():  # norms and biases far from one and zero
         parameter.add_(0.1 * torch.randn_like(parameter))
@@ -55,7 +55,7 @@ def test_heads_are_filled_up_and_the_layers_stay_layers() -> None:
 @pytest.mark.parametrize(
     "text", ["fused_ops", "fused_ops + bf16", "fused_ops + int8", "fused_ops + int8(mode=dynamic)"]
 )
-def test_is_what_fused_ops_takes_on_a_cpu(text: str) -> None:
+def test_fused_ops_uses_it_on_a_cpu(text: str) -> None:
     torch.manual_seed(0)
     model = draw(Drct(USUAL)).eval()
     picture = smooth_pictures(1, 8)

@@ -1,8 +1,8 @@
-"""Finds the operators of a Python file that the mutation check (mutants.py) changes, and what it changes them to.
+"""Finds the operators of a Python file that the mutation check (mutants.py) replaces, and their replacements.
 
-Not mutated, because no test can or should notice: annotations, texts (f-strings, string sums), arguments of log calls,
-`raise` statements, `if TYPE_CHECKING`, overloads, the boundary of a comparison with a random number, and all files of
-Triton kernels. Functions that use `torch.cuda` are mutated only where a CUDA device is present.
+Skips code that tests cannot or should not check: annotations, strings (f-strings, concatenation), arguments of log
+calls, `raise` statements, `if TYPE_CHECKING`, overloads, the boundary of a comparison with a random number, and all
+files of Triton kernels. Functions that use `torch.cuda` are mutated only if a CUDA device is present.
 """
 
 import ast
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 WITH_CUDA = torch.cuda.is_available()
-# An operator as it is written, then its mutants: of an inequality the moved boundary, and the opposite.
+# An operator and its replacements; for inequalities these are the shifted boundary and the negation.
 MUTATIONS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Add: ("+", "-"),
     ast.Sub: ("-", "+"),
@@ -59,7 +59,7 @@ class Mutant:
 
 
 def mutants_of(path: str, source: bytes) -> list[Mutant]:
-    """Every mutant of one file."""
+    """Returns all mutants of a file."""
     tree = ast.parse(source)
     if "triton" in path or any(name.split(".")[0] == "triton" for name in imported_by(tree)):
         return []
@@ -72,7 +72,7 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
         if is_random:
             replacements = replacements[-1:]
         first, last = (starts[line - 1] + column for line, column in (after, before))
-        # Between two operands there is nothing but the operator, brackets and comments.
+        # The text between two operands contains only the operator, brackets and comments.
         between = re.sub(rb"#[^\n]*", lambda comment: b" " * len(comment[0]), source[first:last])
         match = re.search(rb"\s+".join(re.escape(word).encode() for word in old.split()), between)
         assert match, f"{path}:{after[0]}: no {old!r} in {between!r}"
@@ -82,8 +82,8 @@ def mutants_of(path: str, source: bytes) -> list[Mutant]:
 
 
 def operators_in(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tuple[int, int], bool]]:
-    """Each operator, the two positions between which it is written, and whether it compares with a random number."""
-    if _is_left_out(node):
+    """Yields each operator with the positions around it, and whether it compares with a random number."""
+    if _is_skipped(node):
         return
     match node:
         case ast.BinOp(left, operator, right) if type(operator) in MUTATIONS and not (
@@ -106,7 +106,7 @@ def operators_in(node: ast.AST) -> Iterator[tuple[ast.AST, tuple[int, int], tupl
                 yield from operators_in(part)
 
 
-def _is_left_out(node: ast.AST) -> bool:
+def _is_skipped(node: ast.AST) -> bool:
     match node:
         case ast.Raise() | ast.JoinedStr():
             return True
@@ -133,7 +133,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def imported_by(tree: ast.AST) -> set[str]:
-    """Every module that is imported anywhere in a file; a name imported from a package may be a module too."""
+    """Returns all modules that a file imports; includes names imported from packages, which may be modules."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

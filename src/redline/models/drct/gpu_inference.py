@@ -1,14 +1,13 @@
-"""DRCT's groups as kernels want them, for inference: the same arithmetic in rows that tensor cores can take.
+"""DRCT's groups for inference on GPUs: the same computation on rows that are padded for tensor cores.
 
-No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is a head's (30, 53, 122, …). Here every piece of a row, the
-first 180 channels and each 32 that a block adds, begins at a multiple of 8, and so does every head; what fills up
-between is zero, in rows and weights alike. A group keeps one wide row a token, into which each block writes what it
-adds, so that nothing is joined. LayerNorms are part of the linear layers behind them: their weights are folded in, and
-each kernel leaves the moments of what it writes for the next. Between a block's MLP and the 1×1 convolution behind it
-there is nothing but a sum: A(x + Fh) = Ax + (AF)h, so that the MLP's second layer, as wide as the row, is never run.
-Convolutions are channels-last, as rows are, and what they enlarge stays so.
+No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is any head dimension (30, 53, 122, …). Here every part of a
+row (the first 180 channels and each 32 that a block adds) and every head begins at a multiple of 8; the padding in rows
+and weights is zero. A group keeps one wide row per token, into which each block writes the channels that it adds, so
+that nothing is concatenated. LayerNorms are folded into the linear layers after them, and each kernel computes the
+moments of its output for the next one. The MLP's second layer is folded into the 1×1 convolution after it:
+A(x + Fh) = Ax + (AF)h. Convolutions use channels_last, as the rows do.
 
-M rows are the tokens of all pictures. "Places" say where channels of the original stand in a filled-up row.
+M rows are the tokens of all images. `channel_indices` are the positions of the original's channels in a padded row.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,21 +24,21 @@ from redline.ops.window_attention import expand_bias_table, window_attention_exp
 _STEP = 8
 
 
-def filled(width: int) -> int:
-    """The next multiple of what a GPU reads at once."""
+def padded(width: int) -> int:
+    """Returns the next multiple of 8."""
     return -(-width // _STEP) * _STEP
 
 
-def places(pieces: Sequence[int]) -> Tensor:
-    """Where the channels of these pieces stand, each of which begins at a multiple of 8."""
+def channel_indices(pieces: Sequence[int]) -> Tensor:
+    """Returns the positions of all channels if each piece begins at a multiple of 8."""
     starts = [0]
     for piece in pieces:
-        starts.append(starts[-1] + filled(piece))
+        starts.append(starts[-1] + padded(piece))
     return torch.cat([start + torch.arange(piece) for start, piece in zip(starts, pieces, strict=False)])
 
 
 class PackedLinear(nn.Module):
-    """A linear layer in filled-up rows; with a LayerNorm's weights folded in where one stood before it."""
+    """A linear layer on padded rows, with the weights of a preceding LayerNorm folded in."""
 
     weight: Tensor
     bias: Tensor
@@ -53,7 +52,7 @@ class PackedLinear(nn.Module):
         norm: nn.LayerNorm | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        """`into` and `out_of` are the places of its inputs and outputs; `scale` multiplies each output."""
+        """`into` and `out_of` are the channel indices of inputs and outputs; `scale` multiplies each output."""
         super().__init__()
         weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
         self.channels, self.eps = 0, 0.0
@@ -65,7 +64,7 @@ class PackedLinear(nn.Module):
             scale = scale.to(weight)
             weight, bias = weight * scale[:, None], bias * scale
         into, out_of = into.to(weight.device), out_of.to(weight.device)
-        columns, channels = filled(int(out_of[-1]) + 1), filled(int(into[-1]) + 1)
+        columns, channels = padded(int(out_of[-1]) + 1), padded(int(into[-1]) + 1)
         whole = weight.new_zeros(columns, channels)
         whole[out_of[:, None], into[None, :]] = weight
         self.register_buffer("weight", whole.to(layer.weight.dtype), persistent=False)
@@ -76,7 +75,7 @@ class PackedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         super()._apply(fn, recurse)
-        # They have to cancel against the weights as those are now, rounded or not.
+        # Recomputed, because the sums must match the weights after a change of dtype.
         self.weight_sums = self.weight.float().sum(1)
         return self
 
@@ -102,8 +101,8 @@ class PackedLinear(nn.Module):
         return out_MN
 
 
-def in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
-    """outer(x + inner(h)) as one layer of [x | h]."""
+def fold_linear(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
+    """Returns outer(x + inner(h)) as one layer of [x | h]."""
     through = outer.weight.detach().double()
     weight = torch.cat((through, through @ inner.weight.detach().double()), 1)
     bias = outer.bias.detach().double() + through @ inner.bias.detach().double()
@@ -113,7 +112,7 @@ def in_one(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
 
 
 class PackedBlock(nn.Module):
-    """A Swin block, and the 1×1 convolution behind it."""
+    """A Swin block and the 1×1 convolution after it."""
 
     bias: Tensor
 
@@ -124,33 +123,33 @@ class PackedBlock(nn.Module):
         heads = table.shape[1]
         size = width // heads
         self.shift = attention.shift
-        self.register_buffer("bias", expand_bias_table(table.detach(), attention.window), persistent=False)
-        rows, of_heads = places(pieces), places([size] * heads)
+        self.register_buffer("bias", spread(table.detach(), attention.window), persistent=False)
+        rows, head_channels = channel_indices(pieces), channel_indices([size] * heads)
         hidden = torch.arange(block.mlp.fc1.out_features)
-        # Attention divides by the root of the filled-up size: the queries make up for it.
+        # Attention divides by the square root of the padded head dimension; the scale of the queries compensates.
         scale = torch.ones(3, width)
-        scale[0] = (filled(size) / size) ** 0.5
-        of_qkv = torch.cat([of_heads + part * heads * filled(size) for part in range(3)])
-        self.qkv = PackedLinear(attention.qkv, rows, of_qkv, block.norm1, scale.flatten())
-        self.proj = PackedLinear(attention.proj, of_heads, rows)
+        scale[0] = (padded(size) / size) ** 0.5
+        qkv_channels = torch.cat([head_channels + part * heads * padded(size) for part in range(3)])
+        self.qkv = PackedLinear(attention.qkv, rows, qkv_channels, block.norm1, scale.flatten())
+        self.proj = PackedLinear(attention.proj, head_channels, rows)
         self.fc1 = PackedLinear(block.mlp.fc1, rows, hidden, block.norm2)
-        both = torch.cat((rows, filled(int(rows[-1]) + 1) + hidden))
-        self.adjust = PackedLinear(in_one(block.mlp.fc2, adjust), both, out_of)
+        both = torch.cat((rows, padded(int(rows[-1]) + 1) + hidden))
+        self.adjust = PackedLinear(fold_linear(block.mlp.fc2, adjust), both, out_of)
 
     def forward(
         self,
         x_MK: Tensor,
         moments_P2M: Tensor,
-        picture: tuple[int, int, int],
+        shape_BHW: tuple[int, int, int],
         out_MN: Tensor,
         new_moments_P2M: Tensor,
         residual_MN: Tensor | None = None,
         share: float = 1.0,
     ) -> None:
-        """Writes what the 1×1 convolution gives: an activation of it, or its share on top of the residual."""
-        qkv = self.qkv(x_MK, moments_P2M).view(*picture, -1)
-        mixed = window_attention_expanded(qkv, self.bias, self.shift)
-        between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
+        """Writes the activated output of the 1×1 convolution, or `share` times it plus the residual if one is given."""
+        qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
+        mixed = window_attention_spread(qkv, self.bias, self.shift)
+        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
         tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
         inner, outer = self.fc1, self.adjust
         fused_mlp(
@@ -162,7 +161,7 @@ class PackedBlock(nn.Module):
 class PackedGroup(nn.Module):
     def __init__(self, group: Group, width: int, growth: int, share: float) -> None:
         super().__init__()
-        self.share, self.first, self.growth = share, filled(width), filled(growth)
+        self.share, self.first, self.growth = share, padded(width), padded(growth)
         blocks: list[PackedBlock] = []
         for index in range(1, 6):
             block, adjust = group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}")
@@ -175,22 +174,22 @@ class PackedGroup(nn.Module):
         self,
         row_MC: Tensor,
         moments_P2M: Tensor,
-        picture: tuple[int, int, int],
+        shape_BHW: tuple[int, int, int],
         next_row: Tensor,
         next_moments: Tensor,
     ) -> None:
-        """Fills the wide row and its moments up, and begins the next ones, the rest of which holds anything yet."""
-        width, parts, new_parts = self.first, moment_parts(self.first), moment_parts(self.growth)
+        """Fills the wide rows and their moments, and writes the first part of the next group's rows and moments."""
+        width, parts, new_parts = self.first, parts_of(self.first), parts_of(self.growth)
         for block in self.blocks[:-1]:
             new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
-            block(row_MC[:, :width], moments_P2M[:parts], picture, new, of_new)
+            block(row_MC[:, :width], moments_P2M[:parts], shape_BHW, new, of_new)
             width, parts = width + self.growth, parts + new_parts
-        first, of_first = next_row[:, : self.first], next_moments[: moment_parts(self.first)]
-        self.blocks[-1](row_MC, moments_P2M, picture, first, of_first, row_MC[:, : self.first], self.share)
+        first, of_first = next_row[:, : self.first], next_moments[: parts_of(self.first)]
+        self.blocks[-1](row_MC, moments_P2M, shape_BHW, first, of_first, row_MC[:, : self.first], self.share)
 
 
 class PackedBody(nn.Module):
-    """All groups: takes and gives tokens (B, H, W, C)."""
+    """All groups, on tokens (B, H, W, C)."""
 
     def __init__(self, groups: nn.ModuleList, width: int, growth: int, share: float) -> None:
         super().__init__()
@@ -200,14 +199,14 @@ class PackedBody(nn.Module):
             for group in groups
         )
 
-    def active_implementation(self) -> str:
-        """What takes the first layer's rows."""
+    def chosen(self) -> str:
+        """Returns the implementation of the first linear layer."""
         weight = next(module.weight for module in self.modules() if isinstance(module, PackedLinear))
         return auto_implementation(weight, weight)
 
     def forward(self, tokens_BHWC: Tensor) -> Tensor:
         batch, height, width, channels = tokens_BHWC.shape
-        first, growth = filled(self.width), filled(self.growth)
+        first, growth = padded(self.width), padded(self.growth)
         rows_MC = F.pad(tokens_BHWC.reshape(-1, channels), (0, first + 4 * growth - channels))
         parts = moment_parts(first) + 4 * moment_parts(growth)
         sums_P2M = rows_MC.new_empty((parts, 2, len(rows_MC)), dtype=torch.float32)
@@ -219,8 +218,8 @@ class PackedBody(nn.Module):
         return rows_MC[:, : self.width].view(batch, height, width, self.width)
 
 
-class PlaceShuffle(nn.Module):
-    """PixelShuffle of features that come sorted by the place they go to, so that a pixel's stay side by side."""
+class ChannelsLastPixelShuffle(nn.Module):
+    """PixelShuffle of features sorted by output pixel, so that the features of a pixel stay contiguous."""
 
     def __init__(self, factor: int) -> None:
         super().__init__()
@@ -228,14 +227,14 @@ class PlaceShuffle(nn.Module):
 
     def forward(self, x_BKHW: Tensor) -> Tensor:
         batch, height, width, features = (x_BKHW.shape[0], *x_BKHW.shape[2:], x_BKHW.shape[1] // self.factor**2)
-        # Of each pixel (factor) rows of (factor · features): the rows are exchanged with the pixels of a line.
+        # Each pixel has `factor` rows of factor · features channels; exchanges these rows with the pixels of a line.
         lines = x_BKHW.permute(0, 2, 3, 1).reshape(batch, height, width, self.factor, self.factor * features)
         grown = lines.transpose(2, 3).reshape(batch, height * self.factor, width * self.factor, features)
         return grown.permute(0, 3, 1, 2)
 
 
-def by_place(convolution: nn.Conv2d, factor: int) -> nn.Conv2d:
-    """Its outputs in the order that PlaceShuffle takes, from the one that PixelShuffle takes."""
+def reorder_outputs(convolution: nn.Conv2d, factor: int) -> nn.Conv2d:
+    """Permutes the output channels from the order of PixelShuffle to that of ChannelsLastPixelShuffle."""
     order = torch.arange(convolution.out_channels).unflatten(0, (-1, factor**2)).t().flatten()
     with torch.no_grad():
         convolution.weight.copy_(convolution.weight[order.to(convolution.weight.device)])
@@ -250,5 +249,5 @@ def pack_upsampling(steps: nn.Sequential) -> nn.Sequential:
     for convolution, shuffle in zip(pairs[::2], pairs[1::2], strict=True):
         assert isinstance(convolution, nn.Conv2d) and isinstance(shuffle, nn.PixelShuffle)
         factor = shuffle.upscale_factor
-        packed += [by_place(convolution, factor), PlaceShuffle(factor)]
+        packed += [reorder_outputs(convolution, factor), ChannelsLastPixelShuffle(factor)]
     return nn.Sequential(*packed)

@@ -1,7 +1,7 @@
-"""Attention of whole sequences inside a window of segments, and beyond it through a bias, in one softmax.
+"""Attention of whole sequences within a window of segments, and to biased tokens beyond it, in one softmax.
 
-The plain form goes through blocks of queries; on a CUDA device flex attention skips what nobody sees, and our own
-kernels, where they are asked for, are faster.
+The reference processes blocks of queries. On a CUDA device flex attention skips masked blocks, and Redline's Triton
+kernels are faster still where they are available.
 
 Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
 """
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from redline.models.memory.passage import Passage
-from redline.models.memory.seen_blocks import LEAST_CHANNELS, SeenBlocks
-from redline.nn.causal_attention import span_attention, span_kernels_are_faster
+from redline.models.memory.block_masks import LEAST_CHANNELS, BlockMasks
+from redline.models.memory.token_positions import TokenPositions
+from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
 from redline.ops.dispatch import warn_once_traced
 
 Far = tuple[Tensor, Tensor, Tensor]
-# Queries at a time: enough for large products, few enough for the scores of long sequences.
+# The number of queries per block: large enough for efficient products, small enough for the scores to fit in memory.
 _BLOCK = 512
-# Since torch 2.9 it rounds fp32 to TF32 unless told otherwise (pytorch#161022): gradients were off by a hundredth.
+# Since torch 2.9 flex attention rounds fp32 to TF32 by default (pytorch#161022), with gradient errors of 1%.
 _EXACT = {"FLOAT32_PRECISION": "'ieee'"}
 
 
@@ -30,29 +30,29 @@ def windowed_attention(
     query_BSQD: Tensor,
     key_BSHD: Tensor,
     value_BSHD: Tensor,
-    passage: Passage,
+    positions: TokenPositions,
     segment: int,
     window_segments: int,
     far: Far | None = None,
     implementation: str = "reference",
 ) -> Tensor:
-    """Gives (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
+    """Returns (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
     head_dim = query_BSQD.shape[-1]
     by_stretches = implementation == "auto" and span_kernels_are_faster(query_BSQD, head_dim)
     if by_stretches or implementation == "triton":
-        lowest_BS = (passage.positions_BS // segment - window_segments).clamp(min=0) * segment
-        before_BS, beyond = passage.positions_BS - lowest_BS, None if far is None else (*far, passage.positions_BS)
-        return span_attention(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
-    if passage.seen is not None:
-        by_flex_attention = _by_flex_attention if far is None else _apart
-        return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, passage.seen, far)
+        lowest_BS = (positions.positions_BS // segment - window_segments).clamp(min=0) * segment
+        before_BS, beyond = positions.positions_BS - lowest_BS, None if far is None else (*far, positions.positions_BS)
+        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
+    if positions.block_masks is not None:
+        by_flex_attention = _by_flex_attention if far is None else _outside_graph
+        return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, positions.block_masks, far)
     if query_BSQD.is_cuda:
-        warn_once_traced(f"attention with heads of {head_dim} channels is slow on a GPU: take 16 or more.")
-    places = passage.positions_BS, passage.documents_BS, segment, window_segments
-    return plain(query_BSQD, key_BSHD, value_BSHD, *places, far)
+        warn_once_traced(f"attention with a head dimension of {head_dim} is slow on a GPU: use 16 or more.")
+    places = positions.positions_BS, positions.documents_BS, segment, window_segments
+    return reference_attention(query_BSQD, key_BSHD, value_BSHD, *places, far)
 
 
-def plain(
+def reference_attention(
     query_BSQD: Tensor,
     key_BSHD: Tensor,
     value_BSHD: Tensor,
@@ -83,13 +83,13 @@ def plain(
     return torch.cat(outputs, 1)
 
 
-def attention_behind(
+def attention_of_last_tokens(
     query_BSQD: Tensor, key_BLHD: Tensor, value_BLHD: Tensor, positions_BL: Tensor, segment: int, span: int
 ) -> Tensor:
-    """Gives (B, S, Q, D) for the last S of L tokens, of which those before position 0 are none; a window is `span`."""
+    """Returns (B, S, Q, D) for the last S of L tokens in a window of `span` tokens; positions below 0 are padding."""
     length, before = query_BSQD.shape[1], key_BLHD.shape[1] - query_BSQD.shape[1]
     key, value = key_BLHD.transpose(1, 2), value_BLHD.transpose(1, 2)
-    shares = key_BLHD.shape[2] != query_BSQD.shape[2]  # only said where it is so: fewer kernels take it
+    grouped = key_BLHD.shape[2] != query_BSQD.shape[2]  # fewer kernels support enable_gqa
     outputs = []
     for begin in range(0, length, _BLOCK):
         end = min(begin + _BLOCK, length)
@@ -100,12 +100,12 @@ def attention_behind(
         mask = near & (there_B1K <= asked_BT1) & (there_B1K >= 0)
         query = query_BSQD[:, begin:end].transpose(1, 2)
         there = key[:, :, seen], value[:, :, seen]
-        outputs.append(F.scaled_dot_product_attention(query, *there, attn_mask=mask[:, None], enable_gqa=shares))
+        outputs.append(F.scaled_dot_product_attention(query, *there, attn_mask=mask[:, None], enable_gqa=grouped))
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
 def logits(query_BTQD: Tensor, key_BLHD: Tensor) -> Tensor:
-    """Scaled products (B, H, G, T, L), in fp32 at the least."""
+    """Returns the scaled products of queries and keys (B, H, G, T, L), in fp32 or higher precision."""
     heads, head_dim = key_BLHD.shape[-2:]
     number = torch.promote_types(query_BTQD.dtype, torch.float32)
     grouped = query_BTQD.unflatten(2, (heads, -1))
@@ -113,56 +113,58 @@ def logits(query_BTQD: Tensor, key_BLHD: Tensor) -> Tensor:
 
 
 def mix(attention_BHGTL: Tensor, value_BLHD: Tensor) -> Tensor:
-    """Values (B, T, Q, D) weighted by attention."""
+    """Returns the values (B, T, Q, D) weighted by attention."""
     mixed = torch.einsum("bhgtl,blhd->bthgd", attention_BHGTL.to(value_BLHD.dtype), value_BLHD)
     return mixed.flatten(2, 3)
 
 
 def _by_flex_attention(
-    query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: SeenBlocks, far: Far | None
+    query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, masks: BlockMasks, far: Far | None
 ) -> Tensor:
-    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, seen.near, None)
+    near, weight = _flex(query_BSQD, key_BSHD, value_BSHD, masks.near, None)
     if far is None:
         return near.transpose(1, 2)
-    read_beyond = _beyond_in_order if torch.are_deterministic_algorithms_enabled() else _beyond
-    beyond, far_weight = read_beyond(*far, value_BSHD, seen.beyond)
+    attend_beyond = _deterministic_beyond if torch.are_deterministic_algorithms_enabled() else _beyond
+    beyond, far_weight = attend_beyond(*far, value_BSHD, masks.beyond)
     share = (far_weight - weight).sigmoid().unsqueeze(-1).to(near.dtype)
     return torch.lerp(near, beyond, share).transpose(1, 2)
 
 
-def _beyond(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
+def _beyond(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, mask: Any) -> tuple[Tensor, Tensor]:
     def biased(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         return score + bias_BS[b, k]
 
-    return _flex(query, key, value, seen, biased)
+    return _flex(query, key, value, mask, biased)
 
 
-def _beyond_in_order(query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, seen: Any) -> tuple[Tensor, Tensor]:
-    """The same without a bias, whose gradient all queries would add to in whatever order they finish.
+def _deterministic_beyond(
+    query: Tensor, key: Tensor, bias_BS: Tensor, value: Tensor, mask: Any
+) -> tuple[Tensor, Tensor]:
+    """Computes `_beyond` with a deterministic gradient of the bias.
 
-    Values are weighted by e to the bias instead. What the shares would have to be divided by is read in a second pass,
-    of the weights alone: beside the values they would be more channels than the kernels have room for.
+    The gradient of a score bias is summed over queries in no fixed order. This function weights the values by exp(bias)
+    instead. A second pass over the weights alone gives the normalizer; appended to the values, the weights would exceed
+    the head dimension that the kernels support.
     """
-    # The largest weight is 1: where all are small, fp16 would have none.
+    # Scaled so that the largest weight is 1; otherwise all weights could underflow in fp16.
     most_B1 = bias_BS.detach().amax(1, keepdim=True)
     weight_BS11 = (bias_BS - most_B1).exp()[..., None, None]
-    mixed, lse = _flex(query, key, (weight_BS11 * value).to(value.dtype), seen, None)
+    mixed, lse = _flex(query, key, (weight_BS11 * value).to(value.dtype), mask, None)
     weights = (weight_BS11 * torch.ones_like(value[..., :LEAST_CHANNELS])).to(value.dtype)
-    total = _flex(query, key, weights, seen, None)[0][..., 0].to(lse.dtype)
-    # Nothing is seen by those whose document has not left the window.
+    total = _flex(query, key, weights, mask, None)[0][..., 0].to(lse.dtype)
+    # The total is 0 for queries without a token beyond the window.
     sees = total > 0
     total = torch.where(sees, total, 1)
     lse = torch.where(sees, lse + total.log() + most_B1[:, None], -torch.inf)
     return (mixed / total.unsqueeze(-1)).to(mixed.dtype), lse
 
 
-# Where a bias is made in the same compiled graph as flex attention, gradients come out wrong (attention-gym#20): ours
-# were off by up to their own size, the loss by nothing. Called outside of the graph, it is compiled on its own, and
-# right.
-_apart: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
+# Gradients are wrong if a bias is computed in the same compiled graph as flex attention (attention-gym#20): by up to
+# 100% here, with a correct loss. Outside of the graph flex attention is compiled separately and is correct.
+_outside_graph: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
 
 
-def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, score: Any) -> tuple[Tensor, Tensor]:
+def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, mask: Any, score: Any) -> tuple[Tensor, Tensor]:
     query, key, value = (tensor.transpose(1, 2) for tensor in (query_BSQD, key_BSHD, value_BSHD))
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
     mixed, beside = attend(
@@ -170,7 +172,7 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, s
         key,
         value,
         score_mod=score,
-        block_mask=seen,
+        block_mask=mask,
         enable_gqa=True,
         kernel_options=_EXACT if query.dtype == torch.float32 else None,
         return_aux=AuxRequest(lse=True),
@@ -180,5 +182,5 @@ def _flex(query_BSQD: Tensor, key_BSHD: Tensor, value_BSHD: Tensor, seen: Any, s
 
 @cache
 def _compiled() -> Any:
-    """A model that is compiled compiles it too; on its own it would make something of the size of all pairs."""
+    """Compiles flex attention for models that are not compiled; eager flex attention materializes all scores."""
     return torch.compile(flex_attention)

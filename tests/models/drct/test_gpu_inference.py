@@ -12,7 +12,7 @@ from redline.ladder.rungs.fp16 import find_overflow
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
-from redline.models.drct.packed import PackedBody, PackedLinear, filled, pack_upsampling, places
+from redline.models.drct.gpu_inference import PackedBody, PackedLinear, channel_indices, pack_upsampling, padded
 
 USUAL = DrctConfig.of(2, 1, window=4, features=8)
 ODD = DrctConfig.of(3, 2, width=20, growth=6, features=8, window=4)
@@ -26,7 +26,7 @@ def packed(model: Drct) -> Drct:
 
 @pytest.mark.parametrize("config", [USUAL, ODD], ids=["180 channels", "20 channels"])
 @torch.no_grad()
-def test_gives_what_the_groups_give(config: DrctConfig) -> None:
+def test_output_equals_that_of_the_original_groups(config: DrctConfig) -> None:
     model = draw(Drct(config)).eval().double()
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases far from one and zero
@@ -60,7 +60,7 @@ def test_pixels_are_shuffled_by_whole_rows_of_features() -> None:
 
 
 def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
-    assert places([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
+    assert channel_indices([5, 3]).tolist() == [0, 1, 2, 3, 4, 8, 9, 10]
     model = Drct(ODD)
     model.pack(torch.device("cuda"))
     (body,) = model.layers
@@ -68,7 +68,7 @@ def test_pieces_and_heads_begin_at_multiples_of_eight() -> None:
     shapes = [tuple(module.weight.shape) for module in body.modules() if isinstance(module, PackedLinear)]
     assert all(columns % 8 == 0 and channels % 8 == 0 for columns, channels in shapes)
     heads, size = ODD.heads[0], 20 // ODD.heads[0]
-    assert shapes[0] == (3 * heads * filled(size), 24)
+    assert shapes[0] == (3 * heads * padded(size), 24)
 
 
 def test_sums_follow_the_weights_when_they_are_rounded() -> None:
@@ -82,7 +82,7 @@ def test_sums_follow_the_weights_when_they_are_rounded() -> None:
             assert torch.equal(module.weight_sums, module.weight.float().sum(1))
 
 
-def test_nothing_of_the_old_groups_is_left() -> None:
+def test_the_original_groups_are_released() -> None:
     """Else a rung that quantizes linear layers would change such as nobody calls."""
     model = Drct(ODD)
     before = sum(parameter.numel() for parameter in model.parameters())
@@ -91,7 +91,7 @@ def test_nothing_of_the_old_groups_is_left() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) < before / 2
 
 
-def test_no_module_gives_out_what_nobody_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_returns_uninitialized_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks for overflow in what modules give would take it for one."""
     empty_like = torch.empty_like
 

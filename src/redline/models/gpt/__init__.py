@@ -1,5 +1,0 @@
-"""A small GPT for training steps."""
-
-from redline.models.gpt.model import GPT
-
-__all__ = ["GPT"]

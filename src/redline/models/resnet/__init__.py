@@ -1,5 +1,0 @@
-"""A residual convolutional classifier."""
-
-from redline.models.resnet.model import ResNet
-
-__all__ = ["ResNet"]

@@ -1,5 +1,0 @@
-"""A U-Net pair for live video diffusion."""
-
-from redline.models.unet.model import MULTIPLIERS, STEPS, UNet, VideoUNet
-
-__all__ = ["MULTIPLIERS", "STEPS", "UNet", "VideoUNet"]
