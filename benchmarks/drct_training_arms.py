@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from redline.models.drct import Drct
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 from redline.training.bundled import CONFIGS
 from redline.training.checkpoints import Checkpoints, Position, State
 from redline.training.ema import Ema
@@ -85,7 +85,7 @@ class Steps:
         assert isinstance(task.model, Drct)
         perturb(task.model)
         for module in task.model.modules():
-            if isinstance(module, Choosing):
+            if isinstance(module, SwitchableModule):
                 module.implementation = arm.attention
         options: dict[str, Any] = {"mode": arm.mode} if arm.mode else {"options": dict(arm.options) or None}
         for module in {"eager": [], "groups": task.model.layers, "whole": [task.model]}[arm.compiled]:

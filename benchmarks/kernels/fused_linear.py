@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.gpu_inference import PackedLinear, padded
-from redline.ops.fused_linear import moments, parts_of
+from redline.ops.fused_linear import moments, moment_parts
 
 ROWS = 256 * 256
 # Eager arms round after every operation.

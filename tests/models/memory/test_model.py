@@ -16,7 +16,7 @@ from redline.models.memory import (
     windowed_attention,
 )
 from redline.models.memory.token_positions import TokenPositions
-from redline.nn.choosing import Choosing
+from redline.nn.choosing import SwitchableModule
 from redline.nn.packing import Packing
 from redline.nn.switchable import SwitchableModule
 
@@ -268,7 +268,7 @@ def test_a_saved_model_comes_back_and_another_is_refused(tmp_path: Path) -> None
 
 
 def test_every_dispatching_module_names_its_implementation() -> None:
-    modules = [module for module in built(SMALL).modules() if isinstance(module, Choosing)]
+    modules = [module for module in built(SMALL).modules() if isinstance(module, SwitchableModule)]
     assert {type(module).__name__ for module in modules} >= {"NeuralMemory", "RMSNorm", "SwiGLU", "Head"}
     for module in modules:
         module.implementation = "auto"

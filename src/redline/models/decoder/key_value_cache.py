@@ -203,7 +203,7 @@ class LevelPast:
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
         self.layer.write(self.rows_B1, self.slots_BS, k_BSGD, v_BSGD)
         held = (buffer[:, : self.slots].to(q_BSHD.dtype) for buffer in (self.layer.keys_BCGD, self.layer.values_BCGD))
-        return attention_to_all_before(q_BSHD, *held)
+        return attention_with_past(q_BSHD, *held)
 
 
 @dataclass(frozen=True)

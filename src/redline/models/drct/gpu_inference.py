@@ -123,7 +123,7 @@ class PackedBlock(nn.Module):
         heads = table.shape[1]
         size = width // heads
         self.shift = attention.shift
-        self.register_buffer("bias", spread(table.detach(), attention.window), persistent=False)
+        self.register_buffer("bias", expand_bias_table(table.detach(), attention.window), persistent=False)
         rows, head_channels = channel_indices(pieces), channel_indices([size] * heads)
         hidden = torch.arange(block.mlp.fc1.out_features)
         # Attention divides by the square root of the padded head dimension; the scale of the queries compensates.
@@ -148,8 +148,8 @@ class PackedBlock(nn.Module):
     ) -> None:
         """Writes the activated output of the 1×1 convolution, or `share` times it plus the residual if one is given."""
         qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
-        mixed = window_attention_spread(qkv, self.bias, self.shift)
-        between = x_MK.new_empty((parts_of(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
+        mixed = window_attention_expanded(qkv, self.bias, self.shift)
+        between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
         tokens = self.proj(mixed.flatten(0, 2), residual_MN=x_MK, new_moments_P2M=between)
         inner, outer = self.fc1, self.adjust
         fused_mlp(
@@ -179,12 +179,12 @@ class PackedGroup(nn.Module):
         next_moments: Tensor,
     ) -> None:
         """Fills the wide rows and their moments, and writes the first part of the next group's rows and moments."""
-        width, parts, new_parts = self.first, parts_of(self.first), parts_of(self.growth)
+        width, parts, new_parts = self.first, moment_parts(self.first), moment_parts(self.growth)
         for block in self.blocks[:-1]:
             new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
             block(row_MC[:, :width], moments_P2M[:parts], shape_BHW, new, of_new)
             width, parts = width + self.growth, parts + new_parts
-        first, of_first = next_row[:, : self.first], next_moments[: parts_of(self.first)]
+        first, of_first = next_row[:, : self.first], next_moments[: moment_parts(self.first)]
         self.blocks[-1](row_MC, moments_P2M, shape_BHW, first, of_first, row_MC[:, : self.first], self.share)
 
 
@@ -199,7 +199,7 @@ class PackedBody(nn.Module):
             for group in groups
         )
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         """Returns the implementation of the first linear layer."""
         weight = next(module.weight for module in self.modules() if isinstance(module, PackedLinear))
         return auto_implementation(weight, weight)

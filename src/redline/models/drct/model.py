@@ -13,13 +13,13 @@ from redline.models.drct.blocks import RESIDUAL_SHARE, Group
 from redline.models.drct.config import DrctConfig
 from redline.models.drct.cpu_inference import WindowedBody
 from redline.models.drct.gpu_inference import PackedBody, pack_upsampling
-from redline.nn import Choosing
+from redline.nn import SwitchableModule
 
 # The mean color of the original's training images, which the checkpoints expect to be subtracted.
 _MEAN = (0.4488, 0.4371, 0.4040)
 
 
-class Drct(Choosing):
+class Drct(SwitchableModule):
     """Maps images (B, 3, H, W) in [0, 1] to (B, 3, scale·H, scale·W)."""
 
     mean: Tensor

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from redline.errors import ModelError
 from redline.models.lsd.config import EIGHT, IMAGE_CHANNELS, IMAGES_BLENDED, LsdConfig
 from redline.models.unet import HEAD_WIDTH, STEPS, Block, SelfAttention
-from redline.nn.checkpointing import recomputed
+from redline.nn.checkpointing import checkpointed
 
 # The noise process and the prediction type, for samplers.
 PROCESS, PREDICTION = "flow", "sample"

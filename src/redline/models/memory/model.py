@@ -20,7 +20,7 @@ from redline.models.memory.neural_memory import NeuralMemory
 from redline.models.memory.slot_attention import SlotAttention, WindowState
 from redline.models.memory.state import LayerState, MemoryState, Origin
 from redline.models.memory.token_positions import TokenPositions
-from redline.nn.checkpointing import GRANULARITIES, recomputed
+from redline.nn.checkpointing import GRANULARITIES, checkpointed
 from redline.nn.head import Head
 from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
@@ -60,8 +60,8 @@ class Block(nn.Module):
         self, branch_BSD: Tensor, residual_BSD: Tensor | None, positions: TokenPositions, state: LayerState | None
     ) -> tuple[Tensor, Tensor, LayerState | None, Tensor | None]:
         if self.recompute == "layer":
-            mixed, residual, state, score = recomputed(self._mix, branch_BSD, residual_BSD, positions, state)
-            return *recomputed(self._feed, mixed, residual), state, score
+            mixed, residual, state, score = checkpointed(self._mix, branch_BSD, residual_BSD, positions, state)
+            return *checkpointed(self._feed, mixed, residual), state, score
         mixed, residual, state, score = self._mix(branch_BSD, residual_BSD, positions, state)
         return *self._feed(mixed, residual), state, score
 

@@ -30,7 +30,7 @@ class NeuralState:
     memory: UpdateState
 
 
-class NeuralMemory(Dispatched):
+class NeuralMemory(DispatchedModule):
     # Unlike other modules this one does not default to "reference", which would make training on a GPU very slow.
     implementation = "auto"
 

@@ -28,8 +28,8 @@ from redline.models.memory.short_convolution import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, gather_rows
 from redline.models.memory.token_positions import TokenPositions
 from redline.models.memory.windowed_attention import attention_of_last_tokens, logits, mix, windowed_attention
-from redline.nn.causal_attention import stretches_are_faster
-from redline.nn.choosing import Choosing
+from redline.nn.causal_attention import span_kernels_are_faster
+from redline.nn.choosing import SwitchableModule
 from redline.nn.linear import Linear
 from redline.nn.switchable import SwitchableModule
 
@@ -65,7 +65,7 @@ class SlotAttention(SwitchableModule):
             nn.init.constant_(self.score.bias, _FIRST_SCORE)
         self.out = Linear(config.width, config.width, bias=False)
 
-    def chosen(self) -> str:
+    def active_implementation(self) -> str:
         """Returns the implementation used for whole sequences; with a state it is always PyTorch's attention."""
         weight, head_dim = self.out.weight, self.config.head_dim
         if self.implementation != "reference" and span_kernels_are_faster(weight, head_dim):

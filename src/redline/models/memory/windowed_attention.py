@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from redline.models.memory.block_masks import LEAST_CHANNELS, BlockMasks
 from redline.models.memory.token_positions import TokenPositions
-from redline.nn.causal_attention import attention_to_the_last, stretches_are_faster
+from redline.nn.causal_attention import span_attention, span_kernels_are_faster
 from redline.ops.dispatch import warn_once_traced
 
 Far = tuple[Tensor, Tensor, Tensor]
@@ -42,7 +42,7 @@ def windowed_attention(
     if by_stretches or implementation == "triton":
         lowest_BS = (positions.positions_BS // segment - window_segments).clamp(min=0) * segment
         before_BS, beyond = positions.positions_BS - lowest_BS, None if far is None else (*far, positions.positions_BS)
-        return attention_to_the_last(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
+        return span_attention(query_BSQD, key_BSHD, value_BSHD, before_BS, beyond)
     if positions.block_masks is not None:
         by_flex_attention = _by_flex_attention if far is None else _outside_graph
         return by_flex_attention(query_BSQD, key_BSHD, value_BSHD, positions.block_masks, far)
