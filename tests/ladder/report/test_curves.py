@@ -23,7 +23,7 @@ def test_a_picture_for_each_width() -> None:
     falling = Curve("training", tuple((n, 3.0 - n / 10) for n in range(20)))
     drawn = str(draw_curves("Loss", [falling, Curve("none", ())], "loss"))
     assert drawn.count("<svg") == 3 and "training ends at 1.1" in drawn
-    first = re.search(r'<path class="curve" d="M([^"]+)"', drawn)
+    first = re.search(r'<path class="c0" d="M([^"]+)"', drawn)
     heights = [float(pair.split()[1]) for pair in first[1].split("L")]
     assert heights == sorted(heights)  # lower values stand lower on the page
     assert str(draw_curves("Loss", [Curve("one", ((1, 2.0),))], "loss")) == ""

@@ -1,10 +1,6 @@
 """The report as one HTML file: no script, nothing loaded from elsewhere, whatever was measured escaped."""
 
-from dataclasses import dataclass, replace
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from dataclasses import replace
 
 from redline.ladder.report.charts import draw_all
 from redline.ladder.report.climb import Climb, eager_beside, format_ratio
@@ -19,26 +15,17 @@ from redline.ladder.report.tables import (
     format_date,
 )
 from redline.notation import format_bytes, format_seconds
+from redline.pages import Tile, render_page
 
 _TONES = dict.fromkeys(("kept", "within"), "good") | dict.fromkeys(("refused", "failed", "outside"), "bad")
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A figure at the top of the page."""
-
-    name: str
-    value: str
-    note: str
-
-
 def render_html(climb: Climb) -> str:
     """The whole page."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_resource("report.html.jinja"))
     result = climb.result or climb.baseline or climb.entries[0]
-    return template.render(
-        css=Markup(_resource("report.css")),
+    return render_page(
+        "redline.ladder.report",
+        "report.html.jinja",
         climb=climb,
         subject=climb.subject,
         machine=climb.subject.machine.get("name", "unknown machine"),
@@ -102,7 +89,3 @@ def _without_empty(table: Table) -> Table:
         columns=tuple(table.columns[i] for i in shown),
         rows=tuple(tuple(row[i] for i in shown) for row in table.rows),
     )
-
-
-def _resource(name: str) -> str:
-    return files("redline.ladder.report").joinpath(name).read_text(encoding="utf-8")

@@ -20,10 +20,10 @@ class Curve:
 
     name: str
     points: tuple[tuple[float, float], ...]
-    kind: str = "curve"
+    kind: str = "c0"
 
     @classmethod
-    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "curve") -> "Curve":
+    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "c0") -> "Curve":
         """Of entries that have a step."""
         found = [(entry["step"], entry[key]) for entry in entries if isinstance(entry.get(key), (int, float))]
         return cls(name or key, tuple((step, value) for step, value in found if math.isfinite(value)), kind)
