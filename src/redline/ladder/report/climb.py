@@ -47,9 +47,9 @@ class Climb:
         if not measurements:
             raise MeasurementError("there is no measurement to report on.")
         rows = ladder_rows(measurements)
-        final_at = _find_final(rows)
+        final_at = find_final(rows)
         entries = tuple(
-            Entry(m, row, _label(row, index == final_at))
+            Entry(m, row, row_label(row, index == final_at))
             for index, (m, row) in enumerate(zip(measurements, rows, strict=True))
         )
         compiles = tuple(e for e in entries if e.row.role == "compile")
@@ -137,7 +137,7 @@ def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> l
     return [m for m in measurements if m.run == chosen]
 
 
-def _find_final(rows: Sequence[Row]) -> int | None:
+def find_final(rows: Sequence[Row]) -> int | None:
     """The final plan's row: the file may also hold final rows of the plans it was compared with."""
     finals = [index for index, row in enumerate(rows) if row.role == "final"]
     rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
@@ -145,7 +145,7 @@ def _find_final(rows: Sequence[Row]) -> int | None:
     return next(iter(kept or [i for i in finals if rows[i].plan not in rivals] or finals), None)
 
 
-def _label(row: Row, final: bool) -> str:
+def row_label(row: Row, final: bool) -> str:
     if row.role == "baseline":
         return "eager"
     if row.role in TRIED:

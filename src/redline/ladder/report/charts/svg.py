@@ -100,6 +100,21 @@ class Drawing:
             body=body,
         )
 
+    def document(self, style: str) -> Markup:
+        """Returns a standalone SVG file with `style` as its style sheet."""
+        form = (
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+            'role="img"><title>{title}</title><desc>{desc}</desc><style>{style}</style>{body}</svg>\n'
+        )
+        return Markup(form).format(
+            width=self.width,
+            height=self.height,
+            title=self.title,
+            desc=self.description,
+            style=Markup(style),
+            body=Markup("\n").join(self.parts),
+        )
+
 
 @dataclass(frozen=True)
 class Scale:
