@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from redline.ladder.rewrites.attention import attend
-from redline.ladder.rewrites.attention_match import NoMatch, match, put_in_place, softmaxes
+from redline.ladder.rewrites.attention_match import NoMatch, insert_attend, match, softmaxes
 
 INF = float("inf")
 Q, K, V = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 6)
@@ -110,7 +110,7 @@ def test_a_known_form_becomes_one_equal_call(name: str) -> None:
     module, softmax = traced(EQUAL[name])
     expected = module(Q, K, V, MASK, BIAS)
     found = match(softmax, {})
-    call = put_in_place(module.graph, found, causal=False, dropout_p=found.dropout_p)
+    call = insert_attend(module.graph, found, causal=False, dropout_p=found.dropout_p)
     module.graph.lint()
     module.recompile()
     assert call.target is attend and not softmaxes(module.graph, {}) and found.dropout_p == 0

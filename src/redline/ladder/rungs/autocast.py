@@ -5,8 +5,6 @@ kernel. Sensitive operations such as softmax and sums stay in fp32, but the cast
 direct conversions `bf16` and `fp16` avoid. A climb measures the difference.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import on_device, state_preserved
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
@@ -84,7 +83,6 @@ class Autocast(Rung):
 
 def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dict[str, torch.dtype]:
     """Returns the output dtype of each layer in one forward pass that does not change the model."""
-    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
     seen: dict[str, torch.dtype] = {}
     handles = []
     for name, module in model.named_modules():
@@ -95,21 +93,9 @@ def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dic
 
             handles.append(module.register_forward_hook(look))
     try:
-        with torch.no_grad(), _undisturbed(model, device):
-            call(model, sample)
+        with torch.no_grad(), state_preserved(model):
+            call(model, on_device(sample, device))
     finally:
         for handle in handles:
             handle.remove()
     return seen
-
-
-@contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restores the random state and the buffers (the statistics of BatchNorm in training) on exit."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import on_device, state_preserved
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
@@ -173,7 +173,6 @@ def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
 
 def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch.device) -> set[Pair]:
     """Returns the pairs whose BatchNorm receives exactly the output of its layer in one forward pass."""
-    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
     outputs: dict[str, Any] = {}
     agreed, broken, handles = set(), set(), []
     for layer_name, norm_name in pairs:
@@ -188,8 +187,8 @@ def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device
         handles.append(model.get_submodule(layer_name).register_forward_hook(keep))
         handles.append(model.get_submodule(norm_name).register_forward_pre_hook(compare))
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            call(model, sample)
+        with torch.no_grad(), state_preserved(model):
+            call(model, on_device(sample, device))
     finally:
         for handle in handles:
             handle.remove()
