@@ -47,7 +47,7 @@ def test_options(file, tmp_path):
 def test_bad_input_is_one_sentence(file, tmp_path):
     for arguments, words in (
         ([str(tmp_path / "none.jsonl")], "cannot read the measurement file"),
-        ([str(file), "--run", "third"], "no run 'third' in this file"),
+        ([str(file), "--run", "third"], "no run in this file starts with 'third'"),
     ):
         seen = CliRunner().invoke(app, arguments)
         assert isinstance(seen.exception, MeasurementError)

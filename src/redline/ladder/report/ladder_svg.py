@@ -78,10 +78,9 @@ def ladder_svg(
 
 def climb_svg(climb: Climb) -> str:
     """Returns the picture of `climb`, titled with its workload, its machine and its headline."""
-    machine = str(climb.subject.machine.get("name", "unknown machine"))
     return ladder_svg(
         [entry.row for entry in climb.entries],
-        f"{climb.subject.workload} on {machine}",
+        f"{climb.subject.workload} on {climb.machine.name}",
         climb.headline(),
         objective=climb.subject.objective,
     )
