@@ -66,7 +66,7 @@ def test_the_latest_run_unless_another_is_named():
     assert {m.run for m in choose_run(both, "aa11")} == {m.run for m in choose_run(both, "aa")} == {"aa11"}
     with pytest.raises(MeasurementError, match="no run in this file starts with 'zz': choose one of 'aa11', 'ab22'"):
         choose_run(both, "zz")
-    with pytest.raises(MeasurementError, match="several runs start with 'a'"):
+    with pytest.raises(MeasurementError, match="several runs in this file start with 'a'"):
         choose_run(both, "a")
     with pytest.raises(MeasurementError, match="no measurement"):
         choose_run([])
