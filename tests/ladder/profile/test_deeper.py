@@ -26,7 +26,7 @@ def test_without_layers_the_whole_step_is_named():
 
 
 def test_nvtx_needs_a_gpu(subject):
-    with pytest.raises(RedlineError, match="no CUDA device"):
+    with pytest.raises(RedlineError, match="needs a CUDA device"):
         run_with_nvtx(subject("perceptron"))
 
 

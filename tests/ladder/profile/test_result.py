@@ -75,7 +75,7 @@ def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
 
 
 def test_a_model_that_raises_is_one_sentence(machine: Machine, workload):
-    with pytest.raises(RedlineError, match="broken: a step raised ValueError: out of luck"):
+    with pytest.raises(RedlineError, match="broken: the step failed: ValueError: out of luck"):
         profile_workload(workload("broken"), Plan(), machine, repeats=1)
 
 

@@ -59,16 +59,16 @@ REFUSED: dict[str, tuple[Form, str]] = {
         lambda q, k, v, m, b: ((s := q @ k.mT).mul(2).softmax(-1) @ v, s),
         "scores are used elsewhere",
     ),
-    "masked, then scaled": (lambda q, k, v, m, b: ((q @ k.mT + b) * 2).softmax(-1) @ v, "scaled after they are masked"),
+    "masked, then scaled": (lambda q, k, v, m, b: ((q @ k.mT + b) * 2).softmax(-1) @ v, "scaled after masking"),
     "filled, then scaled": (
         lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -INF).div(2).softmax(-1) @ v,
-        "scaled after they are masked",
+        "scaled after masking",
     ),
     "a number added": (lambda q, k, v, m, b: (q @ k.mT + 1).softmax(-1) @ v, "a number is added"),
     "weak fill": (lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -9e7).softmax(-1) @ v, "filled with -9e\\+07"),
     "computed fill": (
         lambda q, k, v, m, b: torch.where(m, q @ k.mT, b.min()).softmax(-1) @ v,
-        "filled with a computed value",
+        "fill value is not a constant",
     ),
     "two fills": (
         lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -INF).masked_fill(b > 1, -1e9).softmax(-1) @ v,
@@ -76,10 +76,10 @@ REFUSED: dict[str, tuple[Form, str]] = {
     ),
     "computed dropout": (
         lambda q, k, v, m, b: F.dropout((q @ k.mT).softmax(-1), b[0, 0, 0]) @ v,
-        "its dropout is computed",
+        "its dropout probability is not a constant",
     ),
-    "weights changed": (lambda q, k, v, m, b: (q @ k.mT).softmax(-1).mul(2) @ v, "do not go straight into a product"),
-    "weights on the right": (lambda q, k, v, m, b: v.mT @ (q @ k.mT).softmax(-1), "do not go straight into a product"),
+    "weights changed": (lambda q, k, v, m, b: (q @ k.mT).softmax(-1).mul(2) @ v, "are not directly multiplied"),
+    "weights on the right": (lambda q, k, v, m, b: v.mT @ (q @ k.mT).softmax(-1), "are not directly multiplied"),
     "einsum and matmul": (
         lambda q, k, v, m, b: torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1) @ v,
         "mixes einsum with other products",

@@ -70,7 +70,7 @@ def test_nan_never_passes(bad: float) -> None:
     x = torch.randn(3, 6)
     x[1, 2] = bad
     job = Job.of(Net(), samples=(torch.randn(3, 6), x))
-    with pytest.raises(RungError, match="'first' saw a NaN or an infinity"):
+    with pytest.raises(RungError, match="'first': its inputs on the samples contain NaN or infinity"):
         clipping_limits(job, linear_layers(job.model), "minmax", 99.9)
 
 

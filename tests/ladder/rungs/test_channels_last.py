@@ -54,7 +54,7 @@ def test_pictures_really_arrive_channels_last() -> None:
 def test_proof_counts_what_was_rearranged() -> None:
     job = ChannelsLast().apply(Job.of(Net()))
     assert ChannelsLast().proof(job) == (
-        "3 of 3 convolutions are channels-last, 2 of them rearranged (1 read the same in both layouts)"
+        "3 of 3 convolutions are channels-last, 2 of them converted (1 identical in both layouts)"
     )
     nothing = ChannelsLast().apply(Job.of(nn.Linear(2, 2)))
     assert ChannelsLast().proof(nothing) == ""

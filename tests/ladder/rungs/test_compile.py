@@ -196,7 +196,7 @@ def test_reasons_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         Compile().why_not(cuda)
         == Compile().why_not(CPU)
-        == "TORCH_COMPILE_DISABLE=1 in the environment switches it off"
+        == "it is disabled by the environment variable TORCH_COMPILE_DISABLE=1"
     )
 
 

@@ -286,7 +286,7 @@ def test_the_rung_wraps_a_model_and_proves_it(monkeypatch: pytest.MonkeyPatch) -
     assert plan.rungs[0].proof(job) == ""
     for seed in range(3):
         assert torch.equal(run(inputs(seed, 4, 6)), model(inputs(seed, 4, 6)))
-    assert plan.rungs[0].proof(job) == "1 graph recorded, 3 replays, 4 KiB in the pool"
+    assert plan.rungs[0].proof(job) == "1 graph captured, 3 replays, 4 KiB in the pool"
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
 
 
@@ -303,13 +303,13 @@ def test_reasons_why_not() -> None:
     assert rung.why_not(CPU) == "it needs a CUDA GPU"
     assert rung.why_not(CUDA) == rung.why_not(CUDA, Job.of(Net())) == ""
     assert "host memory" in rung.why_not(CUDA, Job.of(Net(), host_inputs=True))
-    assert "loss scaler" in rung.why_not(CUDA, replace(training_job(Net(), "sgd"), scaler=lambda o: None))
-    for graphs, reason in ((True, "CUDA graphs of its own"), (False, "")):
+    assert "grad_scaler" in rung.why_not(CUDA, replace(training_job(Net(), "sgd"), scaler=lambda o: None))
+    for graphs, reason in ((True, "CUDA graphs itself"), (False, "")):
         job = Job.of(Net()).with_evidence("compile", Compiled(graphs, 1, 0, Compile().options()))  # type: ignore[arg-type]
         assert reason in rung.why_not(CUDA, job) and bool(reason) == bool(rung.why_not(CUDA, job))
     with pytest.raises(Unavailable, match="CUDA GPU"):
         Plan.parse("cuda_graph").build(Job.of(Net()), CPU)
-    with pytest.raises(RungError, match="1 or more"):
+    with pytest.raises(RungError, match="at least 1"):
         CudaGraph(limit=0)
     with pytest.raises(PlanError, match="exclude"):
         Plan.parse("cuda_graph + streams")

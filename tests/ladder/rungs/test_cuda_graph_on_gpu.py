@@ -33,7 +33,7 @@ def test_on_cuda_replays_equal_eager_and_can_be_fed_back() -> None:
             assert relative_error([y], [x]) < 1e-6
         assert job.evidence["cuda_graph"].graphs == 3
         proof = plan.rungs[0].proof(job)
-        assert proof.startswith("3 graphs recorded, 20 replays, ") and "0 B" not in proof
+        assert proof.startswith("3 graphs captured, 20 replays, ") and "0 B" not in proof
 
 
 @pytest.mark.gpu
@@ -68,7 +68,7 @@ def test_on_cuda_training_equals_eager_step_by_step(optimizer: str, drop: float)
         names = list(gradients)
         assert relative_error([expected[index][1][n] for n in names], [gradients[n] for n in names]) < 1e-3, index
     assert relative_error(list(eager.model.state_dict().values()), list(step.model.state_dict().values())) < 1e-4
-    assert plan.rungs[0].proof(job).startswith("2 graphs recorded, 7 replays")
+    assert plan.rungs[0].proof(job).startswith("2 graphs captured, 7 replays")
 
 
 class Littering(nn.Linear):

@@ -184,10 +184,15 @@ def test_tracing_leaves_nothing_behind_in_the_model() -> None:
 
 def test_proof_says_how_the_pairs_were_found() -> None:
     x = torch.randn(2, 3, 7, 6)
-    assert FoldBatchnorm().proof(fold(lived_in(Residual()))) == "2 BatchNorm(s) folded, 0 left; pairs found by tracing"
+    assert (
+        FoldBatchnorm().proof(fold(lived_in(Residual())))
+        == "2 BatchNorm(s) folded, 0 remaining; pairs found by tracing"
+    )
     assert FoldBatchnorm().proof(fold(lived_in(Residual()), x)).endswith("by tracing, confirmed on a sample")
     proof = FoldBatchnorm().proof(fold(lived_in(Branching())))
-    assert proof.startswith("1 BatchNorm(s) folded, 1 left; pairs found inside nn.Sequential only, because tracing")
+    assert proof.startswith(
+        "1 BatchNorm(s) folded, 1 remaining; pairs found inside nn.Sequential only, because tracing"
+    )
 
 
 @pytest.mark.parametrize("with_sample", [True, False])
@@ -244,7 +249,7 @@ def test_behind_a_linear_only_rows_of_features_pass() -> None:
     with torch.no_grad():
         assert relative_error([model(rows)], [fast(rows)]) < 1e-6
     # On a cube the BatchNorm would have normed another dimension than the Linear's.
-    with pytest.raises(RungError, match="3 dimensions"):
+    with pytest.raises(RungError, match="2-D inputs, not 3-D"):
         fast(cubes)
 
 

@@ -50,7 +50,7 @@ def test_training_learns_the_same() -> None:
 
 
 def test_a_model_without_such_modules_is_told_so() -> None:
-    with pytest.raises(Unavailable, match="no module with an implementation"):
+    with pytest.raises(Unavailable, match="no module with a fused implementation"):
         Plan.parse("fused_ops").apply(nn.Linear(3, 3), samples=torch.rand(2, 3))
     assert FusedOps().why_not(Machine.detect("cpu")) == ""
 

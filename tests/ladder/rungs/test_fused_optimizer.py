@@ -71,7 +71,7 @@ def test_five_steps_are_those_of_the_plain_optimizer(backend: str, factory: Any)
         assert not torch.allclose(before, plain, atol=1e-3), "the optimizer did nothing, so the test shows nothing"
         # Both do the same fp32 operations in another order: a few units in the last place over five steps.
         torch.testing.assert_close(fast, plain, rtol=5e-6, atol=1e-6)
-    assert f"with its {backend} implementation (it was plain)" in proof and "4 weight tensors" in proof
+    assert f"with its {backend} implementation (before: plain)" in proof and "4 weight tensors" in proof
     assert all(group[backend] is True for group in step.optimizer.param_groups)
 
 
@@ -211,4 +211,4 @@ def test_on_a_gpu(factory: Any) -> None:
     seen, proof, _ = trained(model, "fused_optimizer(backend=fused)", factory, batches)
     for plain, fast in zip(expected, seen, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
-    assert "fused implementation (it was foreach)" in proof
+    assert "fused implementation (before: foreach)" in proof

@@ -86,7 +86,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     assert step.scaler.current == 2048.0  # pyright: ignore
     gradient = job.parameters["inner.weight"].grad
     assert gradient is not None and torch.equal(gradient, torch.full((5, 3), 2.0, dtype=torch.float16))
-    assert rung.proof(job) == "loss scaled in 2 steps, 1 skipped for overflow; the scale is 2048, from 4096"
+    assert rung.proof(job) == "loss scaled in 2 steps, 1 skipped after an overflow; scale 2048, initially 4096"
 
 
 def test_nan_gradients_are_skipped_too() -> None:

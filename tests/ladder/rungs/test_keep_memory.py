@@ -56,7 +56,7 @@ def say(told: bool, large_pages: str = "0") -> str:
 @GLIBC
 def test_the_same_output_without_new_pages() -> None:
     told = say(told=True)
-    said = re.match(r"([\d,]+) pages were new in the first call, ([\d,]+) in the last of 16", told)
+    said = re.match(r"([\d,]+) page faults in the first call, ([\d,]+) in the last of 16", told)
     assert said, told
     first, last = (int(number.replace(",", "")) for number in said.groups())
     assert first > 10 * last
@@ -75,15 +75,15 @@ def test_where_the_allocator_is_not_told_there_is_no_proof() -> None:
 
 def test_proof_counts() -> None:
     job = Job.of(nn.Linear(2, 2)).with_evidence("keep_memory", Seen(first=2000, last=3, calls=7))
-    assert KeepMemory().proof(job) == "2,000 pages were new in the first call, 3 in the last of 7"
+    assert KeepMemory().proof(job) == "2,000 page faults in the first call, 3 in the last of 7 calls"
     for seen in (Seen(), Seen(first=2000, last=2000, calls=1), Seen(first=2000, last=1500, calls=7)):
         assert KeepMemory().proof(job.with_evidence("keep_memory", seen)) == ""
 
 
 def test_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KeepMemory().why_not(replace(CPU, device="cuda:0")) == "a GPU's memory is kept by torch already"
+    assert KeepMemory().why_not(replace(CPU, device="cuda:0")) == "torch already caches GPU memory"
     monkeypatch.setattr("redline.ladder.rungs.keep_memory.torch_allocates_by_glibc", lambda: False)
-    assert "does not take its memory from glibc" in KeepMemory().why_not(CPU)
+    assert "does not allocate with glibc" in KeepMemory().why_not(CPU)
 
 
 def test_another_allocator_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ class Cubed(Projected):
         (ReturnsWeights, "weights are used elsewhere"),
         (Branches, "control flow depends on data"),
         (OverQueries, "equality is not proven"),
-        (MaskedThenScaled, "scaled after they are masked"),
+        (MaskedThenScaled, "scaled after masking"),
         (WeakFill, "filled with -10"),
         (Cubed, "not over a product"),
     ],
@@ -211,8 +211,8 @@ def test_proof_names_what_was_rewritten_and_what_was_left() -> None:
     plan, job = applied(Stack(Plain(), Branches(), Unbound()).eval(), inputs(0))
     proof = plan.rungs[0].proof(job)
     assert "2 attention modules rewritten (blocks.0, blocks.2)" in proof
-    assert "1 left: blocks.1 (it cannot be traced: its control flow depends on data)" in proof
-    assert "2 calls by the flash kernel in fp32" in proof
+    assert "1 unchanged: blocks.1 (it cannot be traced: its control flow depends on data)" in proof
+    assert "2 calls with the flash kernel in fp32" in proof
 
 
 def test_blocks_of_one_kind_share_a_class_so_that_compilers_compile_once() -> None:
@@ -302,7 +302,7 @@ def test_attention_that_is_fused_already_has_nothing_to_gain_on_a_cpu() -> None:
     assert "fused already" in Sdpa().why_not(CPU, job)
     assert Sdpa(backend="math").why_not(CPU, job) == ""
     plan, done = applied(Fused().eval(), inputs(0), "sdpa(backend=math)")
-    assert plan.rungs[0].proof(done) == "a forward pass makes 1 call by the math kernel in fp32"
+    assert plan.rungs[0].proof(done) == "a forward pass makes 1 call with the math kernel in fp32"
 
 
 def test_a_model_without_attention_says_so() -> None:
@@ -321,7 +321,7 @@ def test_a_kernel_that_is_not_there_says_so() -> None:
 
 def test_without_samples_it_warns_and_leaves_handwritten_attention() -> None:
     model = Plain().eval()
-    with pytest.warns(UserWarning, match="without samples="):
+    with pytest.warns(UserWarning, match="needs samples="):
         job = Sdpa(backend="default").apply(Job.of(model))
     assert type(job.model) is Plain
     assert Sdpa(backend="default").proof(job) == ""
@@ -366,7 +366,9 @@ def built(model: nn.Module, tokens: dict[str, Tensor]) -> tuple[Sdpa, Job]:
 def test_a_model_of_transformers_is_switched_and_proven() -> None:
     model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
     rung, job = built(model, tokens)
-    assert "1 attention module rewritten (the model itself)" in rung.proof(job) and "2 calls by the" in rung.proof(job)
+    assert "1 attention module rewritten (the model itself)" in rung.proof(job) and "2 calls with the" in rung.proof(
+        job
+    )
     torch.testing.assert_close(job.model(**tokens).logits, model(**tokens).logits, atol=1e-5, rtol=1e-4)
     assert model.config._attn_implementation == "eager", "the user's model is as it was"
 
@@ -383,4 +385,4 @@ def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.Mon
 def test_torchs_encoder_layers_say_why_there_is_nothing_to_switch() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True).eval()
     job = Job.of(layer, (inputs(0),))
-    assert "take their fast path" in Sdpa().why_not(CPU, job)
+    assert "uses its fast path" in Sdpa().why_not(CPU, job)

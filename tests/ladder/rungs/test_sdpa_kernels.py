@@ -30,7 +30,7 @@ def test_proof_names_the_kernel_that_the_profiler_sees(backend: str, flash: bool
     plan, job = applied(Plain().eval(), inputs(0), f"sdpa(backend={backend})")
     ran = "aten::_scaled_dot_product_flash_attention_for_cpu" in kernels_that_ran(job, inputs(1))
     assert ran is flash
-    assert f"1 call by the {'flash' if flash else 'math'} kernel" in plan.rungs[0].proof(job)
+    assert f"1 call with the {'flash' if flash else 'math'} kernel" in plan.rungs[0].proof(job)
 
 
 @pytest.mark.parametrize("backend,flash", [("default", True), ("math", False)])
@@ -82,7 +82,7 @@ def test_on_cuda_the_fastest_kernel_is_chosen_and_runs(training: bool) -> None:
     plan, job = Plan.parse("sdpa + bf16").build(job, Machine.detect("cuda"))
     chosen = plan.rungs[0]
     assert isinstance(chosen, Sdpa) and chosen.backend in ("cudnn", "flash", "efficient") and chosen.dtype == "bf16"
-    assert f"3 calls by the {chosen.backend} kernel in bf16" in chosen.proof(job)
+    assert f"3 calls with the {chosen.backend} kernel in bf16" in chosen.proof(job)
     output = job.finish()(x)
     if not training:
         # Three blocks in bf16: each rounds at 2^-9.

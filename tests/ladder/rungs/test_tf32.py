@@ -169,8 +169,8 @@ def test_on_during_calls_and_counted() -> None:
     assert model.seen == []
     assert job.precision == "tf32"
     assert Tf32().proof(job) == (
-        "TF32 was on in 3 call(s), for 1 layer(s) with matrix products "
-        "and 1 convolution(s) (on before, by torch's default)"
+        "TF32 enabled in 3 call(s), for 1 layer(s) with matrix products "
+        "and 1 convolution(s) (enabled before by torch's default)"
     )
 
 

@@ -92,7 +92,7 @@ class FlatModel(nn.Module):
         self._output_constants = [None if isinstance(leaf, Tensor) else leaf for leaf in results]
         self._output_places = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         if not self._output_places:
-            raise RungError(f"{rung}: the model returns a {type(output).__name__} without a tensor.")
+            raise RungError(f"{rung}: the output of the model, a {type(output).__name__}, contains no tensor.")
         # Shape and dtype of every output tensor.
         self.output_forms = [(results[i].shape, results[i].dtype) for i in self._output_places]
 

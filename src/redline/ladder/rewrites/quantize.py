@@ -111,7 +111,7 @@ class Quantized:
         mode = self.mode.replace("_", " ")
         after = sum(stored_bytes(m.weight) for m in layers)
         parts = [
-            f"{len(changed)} of {len(layers)} linear layers have {self.dtype} weights ({mode})",
+            f"{len(changed)} of {len(layers)} linear layers hold {self.dtype} weights ({mode})",
             f"their weights shrank from {format_bytes(self.bytes_before)} to {format_bytes(after)}",
             *self.remarks,
         ]

@@ -61,4 +61,4 @@ class ChannelsLast(Rung):
         converted = job.evidence[self.name]
         said = f"{changed} of {len(found)} convolutions are channels-last, {converted} of them converted"
         alike = sum(map(_is_layout_independent, found))
-        return f"{said} ({alike} are identical in both layouts)" if alike else said
+        return f"{said} ({alike} identical in both layouts)" if alike else said

@@ -58,7 +58,7 @@ class Fp16(Rung):
         if not self.check:
             return self
         if not job.samples:
-            raise RungError("fp16: the overflow check needs sample inputs: pass samples=, or use fp16(check=false).")
+            raise RungError("fp16: the overflow check needs real inputs: pass samples=, or use fp16(check=false).")
         overflow = find_overflow(job.model, job.samples, job.device)
         if not overflow:
             return self
@@ -72,7 +72,7 @@ class Fp16(Rung):
         sentence = proof_of_conversion(job, self)
         if not sentence:
             return ""
-        checked = f"no overflow on {len(job.samples)} sample(s)" if self.check else "overflow not checked"
+        checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow not checked"
         return f"{sentence}; {checked}"
 
 

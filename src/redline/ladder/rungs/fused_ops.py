@@ -50,8 +50,8 @@ class FusedOps(Rung):
         # Evaluated here, because the choice depends on the dtype that later rungs convert to.
         with torch.set_grad_enabled(job.training):
             kinds = Counter((type(module).__name__, module.chosen()) for module in modules)
-        proof = ", ".join(f"{count} {kind} with {chosen}" for (kind, chosen), count in sorted(kinds.items()))
-        return f"{proof}; TF32 disabled" if _is_fp32_on_gpu(job) else proof
+        proof = ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))
+        return f"{proof}; no TF32" if _is_fp32_on_gpu(job) else proof
 
 
 def _is_fp32_on_gpu(job: Job) -> bool:

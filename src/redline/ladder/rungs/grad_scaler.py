@@ -106,7 +106,7 @@ class AdaptiveGradScaler:
     def _switch_to_bf16(self) -> None:
         self.switched = True
         warnings.warn(
-            f"grad_scaler: {self.switch_after} steps in a row overflowed in fp16, the last with a scale of "
+            f"grad_scaler: {self.switch_after} steps in a row overflowed fp16, the last with a scale of "
             f"{self.current:g}; the model is converted to bf16 and trains on without loss scaling.",
             stacklevel=4,
         )
