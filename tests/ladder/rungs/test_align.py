@@ -200,7 +200,7 @@ def test_what_cannot_be_padded_safely_is_left_alone() -> None:
     hooked = nn.Linear(5, 5)
     hooked.register_forward_pre_hook(lambda module, inputs: None)
     for layer in (Odd(5, 5), nn.Conv2d(6, 6, 3, groups=3), hooked, nn.Conv1d(5, 5, 3)):
-        assert "no plain" in Align().why_not(GPU, Job.of(layer))
+        assert "all plain" in Align().why_not(GPU, Job.of(layer))
         assert Align().proof(padded(layer)) == ""
 
 
@@ -238,7 +238,7 @@ def test_why_not() -> None:
     assert "tensor cores" in Align().why_not(CPU)
     assert Align().why_not(GPU) == ""
     assert Align().why_not(GPU, Job.of(nn.Linear(5, 8))) == ""
-    assert "multiple of 8" in Align().why_not(GPU, Job.of(nn.Linear(16, 8)))
+    assert "multiples of 8" in Align().why_not(GPU, Job.of(nn.Linear(16, 8)))
     assert Align(16).why_not(GPU, Job.of(nn.Linear(16, 8))) == ""
     assert Align().proof(padded(nn.Linear(16, 8))) == ""
 

@@ -48,7 +48,7 @@ def test_one_name_everywhere(rung: type[Rung]) -> None:
 
 
 def test_every_file_is_registered() -> None:
-    files = {path.stem for path in (ROOT / "src" / "redline" / "rungs").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (ROOT / "src" / "redline" / "ladder" / "rungs").glob("*.py")} - {"__init__"}
     assert {name for name in files if not name.startswith("_")} == set(NAMES)
 
 

@@ -203,7 +203,7 @@ def test_what_others_see_is_not_folded(kind: type[nn.Module], with_sample: bool)
     x = torch.randn(2, 3, 4, 5)
     job = Job.of(model, (x,) if with_sample else ())
     assert find_pairs(job).pairs == ()
-    assert "nothing else uses" in FoldBatchnorm().why_not(CPU, job)
+    assert "not used elsewhere" in FoldBatchnorm().why_not(CPU, job)
     applied = FoldBatchnorm().apply(job)
     assert FoldBatchnorm().proof(applied) == ""
     with torch.no_grad():

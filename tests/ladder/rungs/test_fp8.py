@@ -29,8 +29,8 @@ def inputs(seed: int, rows: int = 5) -> Tensor:
 
 
 def test_why_not() -> None:
-    assert "no fp8 arithmetic" in Fp8().why_not(CPU)
-    assert Fp8().why_not(AMPERE) == "Ampere has no fp8 tensor cores (compute capability 8.9 or newer has)"
+    assert "does not support fp8" in Fp8().why_not(CPU)
+    assert Fp8().why_not(AMPERE) == "Ampere has no fp8 tensor cores (compute capability 8.9 or newer required)"
     assert Fp8().why_not(HOPPER) == ""
     assert Fp8().why_not(HOPPER, Job.of(net())) == ""
     assert "no linear layer" in Fp8().why_not(HOPPER, Job.of(nn.Conv2d(3, 4, 3)))

@@ -225,7 +225,7 @@ def test_why_not() -> None:
     assert "onnxruntime(int8=static) quantizes convolutions" in Int8().why_not(CPU, convolutions)
     assert "none of the 3 linear layers" in Int8(min_features=1000).why_not(CPU, Job.of(net()))
     assert "needs sample inputs" in Int8(mode="static", min_features=8).why_not(CPU, Job.of(net()))
-    assert "judges layers on sample inputs" in Int8(progressive=True).why_not(CPU, Job.of(net()))
+    assert "progressive=true needs sample inputs" in Int8(progressive=True).why_not(CPU, Job.of(net()))
     assert Int8().why_not(SLOW) == ""
     assert "no hardware support for int8" in Int8(mode="dynamic").why_not(SLOW)
     assert Int8(min_features=8).why_not(CPU, Job.of(net())) == ""

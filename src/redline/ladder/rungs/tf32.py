@@ -168,7 +168,7 @@ class Tf32(Rung):
         return (
             ""
             if found.products or found.convolutions
-            else "the model has no layer with an fp32 matrix product or convolution"
+            else "the model has no fp32 matrix product or convolution"
         )
 
     def apply(self, job: Job) -> Job:
