@@ -176,7 +176,7 @@ def test_under_autocast_the_switch_changes_what_it_casts_to() -> None:
     assert rung.why_not(Machine.detect("cpu"), job) == ""
     job = rung.apply(job)
     step = job.finish()
-    with pytest.warns(UserWarning, match="switched to bf16"):
+    with pytest.warns(UserWarning, match="converted to bf16"):
         step(torch.full((2, 3), 60000.0))
     step(torch.full((2, 3), 60000.0))
     assert all(p.dtype == torch.float32 and p.grad is not None for p in job.model.parameters())

@@ -328,9 +328,9 @@ def test_progressive_counts_the_errors_of_the_rungs_before_it() -> None:
         (1.0, "higher", 1.0, 1.0),
     ],
 )
-def test_progressive_leaves_room_for_other_inputs(limit: float, better: str, perfect: float, stricter: float) -> None:
+def test_progressive_keeps_a_margin_for_other_inputs(limit: float, better: str, perfect: float, stricter: float) -> None:
     gate = Gate("mine", limit, function=lambda reference, output: perfect, better=better)
-    found = sensitivity._with_room(gate, [torch.zeros(1)])
+    found = sensitivity._with_margin(gate, [torch.zeros(1)])
     assert found.limit == pytest.approx(stricter) and found.direction == better
     if perfect != float("inf"):
         assert found.judge(torch.zeros(1), torch.zeros(1)).passed
