@@ -1,7 +1,8 @@
 """Running a model on sample inputs without changing the model."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,3 +28,16 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in saved:
                 buffer.copy_(before)
+
+
+@contextmanager
+def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], None]) -> Iterator[None]:
+    """Calls `note(name, output)` after each forward pass of the modules."""
+    with ExitStack() as stack:
+        for name, module in modules.items():
+
+            def after(_module: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
+                note(name, output)
+
+            stack.callback(module.register_forward_hook(after).remove)
+        yield

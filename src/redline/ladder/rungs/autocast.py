@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job
-from redline.ladder.rewrites.sample_run import on_device, state_preserved
+from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_outputs
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
@@ -83,19 +83,12 @@ class Autocast(Rung):
 
 def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dict[str, torch.dtype]:
     """Returns the output dtype of each layer in one forward pass that does not change the model."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PRODUCTS)}
     seen: dict[str, torch.dtype] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, PRODUCTS):
 
-            def look(_module: nn.Module, _inputs: Any, output: Tensor, name: str = name) -> None:
-                seen[name] = output.dtype
+    def note(name: str, output: Tensor) -> None:
+        seen[name] = output.dtype
 
-            handles.append(module.register_forward_hook(look))
-    try:
-        with torch.no_grad(), state_preserved(model):
-            call(model, on_device(sample, device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), state_preserved(model), watch_outputs(layers, note):
+        call(model, on_device(sample, device))
     return seen

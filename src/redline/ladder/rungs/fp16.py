@@ -8,8 +8,7 @@ module, and the saved plan contains `bf16`.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from redline.errors import RungError
 from redline.ladder.gate import all_finite
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import watch_outputs
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.rungs.bf16 import Bf16, apply_conversion, convert, count_convertible, proof_of_conversion
 from redline.ladder.rungs.fp32_attention import Fp32Attention
@@ -127,24 +127,12 @@ def _prepare(sample: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs
 
 def _run_and_collect(model: nn.Module, sample: Inputs) -> list[str]:
     """Runs the model and returns the modules with a non-finite output, innermost and earliest first."""
-    found: list[str] = []
-    with _watching(model, found):
+    found: dict[str, None] = {}
+
+    def note(name: str, output: Any) -> None:
+        if not all_finite(output):
+            found.setdefault(name)
+
+    with watch_outputs(dict(model.named_modules()), note):
         call(model, sample)
-    return found
-
-
-@contextmanager
-def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
-    handles = []
-    for name, module in model.named_modules():
-
-        def look(_module: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
-            if name not in found and not all_finite(output):
-                found.append(name)
-
-        handles.append(module.register_forward_hook(look))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return list(found)

@@ -165,11 +165,7 @@ class Tf32(Rung):
         if job.precision != "fp32":
             return f"the model computes in {job.precision}, so it has no fp32 products to speed up"
         found = look_at(job.model)
-        return (
-            ""
-            if found.products or found.convolutions
-            else "the model has no fp32 matrix product or convolution"
-        )
+        return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
 
     def apply(self, job: Job) -> Job:
         seen = look_at(job.model)
