@@ -74,7 +74,7 @@ def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
     assert flags() == before
 
 
-def test_a_model_that_raises_is_one_sentence(machine: Machine, workload):
+def test_failing_model_raises_workload_error(machine: Machine, workload):
     with pytest.raises(RedlineError, match="broken: the step failed: ValueError: out of luck"):
         profile_workload(workload("broken"), Plan(), machine, repeats=1)
 

@@ -38,7 +38,7 @@ def test_an_interrupted_climb_says_so():
     assert "Only the baseline" in Climb.of(climb[:1]).headline()
 
 
-def test_nothing_helped():
+def test_headline_if_no_rung_helped():
     climb = cpu_climb()
     final = replace(climb[-1], plan="eager", samples=climb[0].samples, verdict="kept")
     assert Climb.of([climb[0], final]).headline().startswith("No plan was better than the original model")

@@ -106,7 +106,7 @@ def test_every_climb_makes_markdown_with_even_tables(case):
     assert not re.search(r"\b(nan|inf|None)\b", text)
 
 
-def test_the_page_holds_what_the_issue_asks_for():
+def test_page_contains_all_sections():
     page = render_html(Climb.of(h200_climb()))
     for words in (
         "The ladder", "Speed against relative error", "The roofline", "Distributions of the samples",
@@ -120,7 +120,7 @@ def test_the_page_holds_what_the_issue_asks_for():
     assert "size=128" in render_html(Climb.of(CASES["shapes"]))
 
 
-def test_the_result_is_set_against_the_eager_of_its_own_race():
+def test_result_is_compared_with_the_interleaved_eager_time():
     """The machine was four times slower when the climb began: no gain may come from that."""
     calm = h200_climb(shapes=("size=64", "size=96"))
     slow = [
@@ -156,7 +156,7 @@ def test_no_speed_on_a_red_gate_anywhere():
         assert "1234" not in text and "1235" not in text and "171 µs" not in text
 
 
-def test_names_cannot_break_out():
+def test_names_are_escaped_everywhere():
     evil = stripped(
         h200_climb(shapes=(EVIL, "b")),
         workload=EVIL,
@@ -188,7 +188,7 @@ def test_names_cannot_break_out():
     assert len(re.findall(r"^# ", outside, re.MULTILINE)) == 1
 
 
-def test_a_nan_score_is_told_and_not_drawn():
+def test_nan_score_is_in_the_table_but_not_drawn():
     climb = cpu_climb()
     nan = tuple(replace(s, value=math.nan, passed=False) for s in climb[6].scores)
     page = render_html(Climb.of([climb[0], climb[1], replace(climb[6], verdict="refused", scores=nan), climb[-1]]))

@@ -106,7 +106,7 @@ def traced(form: Form) -> tuple[fx.GraphModule, fx.Node]:
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_a_known_form_becomes_one_equal_call(name: str) -> None:
+def test_supported_forms_become_one_equal_call(name: str) -> None:
     module, softmax = traced(EQUAL[name])
     expected = module(Q, K, V, MASK, BIAS)
     found = match(softmax, {})
@@ -118,7 +118,7 @@ def test_a_known_form_becomes_one_equal_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_any_other_form_is_refused_with_a_reason(name: str) -> None:
+def test_unsupported_forms_raise_with_a_reason(name: str) -> None:
     form, reason = REFUSED[name]
     _, softmax = traced(form)
     with pytest.raises(NoMatch, match=reason):

@@ -45,7 +45,7 @@ def test_output_is_fp32_and_close_to_fp64(dtype: str, bits: int) -> None:
     assert relative_error([expected], [seen]) < 8 * 2**-bits
 
 
-def test_the_arithmetic_is_really_low() -> None:
+def test_layers_compute_in_the_low_precision() -> None:
     torch.manual_seed(0)
     model = Net().eval()
     fast = Autocast().apply(Job.of(model, (picture(0),))).finish()
@@ -60,7 +60,7 @@ def test_proof_counts_the_layers_that_were_called_and_cast(dtype: str) -> None:
     assert not any(m._forward_hooks for m in job.model.modules())
 
 
-def test_a_layer_that_autocast_leaves_alone_is_no_proof() -> None:
+def test_proof_is_empty_if_no_layer_ran_in_low_precision() -> None:
     class Guarded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -74,13 +74,13 @@ def test_a_layer_that_autocast_leaves_alone_is_no_proof() -> None:
     assert Autocast().proof(job) == ""
 
 
-def test_without_a_sample_the_proof_says_what_is_not_known() -> None:
+def test_proof_without_a_sample_is_not_verified() -> None:
     job = Autocast().apply(Job.of(Net().eval()))
     assert "no sample" in Autocast().proof(job)
     assert Autocast().proof(Autocast().apply(Job.of(nn.ReLU()))) == ""
 
 
-def test_nothing_leaks_and_nothing_is_disturbed() -> None:
+def test_model_and_random_state_are_unchanged() -> None:
     model = Net().train()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state = torch.get_rng_state()

@@ -26,7 +26,7 @@ class Watcher(nn.Module):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_on_inside_each_call_and_restored(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_is_set_during_calls_and_restored(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
     model = Watcher()
     weights = model.conv.weight.clone()

@@ -56,7 +56,7 @@ def rounded_reference(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor
 
 
 @pytest.mark.parametrize("form", [Plain, Unbound, Einsum, Causal, Masked, Fused])
-def test_scores_that_overflow_fp16_are_right_in_fp32(form: Any) -> None:
+def test_fp32_scores_do_not_overflow(form: Any) -> None:
     torch.manual_seed(0)
     model = with_large_scores(form().eval())
     x = inputs(1)
@@ -73,7 +73,7 @@ def test_scores_that_overflow_fp16_are_right_in_fp32(form: Any) -> None:
     assert "fp32 scores in 1 attention module" in Fp32Attention().proof(job)
 
 
-def test_bf16_gets_closer() -> None:
+def test_bf16_error_decreases() -> None:
     torch.manual_seed(0)
     model = Plain().eval()
     with torch.no_grad():

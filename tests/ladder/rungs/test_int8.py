@@ -63,7 +63,7 @@ def expected_linear(layer: nn.Linear, x: Tensor, mode: str) -> Tensor:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
-def test_a_layer_computes_what_its_integers_say(mode: str) -> None:
+def test_layer_equals_its_dequantized_integers(mode: str) -> None:
     torch.manual_seed(3)
     original = nn.Linear(37, 67)
     model = nn.Sequential(original)
@@ -119,12 +119,12 @@ def test_proof_is_empty_when_nothing_is_quantized() -> None:
     assert rung.proof(replace(job, model=net())) == ""
 
 
-def test_old_weights_are_given_back() -> None:
+def test_original_weights_are_freed() -> None:
     job = Int8(min_features=8).apply(Job.of(net()))
     assert set(job.parameters) == {"body.0.bias", "body.2.bias", "head.weight", "head.bias"}
 
 
-def test_our_layers_know_their_weight_before_a_compiler_comes() -> None:
+def test_layers_choose_their_implementation_before_compilation() -> None:
     layer = Int8().apply(Job.of(nn.Sequential(Linear(64, 96)))).model[0]
     assert layer._known is not None and layer._known[1] is not None
 
@@ -163,7 +163,7 @@ def test_calibration_decides_the_scale(calibration: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nan_never_passes(mode: str) -> None:
+def test_nan_raises(mode: str) -> None:
     model = net()
     with torch.no_grad():
         model.body[2].weight[3, 4] = float("nan")
@@ -178,7 +178,7 @@ def test_nan_in_a_sample_is_refused() -> None:
         Int8(mode="static", min_features=8).apply(Job.of(net(), samples=(x,)))
 
 
-def test_nan_in_a_call_comes_out() -> None:
+def test_nan_in_a_call_propagates() -> None:
     fast = Int8(mode="dynamic", min_features=8).apply(Job.of(net())).finish()
     x = inputs(0)
     x[1, 2, 3] = float("nan")
@@ -263,7 +263,7 @@ class Fragile(nn.Module):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
-def test_progressive_leaves_the_sensitive_layer_and_is_concrete(mode: str) -> None:
+def test_progressive_skips_the_sensitive_layer_and_resolves_the_plan(mode: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(9, 32)
     job = Job.of(Fragile(), samples=(x,), gates=(Gate("relative_error", 1e-3),))
@@ -277,7 +277,7 @@ def test_progressive_leaves_the_sensitive_layer_and_is_concrete(mode: str) -> No
     assert job.gates[0].judge(reference, output).passed
 
 
-def test_progressive_takes_everything_that_passes_and_refuses_when_nothing_does() -> None:
+def test_progressive_quantizes_all_passing_layers_or_raises() -> None:
     torch.manual_seed(0)
     samples = (torch.randn(9, 32),)
     loose = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 0.5),))
@@ -328,7 +328,9 @@ def test_progressive_counts_the_errors_of_the_rungs_before_it() -> None:
         (1.0, "higher", 1.0, 1.0),
     ],
 )
-def test_progressive_keeps_a_margin_for_other_inputs(limit: float, better: str, perfect: float, stricter: float) -> None:
+def test_progressive_keeps_a_margin_for_other_inputs(
+    limit: float, better: str, perfect: float, stricter: float
+) -> None:
     gate = Gate("mine", limit, function=lambda reference, output: perfect, better=better)
     found = sensitivity._with_margin(gate, [torch.zeros(1)])
     assert found.limit == pytest.approx(stricter) and found.direction == better

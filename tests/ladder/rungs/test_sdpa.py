@@ -122,7 +122,7 @@ def test_a_buffer_that_is_not_causal_stays_a_mask() -> None:
     assert relative_error([fp64(model, x)], [job.finish()(x)]) < 1e-5
 
 
-def test_rows_that_may_look_nowhere_keep_even_weights_with_a_finite_fill() -> None:
+def test_fully_masked_rows_have_uniform_weights_with_a_finite_fill() -> None:
     torch.manual_seed(0)
     model = Masked(-1e9).eval()
     run = applied(model, (inputs(0), mask(0)))[1].finish()
@@ -130,7 +130,7 @@ def test_rows_that_may_look_nowhere_keep_even_weights_with_a_finite_fill() -> No
     assert relative_error([fp64(model, (inputs(1), nowhere))], [run(inputs(1), nowhere)]) < 1e-5
 
 
-def test_a_call_of_another_kind_goes_to_the_original_code() -> None:
+def test_unproven_calls_use_the_original_forward() -> None:
     torch.manual_seed(0)
     model = Masked().eval()
     run = applied(model, inputs(0))[1].finish()
@@ -194,7 +194,7 @@ class Cubed(Projected):
         (Cubed, "not over a product"),
     ],
 )
-def test_what_cannot_be_proven_is_left_and_named(form: Any, reason: str) -> None:
+def test_unproven_modules_stay_unchanged_and_are_named(form: Any, reason: str) -> None:
     torch.manual_seed(0)
     model = form().eval()
     job = Job.of(model, (inputs(0),))
@@ -373,7 +373,7 @@ def test_a_model_of_transformers_is_switched_and_proven() -> None:
     assert model.config._attn_implementation == "eager", "the user's model is as it was"
 
 
-def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_is_reverted_if_outputs_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
     right = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: 1.01 * right(*a, **k))

@@ -101,7 +101,7 @@ def test_called_like_the_model_with_one_compilation_per_shape(calls: list[dict[s
     assert capsys.readouterr().out == ""
 
 
-def test_fp16_is_asked_of_the_compiler(calls: list[dict[str, Any]]) -> None:
+def test_fp16_option_reaches_the_compiler(calls: list[dict[str, Any]]) -> None:
     job = Tensorrt(precision="fp16").apply(Job.of(Net(), samples=(sample(),)))
     assert calls[0]["enable_autocast"] is True
     assert calls[0]["autocast_low_precision_type"] is torch.float16
@@ -115,7 +115,7 @@ def test_proof_is_empty_without_an_engine(calls: list[dict[str, Any]], monkeypat
     assert rung.proof(job) == ""
 
 
-def test_a_failing_compilation_is_a_sentence(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_raises_rung_error(calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(model: nn.Module, **_: Any) -> nn.Module:
         raise RuntimeError("no converter for aten.strange.\nand a long trace")
 
