@@ -149,9 +149,9 @@ def test_the_page_has_the_ladder_and_where_it_was_measured(root: Path) -> None:
         FINAL,
         "#### The ladder",
         "| channels\\_last | kept |",
-        "#### What did not stay, and why",
+        "#### Rungs not kept, and why",
         "outside ≤ 0.02",
-        "#### Proof that it happened",
+        "#### Proof that each rung took effect",
     ):
         assert text in page, text
 

@@ -60,7 +60,7 @@ def evaluate_drift(
         import torch
 
         from redline.evaluation.drift import judge, watch
-        from redline.evaluation.drift.page import render_page
+        from redline.evaluation.drift.page import render_drift_page
         from redline.evaluation.drift.watch import LEAST_FRAMES, check_frames
         from redline.machine.machine import resolve_device
         from redline.stream.loading import load_model
@@ -91,7 +91,7 @@ def evaluate_drift(
     if page is not None:
         counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
         about = f"{running.name} · {sampler or 'its own sampler'}, {counted} · plan {loaded.plan} · {where}"
-        write_text(page, render_page(model.name, f"{about} · {clip.name}", watched, findings, refused))
+        write_text(page, render_drift_page(model.name, f"{about} · {clip.name}", watched, findings, refused))
         progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
     passed = [name for name, found in refused.items() if all(finding.holds for finding in found)]
     if as_json:

@@ -58,7 +58,7 @@ def evaluate_memory(
 
         from redline.evaluation.recall import evaluate, loss_by_position
         from redline.evaluation.recall.evaluate import check_counts, check_tasks
-        from redline.evaluation.recall.page import Subject, render_page
+        from redline.evaluation.recall.page import Subject, render_recall_page
         from redline.generation.precision import choose_holding
         from redline.machine.machine import Machine, resolve_device
     choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
@@ -95,7 +95,9 @@ def evaluate_memory(
         place = folder.path.resolve()
         # A training's folder has the name, and its model lies in it; a snapshot in the cache is named by its commit.
         name = place.parent.name if place.name == "model" else place.name if Path(model).is_dir() else model
-        write_text(page, render_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses))
+        write_text(
+            page, render_recall_page(Subject(name, f"{parameters / 1e6:,.4g}M parameters · {about}"), rows, losses)
+        )
         progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
 
 

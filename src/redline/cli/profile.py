@@ -1,4 +1,4 @@
-"""`redline profile`: where a step's time and memory go."""
+"""`redline profile`: shows the time and memory of a step by layer."""
 
 from __future__ import annotations
 
@@ -26,28 +26,31 @@ if TYPE_CHECKING:
 
 def profile(
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
-    layers: Annotated[bool, typer.Option("--layers", help="Time per layer.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Memory per layer.")] = False,
-    attention: Annotated[bool, typer.Option("--attention", help="The share of attention, and its kernel.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Measure the time per layer.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure the memory per layer.")] = False,
+    attention: Annotated[
+        bool, typer.Option("--attention", help="Measure the share of attention and show its kernels.")
+    ] = False,
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="Write a Chrome trace here (.json, or .json.gz).")
+        Path | None, typer.Option("--trace", help="Write a Chrome trace to this file (.json or .json.gz).")
     ] = None,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="Mark layers for nsys and ncu in one step (CUDA).")] = False,
-    page: Annotated[Path | None, typer.Option("--page", help="Write a self-contained HTML page here.")] = None,
-    plan: Annotated[
-        str, typer.Option("--plan", help="Profile under a plan: a file, or one line (bf16 + channels_last).")
-    ] = "",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 or auto.")] = "auto",
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for nsys and ncu to one step (CUDA).")] = False,
+    page: Annotated[Path | None, typer.Option("--page", help="Write a self-contained HTML page to this file.")] = None,
+    plan: Annotated[str, typer.Option("--plan", help="Plan to apply: a file or one line (bf16 + channels_last).")] = "",
+    device: Annotated[str, typer.Option("--device", help="Device: cpu, cuda, cuda:1 or auto.")] = "auto",
     shape: Annotated[
-        list[str] | None, typer.Option("--shape", "--shapes", help="An option of the workload, batch=8; repeatable.")
+        list[str] | None,
+        typer.Option("--shape", "--shapes", help="Option of the workload, for example batch=8; repeatable."),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows per table.")] = 10,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Timed steps; the median counts.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="The whole profile as JSON on stdout.")] = False,
+    top: Annotated[int, typer.Option("--top", min=1, help="Maximum number of rows per table.")] = 10,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Number of timed steps; the median is reported.")
+    ] = 7,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
 ) -> None:
-    """Where a step's time and memory go, layer by layer.
+    """Show the time and memory of a step, layer by layer.
 
-    Without --layers, --memory, --attention, --trace or --nvtx it shows layers and memory.
+    Without --layers, --memory, --attention, --trace or --nvtx, shows layers and memory.
 
     Example: redline profile mine.py:model --layers --attention --page profile.html
     """
@@ -61,7 +64,7 @@ def profile(
     sentence = why_no_nvtx(machine.device) if nvtx else ""
     if sentence:
         raise RedlineError(sentence)
-    # What the user's own code prints belongs beside the result, not in it.
+    # Output of the user's code goes to stderr, so that stdout contains only the result.
     with redirect_stdout(sys.stderr):
         what = load_workload(workload, _options(shape or []))
     with redirect_stdout(sys.stderr), LiveLine(f"profiling {what.label} on {machine.name} …"):
@@ -131,7 +134,7 @@ def _show(table: Table) -> None:
 
 
 def _name(name: str, kind: str) -> str:
-    """A layer and its class; what is no layer has none."""
+    """Returns a layer with its class; the loss, for example, has no class."""
     from redline.ladder.profile.sentences import layer_name
 
     return escape(layer_name(name)) + ("" if kind == name else f" [dim]{escape(kind)}[/]")
@@ -205,4 +208,4 @@ def _print_attention(attention: Attention) -> None:
             table.add_row(_name(layer.name, layer.type), layer.kernel, str(layer.calls),
                           format_seconds(layer.total_s), format_seconds(layer.core_s))  # fmt: skip
         _show(table)
-    results.print(f"Counted: {attention.counted}.", highlight=False)
+    results.print(f"Counted as attention: {attention.counted}.", highlight=False)

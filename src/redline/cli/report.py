@@ -1,4 +1,4 @@
-"""`redline report`: a measurement file as a page."""
+"""`redline report`: writes a measurement file as a page."""
 
 from dataclasses import asdict
 from math import isfinite
@@ -13,20 +13,22 @@ from redline.cli.signals import uninterrupted_imports
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="A measurement file (JSON lines), as `redline climb` writes it.")],
+    file: Annotated[Path, typer.Argument(help="A measurement file (JSON lines) written by `redline climb`.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The HTML file to write; by default beside FILE.")
+        Path | None,
+        typer.Option("--output", "-o", help="The HTML file to write (default: FILE with the suffix .html)."),
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write the report as Markdown.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Also write the ladder as an SVG image, for a README.")] = None,
     run: Annotated[
         str | None,
-        typer.Option(help="The id of the run, or its start, when FILE holds several; by default the latest."),
+        typer.Option(help="The id of the run, or its start, if FILE contains several (default: the latest)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written and the rows as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the written paths and the rows as JSON.")] = False,
 ) -> None:
-    """Makes one HTML page of a climb's measurements: the ladder, the roofline, the samples, the reasons.
+    """Write the measurements of a climb as one HTML page: the ladder, the roofline, the samples and the reasons.
 
-    It needs neither a GPU nor the model, so a file that was measured elsewhere will do.
+    Needs neither a GPU nor the model, so the file may come from another machine.
 
     Example: [bold]redline report climb.jsonl -o report.html --markdown report.md[/]
     """
@@ -34,13 +36,14 @@ def report(
         from redline.ladder.measurement import load_measurements
         from redline.ladder.report import ladder_rows, write_report
     page = output or file.with_suffix(".html")
-    climb = write_report(load_measurements(file), page, markdown, run=run)
+    climb = write_report(load_measurements(file), page, markdown, path_svg=svg, run=run)
     if as_json:
         rows = ladder_rows([entry.measurement for entry in climb.entries])
         print_json(
             {
                 "html": str(page),
                 "markdown": str(markdown) if markdown else None,
+                "svg": str(svg) if svg else None,
                 "run": climb.subject.run,
                 "workload": climb.subject.workload,
                 "headline": climb.headline(),
@@ -49,13 +52,13 @@ def report(
         )
         return
     results.print(escape(climb.headline()), highlight=False, soft_wrap=True)
-    for path in (page, markdown):
+    for path in (page, markdown, svg):
         if path is not None:
             results.print(f"wrote [bold]{escape(str(path))}[/]", highlight=False, soft_wrap=True)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: both become null."""
+    """Replaces NaN and infinity, which JSON does not have, with None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not isfinite(value) else value

@@ -2,22 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
+from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
 from redline.stream.latency import STAGES, Report
 from redline.stream.watch import Sample
-from redline.version import VERSION
 
-# As many as the style sheet of the page has.
-COLOURS = 6
 _TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
 
 
@@ -36,30 +30,23 @@ class About:
     setup_s: float
 
 
-@dataclass(frozen=True)
-class _Chart:
-    title: str
-    note: str
-    drawing: Markup
-    legend: tuple[tuple[str, str], ...]
-
-
 def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> None:
-    write_text(path, render_page(about, report, samples, whole))
+    write_text(path, render_stream_page(about, report, samples, whole))
 
 
-def render_page(about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
+def render_stream_page(about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
     """`samples` make the curves, `whole` is of all frames."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("redline.stream").joinpath("report_page.html.jinja").read_text("utf-8"))
-    return template.render(
-        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
-        version=VERSION,
+    return render_page(
+        "redline.stream",
+        "report_page.html.jinja",
         about=about,
+        meta=f"{about.model} · {about.size} · {about.device}",
         headline=_headline(report, whole.time_s),
         tiles=_tiles(report, whole),
         charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
-        rows=_rows(report),
+        stages=TextTable(
+            "Latency by stage, as a table", ("stage", "p50", "p95", "p99", "mean", "max"), tuple(_rows(report))
+        ),
         facts=_facts(about),
     )
 
@@ -73,20 +60,20 @@ def _headline(report: Report, lasted_s: float) -> str:
     )
 
 
-def _tiles(report: Report, whole: Sample) -> list[tuple[str, str, str]]:
+def _tiles(report: Report, whole: Sample) -> list[Tile]:
     latency = report.latency
     return [
-        ("Frames per second", f"{report.frames_per_s:.1f}", f"over {report.window:,} frames"),
-        ("Latency p50", format_seconds(latency.p50_s), f"p95 {format_seconds(latency.p95_s)}"),
-        ("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
-        ("Jitter", format_seconds(report.jitter_s), "from frame to frame"),
-        ("Dropped", f"{sum(report.drops.values()):,}", ", ".join(report.drops) or "nothing lost"),
-        ("Memory", format_bytes(whole.peak_bytes), "at the most"),
-        ("Device at work", f"{whole.busy_share:.0%}", "of the time"),
+        Tile("Frames per second", f"{report.frames_per_s:.1f}", f"over {report.window:,} frames"),
+        Tile("Latency p50", format_seconds(latency.p50_s), f"p95 {format_seconds(latency.p95_s)}"),
+        Tile("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
+        Tile("Jitter", format_seconds(report.jitter_s), "from frame to frame"),
+        Tile("Dropped", f"{sum(report.drops.values()):,}", ", ".join(report.drops) or "nothing lost"),
+        Tile("Memory", format_bytes(whole.peak_bytes), "at the most"),
+        Tile("Device at work", f"{whole.busy_share:.0%}", "of the time"),
     ]
 
 
-def _charts(samples: Sequence[Sample], device_type: str) -> list[_Chart]:
+def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
     causes = sorted({cause for sample in samples for cause in sample.drops})
     kind = "the GPU" if device_type == "cuda" else "the processor"
     return [
@@ -136,11 +123,13 @@ def _chart(
     curves: dict[str, list[tuple[float, float]]],
     label: Callable[[float], str] = format_tick,
     top: float | None = None,
-) -> _Chart:
-    made = [Curve(key, tuple(points), f"c{number % COLOURS}") for number, (key, points) in enumerate(curves.items())]
+) -> ChartCard:
+    made = [
+        Curve(key, tuple(points), f"c{number % CURVE_COLORS}") for number, (key, points) in enumerate(curves.items())
+    ]
     # The title names a single curve; a cause of drops is named by nothing else.
     legend = tuple((curve.kind, curve.name) for curve in made) if len(made) > 1 or name == "drops" else ()
-    return _Chart(title, note, draw_curves(title, made, name, "seconds", label, (0.0, top)), legend)
+    return ChartCard(title, note, draw_curves(title, made, name, "seconds", label, (0.0, top)), legend)
 
 
 def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:

@@ -41,7 +41,7 @@ def test_weights_that_were_cast_stay_weights(subject):
         assert find_attention(built) == {}
 
 
-def test_share_is_that_of_the_layers_that_attend(subject):
+def test_share_is_that_of_the_attention_layers(subject):
     built = subject("written_out_training")
     times = time_layers(built, repeats=3)
     rows = {row.name: row for row in times.layers}
@@ -62,7 +62,7 @@ def test_no_attention_is_no_share(subject):
     assert attention.layers == attention.kernels == ()
 
 
-def test_kernels_of_a_compiled_model_are_known_by_name():
+def test_attention_kernels_of_a_compiled_model_are_found_by_name():
     kernels = (KernelTime("flash_fwd_kernel<128>", 2, 3e-3, 0.3), KernelTime("sm90_xmma_gemm", 1, 7e-3, 0.7))
     attention = attention_by_kernel(kernels)
     assert attention.share == pytest.approx(0.3)

@@ -7,7 +7,7 @@ from redline.ladder.plan import Plan
 from redline.ladder.profile.deeper import commands, run_with_nvtx
 
 
-def test_commands_repeat_this_very_profile():
+def test_commands_repeat_the_profile():
     plan = Plan.parse("bf16 + channels_last")
     deeper = commands("my model.py:net", {"batch": 8}, plan, "cuda:0", ["", "(optimizer)", "layer4.0.conv1"])
     own = ["redline", "profile", "my model.py:net", "--nvtx", "--device", "cuda:0"]
@@ -26,7 +26,7 @@ def test_without_layers_the_whole_step_is_named():
 
 
 def test_nvtx_needs_a_gpu(subject):
-    with pytest.raises(RedlineError, match="no CUDA device"):
+    with pytest.raises(RedlineError, match="needs a CUDA device"):
         run_with_nvtx(subject("perceptron"))
 
 

@@ -41,7 +41,7 @@ def test_inference_memory_counts_outputs(subject):
     assert "outputs" in memory.activations_are
 
 
-def test_the_peak_is_taken_apart(subject):
+def test_peak_is_broken_down_by_kind(subject):
     memory = measure_memory(subject("perceptron"))
     # Most is alive when relu runs: its input and its output, on top of weights and the batch.
     expected = memory.weight_bytes + memory.input_bytes + 2 * (4 * 8 * 128)
@@ -76,7 +76,7 @@ def test_tied_weights_count_once(subject):
     assert by_name(memory)["embedding"].weight_bytes == 4 * 50 * 16
 
 
-def test_a_watched_step_keeps_no_tensor_alive(subject):
+def test_ledger_keeps_no_tensor_alive(subject):
     built = subject("written_out_training")
     measure_memory(built)
     before = alive_tensors()
@@ -84,7 +84,7 @@ def test_a_watched_step_keeps_no_tensor_alive(subject):
     assert alive_tensors() <= before
 
 
-def test_a_cpu_says_what_it_cannot_see(subject):
+def test_unavailable_fields_are_none_on_a_cpu(subject):
     memory = measure_memory(subject("perceptron"))
     assert memory.peak_bytes is memory.workspace_bytes is memory.fragmentation_bytes is None
     assert memory.resident_bytes is None or memory.resident_bytes > 10**7

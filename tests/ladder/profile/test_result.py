@@ -7,7 +7,7 @@ import torch
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.profile import Deeper, Profile, profile_workload
-from redline.ladder.profile.page import render_page
+from redline.ladder.profile.page import render_profile
 from redline.machine.machine import Machine
 
 
@@ -41,7 +41,9 @@ def test_a_compiled_model_falls_back_to_kernels(machine: Machine, workload):
 
 
 def test_the_page_is_self_contained_and_escapes(whole: Profile):
-    page = render_page(replace(whole, workload="<script>alert(1)</script>", deeper=Deeper("nsys a", "ncu 'b'")), top=3)
+    page = render_profile(
+        replace(whole, workload="<script>alert(1)</script>", deeper=Deeper("nsys a", "ncu 'b'")), top=3
+    )
     assert "<script" not in page and "&lt;script&gt;" in page
     assert "http://" not in page and "https://" not in page
     for text in ("Time by layer", "Memory by layer", "Attention", "Operators", "To go deeper", "nsys a"):
@@ -51,10 +53,10 @@ def test_the_page_is_self_contained_and_escapes(whole: Profile):
 
 def test_a_sparse_page_renders(machine: Machine, workload):
     seen = profile_workload(workload("compiled"), Plan(), machine, repeats=1)
-    page = render_page(seen)
+    page = render_profile(seen)
     assert "Time by layer" not in page and "already compiled" in page
     bare = replace(seen, memory=None, kernels=(), notes=())
-    assert "compiled" in render_page(bare)
+    assert "compiled" in render_profile(bare)
 
 
 def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
@@ -72,8 +74,8 @@ def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
     assert flags() == before
 
 
-def test_a_model_that_raises_is_one_sentence(machine: Machine, workload):
-    with pytest.raises(RedlineError, match="broken: a step raised ValueError: out of luck"):
+def test_failing_model_raises_workload_error(machine: Machine, workload):
+    with pytest.raises(RedlineError, match="broken: the step failed: ValueError: out of luck"):
         profile_workload(workload("broken"), Plan(), machine, repeats=1)
 
 
@@ -86,4 +88,4 @@ def test_a_gpu_profile_has_everything(workload, tmp_path):
     )
     assert seen.deeper is not None and "--nvtx-include" in seen.deeper.ncu
     assert path.is_file() and seen.kernels and seen.layers is not None
-    assert "To go deeper" in render_page(seen)
+    assert "To go deeper" in render_profile(seen)

@@ -33,7 +33,7 @@ def test_nothing_is_written_when_the_step_fails(subject, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_is_one_sentence(subject, tmp_path):
+def test_unwritable_folder_raises(subject, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RedlineError, match="cannot write"):
         write_trace(subject("perceptron"), tmp_path / "file" / "trace.json")

@@ -21,7 +21,7 @@ def test_every_width_of_every_chart_is_drawn():
 
 
 @pytest.mark.parametrize("climb", [h200_climb(), cpu_climb(), training_climb()])
-def test_marks_stay_inside_the_picture(climb):
+def test_marks_stay_inside_the_drawing(climb):
     for chart in draw_all(Climb.of(climb)).values():
         for drawing in re.findall(r"<svg.*?</svg>", chart, re.DOTALL):
             width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', drawing).groups())
@@ -70,7 +70,7 @@ def test_text_is_escaped_and_shortened():
     assert format_tick(1e-5) == "10⁻⁵" and format_tick(0.01) == "0.01"
 
 
-def test_a_score_and_its_gate_stand_inside_their_axis():
+def test_scores_and_gate_are_inside_the_axis():
     higher = Score("cosine", 0.9999, 0.999, "higher", True)
     scale = _score_scale([0.9999, 0.5], higher, 100, 0)
     assert (scale.low, scale.high) == pytest.approx((0.5 - 0.12 * 0.4999, 0.9999 + 0.12 * 0.4999)) and not scale.log

@@ -38,10 +38,10 @@ def test_an_interrupted_climb_says_so():
     assert "Only the baseline" in Climb.of(climb[:1]).headline()
 
 
-def test_nothing_helped():
+def test_headline_if_no_rung_helped():
     climb = cpu_climb()
     final = replace(climb[-1], plan="eager", samples=climb[0].samples, verdict="kept")
-    assert Climb.of([climb[0], final]).headline().startswith("Nothing beat the model as built")
+    assert Climb.of([climb[0], final]).headline().startswith("No plan was better than the original model")
 
 
 def test_a_slower_and_a_larger_plan_are_called_that():
@@ -55,7 +55,7 @@ def test_a_red_gate_is_in_the_headline():
     climb = cpu_climb()
     red = replace(climb[-1].scores[0], value=0.5, passed=False)
     assert (
-        "outside its gate on relative error, so no speed is reported"
+        "fails its gate on relative error, so no speed is reported"
         in Climb.of([climb[0], replace(climb[-1], scores=(red,))]).headline()
     )
 
@@ -64,9 +64,9 @@ def test_the_latest_run_unless_another_is_named():
     both = h200_climb(run="aa11") + cpu_climb(run="ab22")
     assert {m.run for m in choose_run(both)} == {"ab22"}
     assert {m.run for m in choose_run(both, "aa11")} == {m.run for m in choose_run(both, "aa")} == {"aa11"}
-    with pytest.raises(MeasurementError, match="no run 'zz' in this file: choose one of 'aa11', 'ab22'"):
+    with pytest.raises(MeasurementError, match="no run in this file starts with 'zz': choose one of 'aa11', 'ab22'"):
         choose_run(both, "zz")
-    with pytest.raises(MeasurementError, match="several runs start with 'a'"):
+    with pytest.raises(MeasurementError, match="several runs in this file start with 'a'"):
         choose_run(both, "a")
     with pytest.raises(MeasurementError, match="no measurement"):
         choose_run([])

@@ -32,20 +32,22 @@ def test_writes_beside_the_file_and_says_where(file):
 
 
 def test_options(file, tmp_path):
-    page, text = tmp_path / "a.html", tmp_path / "a.md"
-    seen = CliRunner().invoke(app, [str(file), "-o", str(page), "--markdown", str(text), "--run", "first", "--json"])
+    page, text, image = tmp_path / "a.html", tmp_path / "a.md", tmp_path / "a.svg"
+    options = ["-o", str(page), "--markdown", str(text), "--svg", str(image), "--run", "first", "--json"]
+    seen = CliRunner().invoke(app, [str(file), *options])
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.output, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (said["html"], said["markdown"], said["run"]) == (str(page), str(text), "first")
     assert len(said["rows"]) == len(cpu_climb())
     assert said["rows"][-1]["over_last"]["middle"] > 2
-    assert page.exists() and text.read_text(encoding="utf-8").startswith("# cnn on Neoverse-N1")
+    assert page.exists() and image.read_text(encoding="utf-8").startswith("<svg xmlns=")
+    assert text.read_text(encoding="utf-8").startswith("# cnn on Neoverse-N1")
 
 
 def test_bad_input_is_one_sentence(file, tmp_path):
     for arguments, words in (
         ([str(tmp_path / "none.jsonl")], "cannot read the measurement file"),
-        ([str(file), "--run", "third"], "no run 'third' in this file"),
+        ([str(file), "--run", "third"], "no run in this file starts with 'third'"),
     ):
         seen = CliRunner().invoke(app, arguments)
         assert isinstance(seen.exception, MeasurementError)

@@ -13,17 +13,17 @@ def test_points_are_those_of_the_journal() -> None:
     assert Curve.of(entries, "validation_loss").points == ((8, 2.0),)
 
 
-def test_many_points_are_thinned_out_and_the_last_one_stays() -> None:
+def test_many_points_are_thinned_and_the_last_is_kept() -> None:
     entries = [{"step": n, "loss": float(n)} for n in range(5001)]
     points = Curve.of(entries, "loss").thinned
     assert 500 < len(points) <= 600 and points[-1] == (5000, 5000.0)
 
 
-def test_a_picture_for_each_width() -> None:
+def test_curves_are_drawn_once_per_width() -> None:
     falling = Curve("training", tuple((n, 3.0 - n / 10) for n in range(20)))
     drawn = str(draw_curves("Loss", [falling, Curve("none", ())], "loss"))
     assert drawn.count("<svg") == 3 and "training ends at 1.1" in drawn
-    first = re.search(r'<path class="curve" d="M([^"]+)"', drawn)
+    first = re.search(r'<path class="c0" d="M([^"]+)"', drawn)
     heights = [float(pair.split()[1]) for pair in first[1].split("L")]
     assert heights == sorted(heights)  # lower values stand lower on the page
     assert str(draw_curves("Loss", [Curve("one", ((1, 2.0),))], "loss")) == ""

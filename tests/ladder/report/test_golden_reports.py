@@ -26,7 +26,7 @@ def lines(drawing: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_mark_stands_where_it_stood(case: str) -> None:
+def test_charts_match_the_golden_files(case: str) -> None:
     measurements, width = CASES[case]
     charts = draw_all(Climb.of(measurements))
     drawings = [re.findall(r"<svg.*?</svg>", chart, re.DOTALL)[width] for chart in charts.values()]
@@ -34,13 +34,13 @@ def test_every_mark_stands_where_it_stood(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_table_says_what_it_said(case: str) -> None:
+def test_tables_match_the_golden_files(case: str) -> None:
     climb = Climb.of(CASES[case][0])
     tiles = [f"{tile.name}: {tile.value} ({tile.note})\n" for tile in _tiles(climb)]
     check_golden(f"report_{case}.md", render_markdown(climb) + "\n" + "".join(tiles))
 
 
-def test_curves_stand_where_they_stood() -> None:
+def test_curves_match_the_golden_file() -> None:
     falling = Curve("training", tuple((n, 3.0 - n / 10) for n in range(20)))
     flat = Curve("flat", ((0, 2.0), (19, 2.0)), "other")
     drawn = draw_curves("Loss", [falling, flat], "loss")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from redline.ladder.rewrites.attention import Site, _note, attend, attend_in_fp32, fused_attention_in_fp32
+from redline.ladder.rewrites.attention import Site, _attention_call, attend, attend_in_fp32, fused_attention_in_fp32
 
 MINUS_INFINITY = float("-inf")
 
@@ -66,7 +66,7 @@ def test_attention_by_hand_is_a_softmax_between_two_products(softmaxes: int, pro
 
 def test_a_call_is_noted_with_its_mask() -> None:
     q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 7, 8)
-    plain, masked = _note(q, k, k), _note(q, k, k, torch.ones(5, 7).bool(), 0.1, is_causal=True)
-    added = _note(q, k, k, torch.ones(5, 7))
-    assert plain != masked != added and plain == _note(q.clone(), k, k)
+    plain, masked = _attention_call(q, k, k), _attention_call(q, k, k, torch.ones(5, 7).bool(), 0.1, is_causal=True)
+    added = _attention_call(q, k, k, torch.ones(5, 7))
+    assert plain != masked != added and plain == _attention_call(q.clone(), k, k)
     assert math.isclose(masked.dropout_p, 0.1) and masked.causal and not plain.causal

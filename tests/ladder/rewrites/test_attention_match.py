@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from redline.ladder.rewrites.attention import attend
-from redline.ladder.rewrites.attention_match import NoMatch, match, put_in_place, softmaxes
+from redline.ladder.rewrites.attention_match import NoMatch, insert_attend, match, softmaxes
 
 INF = float("inf")
 Q, K, V = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 6)
@@ -59,16 +59,16 @@ REFUSED: dict[str, tuple[Form, str]] = {
         lambda q, k, v, m, b: ((s := q @ k.mT).mul(2).softmax(-1) @ v, s),
         "scores are used elsewhere",
     ),
-    "masked, then scaled": (lambda q, k, v, m, b: ((q @ k.mT + b) * 2).softmax(-1) @ v, "scaled after they are masked"),
+    "masked, then scaled": (lambda q, k, v, m, b: ((q @ k.mT + b) * 2).softmax(-1) @ v, "scaled after masking"),
     "filled, then scaled": (
         lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -INF).div(2).softmax(-1) @ v,
-        "scaled after they are masked",
+        "scaled after masking",
     ),
     "a number added": (lambda q, k, v, m, b: (q @ k.mT + 1).softmax(-1) @ v, "a number is added"),
     "weak fill": (lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -9e7).softmax(-1) @ v, "filled with -9e\\+07"),
     "computed fill": (
         lambda q, k, v, m, b: torch.where(m, q @ k.mT, b.min()).softmax(-1) @ v,
-        "filled with a computed value",
+        "fill value is not a constant",
     ),
     "two fills": (
         lambda q, k, v, m, b: (q @ k.mT).masked_fill(m, -INF).masked_fill(b > 1, -1e9).softmax(-1) @ v,
@@ -76,10 +76,10 @@ REFUSED: dict[str, tuple[Form, str]] = {
     ),
     "computed dropout": (
         lambda q, k, v, m, b: F.dropout((q @ k.mT).softmax(-1), b[0, 0, 0]) @ v,
-        "its dropout is computed",
+        "its dropout probability is not a constant",
     ),
-    "weights changed": (lambda q, k, v, m, b: (q @ k.mT).softmax(-1).mul(2) @ v, "do not go straight into a product"),
-    "weights on the right": (lambda q, k, v, m, b: v.mT @ (q @ k.mT).softmax(-1), "do not go straight into a product"),
+    "weights changed": (lambda q, k, v, m, b: (q @ k.mT).softmax(-1).mul(2) @ v, "are not directly multiplied"),
+    "weights on the right": (lambda q, k, v, m, b: v.mT @ (q @ k.mT).softmax(-1), "are not directly multiplied"),
     "einsum and matmul": (
         lambda q, k, v, m, b: torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1) @ v,
         "mixes einsum with other products",
@@ -106,11 +106,11 @@ def traced(form: Form) -> tuple[fx.GraphModule, fx.Node]:
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_a_known_form_becomes_one_equal_call(name: str) -> None:
+def test_supported_forms_become_one_equal_call(name: str) -> None:
     module, softmax = traced(EQUAL[name])
     expected = module(Q, K, V, MASK, BIAS)
     found = match(softmax, {})
-    call = put_in_place(module.graph, found, causal=False, dropout_p=found.dropout_p)
+    call = insert_attend(module.graph, found, causal=False, dropout_p=found.dropout_p)
     module.graph.lint()
     module.recompile()
     assert call.target is attend and not softmaxes(module.graph, {}) and found.dropout_p == 0
@@ -118,7 +118,7 @@ def test_a_known_form_becomes_one_equal_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_any_other_form_is_refused_with_a_reason(name: str) -> None:
+def test_unsupported_forms_raise_with_a_reason(name: str) -> None:
     form, reason = REFUSED[name]
     _, softmax = traced(form)
     with pytest.raises(NoMatch, match=reason):

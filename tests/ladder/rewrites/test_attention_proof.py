@@ -18,7 +18,7 @@ def test_masks_whole_numbers_and_constants_stay_what_they_are(fresh: bool) -> No
     assert torch.equal(_trial_input(MASK.half(), fresh), MASK)
 
 
-def test_other_numbers_are_taken_as_seen_then_drawn_anew() -> None:
+def test_floats_are_recorded_first_and_random_second() -> None:
     given = torch.randn(64, dtype=torch.float64)
     assert torch.equal(_trial_input(given, False), given.float())
     drawn = _trial_input(given, True)
@@ -27,7 +27,7 @@ def test_other_numbers_are_taken_as_seen_then_drawn_anew() -> None:
         assert _trial_input(broken, False).isfinite().all()
 
 
-def test_what_differs_beyond_rounding_is_not_proven() -> None:
+def test_differences_beyond_rounding_fail_the_proof() -> None:
     one = torch.full((4,), 2.0, dtype=torch.float64)
     _compare([one], [one * (1 + 0.9 * TOLERANCE)])
     for wrong, sentence in (

@@ -20,7 +20,7 @@ def job(limit: float) -> Job:
     return Job.of(model, samples=(torch.randn(4, 8),), gates=(Gate("relative_error", limit),))
 
 
-def test_order_is_by_measured_harm() -> None:
+def test_order_follows_the_measured_error() -> None:
     one = job(1.0)
     layers = linear_layers(one.model)
     before = {name: layer.weight for name, layer in layers.items()}
@@ -35,7 +35,7 @@ def test_count_is_the_largest_that_passes() -> None:
         assert longest_passing(one, ["1", "2", "0"], linear_layers(one.model), spoil) == expected
 
 
-def test_nan_is_the_worst_of_all() -> None:
+def test_nan_ranks_last() -> None:
     def poison(name: str, layer: nn.Linear) -> None:
         spoil(name, layer)
         if name == "1":
@@ -47,7 +47,7 @@ def test_nan_is_the_worst_of_all() -> None:
     assert longest_passing(one, ["2", "0", "1"], layers, poison) == 2
 
 
-def test_weights_come_back_when_quantizing_raises() -> None:
+def test_weights_are_restored_if_quantization_raises() -> None:
     one = job(1.0)
     layers = linear_layers(one.model)
     before = {name: layer.weight for name, layer in layers.items()}

@@ -35,7 +35,7 @@ def joints(job: Job) -> int:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("inputs", "outputs"), list(itertools.product(ODD, repeat=2)))
-def test_linear_of_odd_widths(inputs: int, outputs: int, bias: bool) -> None:
+def test_linear_with_odd_widths(inputs: int, outputs: int, bias: bool) -> None:
     model = nn.Linear(inputs, outputs, bias=bias)
     fast = padded(model).finish()
     for shape in ((4, inputs), (2, 3, inputs), (inputs,)):
@@ -54,7 +54,7 @@ def test_linear_of_odd_widths(inputs: int, outputs: int, bias: bool) -> None:
     {"padding": (1, 2), "padding_mode": "circular", "stride": (2, 1)},
 ])  # fmt: skip
 @pytest.mark.parametrize(("inputs", "outputs"), [(3, 5), (5, 3), (13, 16), (8, 30), (30, 53)])
-def test_convolution_of_odd_widths(inputs: int, outputs: int, options: dict) -> None:
+def test_convolution_with_odd_widths(inputs: int, outputs: int, options: dict) -> None:
     model = nn.Conv2d(inputs, outputs, 3, **options)
     fast = padded(model).finish()
     for shape in ((2, inputs, 9, 7), (inputs, 8, 9)):
@@ -64,7 +64,7 @@ def test_convolution_of_odd_widths(inputs: int, outputs: int, options: dict) -> 
         assert relative_error([exact(model, x)], [seen]) < ROUNDING
 
 
-def test_weights_are_multiples_and_what_was_added_is_zero() -> None:
+def test_padded_weights_are_zero() -> None:
     model = nn.Conv2d(13, 30, 3)
     job = padded(model)
     inner = job.model.layer
@@ -86,7 +86,7 @@ def chain() -> nn.Module:
     ).eval()  # fmt: skip
 
 
-def test_a_sequential_hands_padded_tensors_on() -> None:
+def test_sequential_passes_padded_tensors_on() -> None:
     torch.manual_seed(0)
     model = chain()
     job = padded(model)
@@ -115,7 +115,7 @@ def test_each_child_of_a_sequential_still_works_alone() -> None:
             assert relative_error([expected], [seen]) < 4 * ROUNDING
 
 
-def test_what_mixes_channels_stops_the_hand_over() -> None:
+def test_modules_that_mix_channels_need_unpadded_tensors() -> None:
     torch.manual_seed(0)
     for between in (nn.BatchNorm2d(13), nn.GroupNorm(1, 13), nn.Softmax(1)):
         model = nn.Sequential(nn.Conv2d(8, 13, 3), between, nn.Conv2d(13, 8, 1)).eval()
@@ -129,7 +129,7 @@ def test_what_mixes_channels_stops_the_hand_over() -> None:
     assert relative_error([exact(mlp, x)], [padded(mlp).finish()(x)]) < 4 * ROUNDING
 
 
-def test_a_convolution_hands_nothing_on_to_a_linear() -> None:
+def test_padding_is_cut_between_convolution_and_linear() -> None:
     torch.manual_seed(0)
     # The Linear works on the picture's width, which happens to be as large as the channel count.
     model = nn.Sequential(nn.Conv2d(3, 13, 1), nn.ReLU(), nn.Linear(13, 5)).eval()
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
         return self.head(self.layer(x))
 
 
-def test_code_that_reads_the_weight_sees_it_as_it_was() -> None:
+def test_weight_attribute_is_unpadded() -> None:
     torch.manual_seed(0)
     model = Transformer().eval()
     x = torch.randn(2, 7, 12)
@@ -196,11 +196,11 @@ class Odd(nn.Linear):
         return super().forward(input) + float(self.weight.mean())
 
 
-def test_what_cannot_be_padded_safely_is_left_alone() -> None:
+def test_unsupported_layers_are_not_padded() -> None:
     hooked = nn.Linear(5, 5)
     hooked.register_forward_pre_hook(lambda module, inputs: None)
     for layer in (Odd(5, 5), nn.Conv2d(6, 6, 3, groups=3), hooked, nn.Conv1d(5, 5, 3)):
-        assert "no plain" in Align().why_not(GPU, Job.of(layer))
+        assert "all plain" in Align().why_not(GPU, Job.of(layer))
         assert Align().proof(padded(layer)) == ""
 
 
@@ -229,8 +229,8 @@ def test_proof_counts_layers_and_work() -> None:
     job = padded(nn.Sequential(nn.Linear(5, 13), nn.ReLU(), nn.Linear(13, 8), nn.ReLU(), nn.Linear(8, 8)))
     # 8·16 − 5·13 = 63 and 16·8 − 13·8 = 24, over 169 before.
     assert Align().proof(job) == (
-        "2 layers padded to multiples of 8: 87 multiply-adds more per output position "
-        "(+51.5% in those layers), 1 cut-and-pad saved"
+        "2 layers padded to multiples of 8: 87 more multiply-adds per output position "
+        "(+51.5% in those layers), 1 cut-and-pad avoided"
     )
 
 
@@ -238,7 +238,7 @@ def test_why_not() -> None:
     assert "tensor cores" in Align().why_not(CPU)
     assert Align().why_not(GPU) == ""
     assert Align().why_not(GPU, Job.of(nn.Linear(5, 8))) == ""
-    assert "multiple of 8" in Align().why_not(GPU, Job.of(nn.Linear(16, 8)))
+    assert "multiples of 8" in Align().why_not(GPU, Job.of(nn.Linear(16, 8)))
     assert Align(16).why_not(GPU, Job.of(nn.Linear(16, 8))) == ""
     assert Align().proof(padded(nn.Linear(16, 8))) == ""
 

@@ -45,7 +45,7 @@ def test_output_is_fp32_and_close_to_fp64(dtype: str, bits: int) -> None:
     assert relative_error([expected], [seen]) < 8 * 2**-bits
 
 
-def test_the_arithmetic_is_really_low() -> None:
+def test_layers_compute_in_the_low_precision() -> None:
     torch.manual_seed(0)
     model = Net().eval()
     fast = Autocast().apply(Job.of(model, (picture(0),))).finish()
@@ -56,11 +56,11 @@ def test_the_arithmetic_is_really_low() -> None:
 def test_proof_counts_the_layers_that_were_called_and_cast(dtype: str) -> None:
     rung = Autocast(dtype)
     job = rung.apply(Job.of(Net().eval(), (picture(0),)))
-    assert rung.proof(job) == f"2 of the 2 Linear and convolution layers called ran in {dtype}"
+    assert rung.proof(job) == f"2 of 2 Linear and convolution layers ran in {dtype}"
     assert not any(m._forward_hooks for m in job.model.modules())
 
 
-def test_a_layer_that_autocast_leaves_alone_is_no_proof() -> None:
+def test_proof_is_empty_if_no_layer_ran_in_low_precision() -> None:
     class Guarded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -74,13 +74,13 @@ def test_a_layer_that_autocast_leaves_alone_is_no_proof() -> None:
     assert Autocast().proof(job) == ""
 
 
-def test_without_a_sample_the_proof_says_what_is_not_known() -> None:
+def test_proof_without_a_sample_is_not_verified() -> None:
     job = Autocast().apply(Job.of(Net().eval()))
     assert "no sample" in Autocast().proof(job)
     assert Autocast().proof(Autocast().apply(Job.of(nn.ReLU()))) == ""
 
 
-def test_nothing_leaks_and_nothing_is_disturbed() -> None:
+def test_model_and_random_state_are_unchanged() -> None:
     model = Net().train()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     state = torch.get_rng_state()
@@ -102,7 +102,7 @@ def test_the_users_model_is_left_alone() -> None:
 
 
 def test_why_not_and_variants() -> None:
-    assert "nothing to cast" in Autocast().why_not(FAST, Job.of(nn.ReLU()))
+    assert "layer to cast" in Autocast().why_not(FAST, Job.of(nn.ReLU()))
     assert Autocast().why_not(FAST, Job.of(Net())) == ""
     only_fp16 = replace(CPU, hardware_dtypes=("fp32", "fp16"), ceilings=None)
     assert "bf16" in Autocast().why_not(only_fp16)
@@ -152,5 +152,5 @@ def test_on_cuda(dtype: str, bits: int) -> None:
     seen = job.finish()(picture(1).cuda())[0].cpu()
     assert seen.dtype == torch.float32
     assert relative_error([expected], [seen]) < 8 * 2**-bits
-    assert rung.proof(job).startswith("2 of the 2")
+    assert rung.proof(job).startswith("2 of 2")
     assert not torch.is_autocast_enabled("cuda")

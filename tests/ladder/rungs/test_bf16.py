@@ -82,7 +82,7 @@ def test_proof_counts_the_weights() -> None:
     )
 
 
-def test_nothing_to_convert_is_said_and_not_proven() -> None:
+def test_nothing_to_convert_is_unavailable_and_has_no_proof() -> None:
     converted = Job.of(nn.Linear(3, 3).to(torch.bfloat16))
     assert "already" in Bf16().why_not(FAST, converted)
     assert Bf16().proof(Bf16().apply(converted)) == ""

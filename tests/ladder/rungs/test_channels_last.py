@@ -45,16 +45,16 @@ def test_output_is_the_same_to_fp32_rounding() -> None:
         assert relative_error([expected], [seen]) < 1e-6
 
 
-def test_pictures_really_arrive_channels_last() -> None:
+def test_inputs_are_converted_to_channels_last() -> None:
     job = ChannelsLast().apply(Job.of(Net().eval()))
     job.finish()(*inputs(0))
     assert job.model.model.seen == [(True, True)]
 
 
-def test_proof_counts_what_was_rearranged() -> None:
+def test_proof_counts_converted_convolutions() -> None:
     job = ChannelsLast().apply(Job.of(Net()))
     assert ChannelsLast().proof(job) == (
-        "3 of 3 convolutions are channels-last, 2 of them rearranged (1 read the same in both layouts)"
+        "3 of 3 convolutions are channels-last, 2 of them converted (1 identical in both layouts)"
     )
     nothing = ChannelsLast().apply(Job.of(nn.Linear(2, 2)))
     assert ChannelsLast().proof(nothing) == ""

@@ -85,9 +85,9 @@ def test_gradients_are_exactly_those_of_the_plain_model(granularity: str, drop: 
     for name, gradient in expected.items():
         assert gradient.abs().sum() > 0
         assert torch.equal(gradient, seen[name]), name
-    assert "4 " in proofs["checkpoint"] and "12 of 12 forward passes run again" in proofs["checkpoint"]
+    assert "4 " in proofs["checkpoint"] and "12 of 12 forward passes recomputed" in proofs["checkpoint"]
     if granularity == "selective":
-        assert "results kept of addmm" in proofs["checkpoint"]
+        assert "results saved of addmm" in proofs["checkpoint"]
 
 
 def test_block_holds_less_than_the_plain_model_and_selective_less_than_all() -> None:
@@ -173,7 +173,7 @@ def test_a_model_without_blocks_is_told_why_not() -> None:
         Plan.parse("checkpoint").build(plain, machine)
 
 
-def test_no_backward_no_proof() -> None:
+def test_proof_is_empty_without_a_backward_pass() -> None:
     job = Checkpoint().apply(Job.of(Model(), loss=squared, optimizer=sgd))
     assert Checkpoint().proof(job) == ""
     with torch.no_grad():
@@ -181,7 +181,7 @@ def test_no_backward_no_proof() -> None:
     assert Checkpoint().proof(job) == ""
 
 
-def test_stages_of_blocks_are_looked_into() -> None:
+def test_blocks_inside_stages_are_found() -> None:
     model = nn.Sequential(*[nn.Sequential(Block(4, 0.0), Block(4, 0.0)) for _ in range(2)])
     assert list(find_blocks(model)) == ["0.0", "0.1", "1.0", "1.1"]
     assert list(find_layers(find_blocks(model))) == ["0.0.mlp", "0.1.mlp", "1.0.mlp", "1.1.mlp"]
@@ -235,7 +235,7 @@ class Breaking(Block):
 
 
 @pytest.mark.filterwarnings("ignore")  # as above
-def test_blocks_that_leave_the_compilers_graphs_are_seen() -> None:
+def test_proof_counts_runs_outside_of_compiled_graphs() -> None:
     model = Model(depth=2)
     for block in model.blocks:
         block.__class__ = Breaking
@@ -244,7 +244,7 @@ def test_blocks_that_leave_the_compilers_graphs_are_seen() -> None:
         block.compile(backend="aot_eager_decomp_partition")
     job.model(torch.randn(7, 5)).sum().backward()
     # Each runs forward and again in backward.
-    assert "4 runs outside of the compiler's graphs" in Checkpoint().proof(job)
+    assert "4 runs outside of compiled graphs" in Checkpoint().proof(job)
 
 
 def test_round_trip() -> None:

@@ -134,7 +134,7 @@ def test_freezing_takes_weights_as_constants_and_leaks_no_setting() -> None:
     assert rung.proof(job)
 
 
-def test_settings_change_only_for_a_form_of_input_that_is_new() -> None:
+def test_settings_change_only_during_compilation() -> None:
     from redline.ladder.rungs.compile import _while_compiling
 
     seen: list[tuple[bool, int]] = []
@@ -196,7 +196,7 @@ def test_reasons_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         Compile().why_not(cuda)
         == Compile().why_not(CPU)
-        == "TORCH_COMPILE_DISABLE=1 in the environment switches it off"
+        == "it is disabled by the environment variable TORCH_COMPILE_DISABLE=1"
     )
 
 
@@ -218,7 +218,7 @@ def test_plan_round_trip() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("error:TensorFloat32")
-def test_on_cuda_nobody_is_told_to_turn_tf32_on() -> None:
+def test_on_cuda_the_advice_to_enable_tf32_is_suppressed() -> None:
     from torch._inductor import compile_fx
 
     compile_fx._warn_tf32_disabled.cache_clear()
@@ -270,7 +270,7 @@ def test_on_cuda_training_learns_as_eager_does(mode: str) -> None:
 
 
 @pytest.mark.parametrize("root", [nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), nn.Linear(5, 3)])
-def test_a_root_of_torchs_own_class_is_compiled_too(root: nn.Module) -> None:
+def test_root_module_of_torch_is_compiled(root: nn.Module) -> None:
     plan, job = Plan.parse("compile").build(Job.of(root.eval()), CPU)
     x = torch.randn(4, 5)
     torch.testing.assert_close(job.finish()(x), root(x).detach(), rtol=1e-5, atol=1e-6)

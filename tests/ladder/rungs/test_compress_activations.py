@@ -59,7 +59,7 @@ def train(model: nn.Module, plan: str, batch: Tensor, steps: int = 1) -> tuple[d
 
 @pytest.mark.parametrize("form", STEPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_packing_rounds_to_the_formats_step(form: str, dtype: torch.dtype) -> None:
+def test_packing_rounds_to_the_format(form: str, dtype: torch.dtype) -> None:
     values = torch.randn(1003, dtype=dtype) * torch.logspace(-3, 3, 1003, dtype=dtype)
     packed = Packed.of(values, form)
     back = packed.flat()
@@ -78,7 +78,7 @@ def test_packing_rounds_to_the_formats_step(form: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("form", STEPS)
-def test_zeros_stay_zeros_and_nan_is_never_hidden(form: str) -> None:
+def test_zeros_and_nan_survive_packing(form: str) -> None:
     assert torch.equal(Packed.of(torch.zeros(300), form).flat(), torch.zeros(300))
     for poison in (float("nan"), float("inf")):
         values = torch.ones(300)
@@ -87,7 +87,7 @@ def test_zeros_stay_zeros_and_nan_is_never_hidden(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", STEPS)
-def test_infinities_come_back_and_leave_their_neighbours_alone(form: str) -> None:
+def test_infinities_survive_and_do_not_affect_neighbors(form: str) -> None:
     values = torch.randn(777)
     plain = Packed.of(values, form).flat()
     plain[500], plain[501] = float("inf"), -float("inf")
@@ -176,7 +176,7 @@ def test_packed_activations_are_freed_with_the_graph() -> None:
         assert len(compression._seen) == 0
 
 
-def test_values_changed_in_place_are_packed_anew() -> None:
+def test_tensors_changed_in_place_are_packed_again() -> None:
     w = torch.randn(3, 40, requires_grad=True)
     compression = Compression(nn.Linear(1, 1), "bf16", 0)
     with compression.step():
@@ -212,9 +212,9 @@ def test_odd_layouts(make: Any) -> None:
 def test_small_tensors_and_integers_stay() -> None:
     model, batch = Model(), torch.randn(2, 3, 7)
     # The softmax's input and the first layer's output are the largest that this model saves: 2 × 3 × 24 floats.
-    with pytest.raises(Refused, match="below min_bytes=1000000; the largest has 576 B"):
+    with pytest.raises(Refused, match="smaller than min_bytes=1000000 .the largest has 576 B"):
         train(model, "compress_activations(min_bytes=1000000)", batch)
-    with pytest.raises(Refused, match="below min_bytes=577"):
+    with pytest.raises(Refused, match="smaller than min_bytes=577"):
         train(model, "compress_activations(min_bytes=577)", batch)
     assert train(model, "compress_activations(min_bytes=576)", batch)[1]
     _, proof, _ = train(model, "compress_activations(format=int8, min_bytes=0)", torch.randn(1, 1, 7))

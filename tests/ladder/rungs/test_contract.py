@@ -58,13 +58,13 @@ def test_summary_is_one_line_that_says_something(rung: type[Rung]) -> None:
     assert not rung.summary.endswith(".")
 
 
-def test_stage_is_its_place_in_the_order(rung: type[Rung]) -> None:
+def test_order_follows_the_stages(rung: type[Rung]) -> None:
     assert isinstance(rung.stage, Stage)
     stages = [cls.stage for cls in RUNGS.values()]
     assert stages == sorted(stages)
 
 
-def test_it_is_for_something(rung: type[Rung]) -> None:
+def test_rung_supports_inference_or_training(rung: type[Rung]) -> None:
     assert rung.inference or rung.training
 
 
@@ -80,7 +80,7 @@ def test_excludes_names_that_exist(rung: type[Rung]) -> None:
     assert rung.excludes <= set(NAMES) - {rung.name}
 
 
-def test_variants_are_of_its_own_kind(rung: type[Rung]) -> None:
+def test_variants_are_instances_of_the_rung(rung: type[Rung]) -> None:
     variants = rung.variants(MACHINE)
     assert variants
     assert all(type(variant) is rung for variant in variants)

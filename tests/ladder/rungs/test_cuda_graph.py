@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState, no_garbage_collection
+from redline.cuda_graphs import GraphedCallable, Tally, TrainingState, no_garbage_collection
 from redline.errors import PlanError, RungError
 from redline.ladder.job import Job
-from redline.ladder.metrics import relative_error
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rungs import cuda_graph
 from redline.ladder.rungs.compile import Compile, Compiled
@@ -287,7 +286,7 @@ def test_the_rung_wraps_a_model_and_proves_it(monkeypatch: pytest.MonkeyPatch) -
     assert plan.rungs[0].proof(job) == ""
     for seed in range(3):
         assert torch.equal(run(inputs(seed, 4, 6)), model(inputs(seed, 4, 6)))
-    assert plan.rungs[0].proof(job) == "1 graph recorded, 3 replays, 4 KiB in the pool"
+    assert plan.rungs[0].proof(job) == "1 graph captured, 3 replays, 4 KiB in the pool"
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
 
 
@@ -304,13 +303,13 @@ def test_reasons_why_not() -> None:
     assert rung.why_not(CPU) == "it needs a CUDA GPU"
     assert rung.why_not(CUDA) == rung.why_not(CUDA, Job.of(Net())) == ""
     assert "host memory" in rung.why_not(CUDA, Job.of(Net(), host_inputs=True))
-    assert "loss scaler" in rung.why_not(CUDA, replace(training_job(Net(), "sgd"), scaler=lambda o: None))
-    for graphs, reason in ((True, "CUDA graphs of its own"), (False, "")):
+    assert "grad_scaler" in rung.why_not(CUDA, replace(training_job(Net(), "sgd"), scaler=lambda o: None))
+    for graphs, reason in ((True, "CUDA graphs itself"), (False, "")):
         job = Job.of(Net()).with_evidence("compile", Compiled(graphs, 1, 0, Compile().options()))  # type: ignore[arg-type]
         assert reason in rung.why_not(CUDA, job) and bool(reason) == bool(rung.why_not(CUDA, job))
     with pytest.raises(Unavailable, match="CUDA GPU"):
         Plan.parse("cuda_graph").build(Job.of(Net()), CPU)
-    with pytest.raises(RungError, match="1 or more"):
+    with pytest.raises(RungError, match="at least 1"):
         CudaGraph(limit=0)
     with pytest.raises(PlanError, match="exclude"):
         Plan.parse("cuda_graph + streams")
@@ -321,111 +320,7 @@ def test_plan_round_trip() -> None:
     assert Plan.parse(str(plan)) == plan
 
 
-GPU = "cuda:0"
-
-
-@pytest.mark.gpu
-def test_on_cuda_replays_equal_eager_and_can_be_fed_back() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)).eval().cuda()
-    for clone in (True, False):
-        plan, job = Plan((CudaGraph(clone=clone),)).build(Job.of(model), Machine.detect("cuda"))
-        run = job.finish()
-        for rows in (1, 7, 1, 3):
-            x = y = inputs(rows, rows, 16).to(GPU)
-            for _ in range(5):
-                x = run(x)
-                with torch.no_grad():
-                    y = model(y)
-            assert relative_error([y], [x]) < 1e-6
-        assert job.evidence["cuda_graph"].graphs == 3
-        proof = plan.rungs[0].proof(job)
-        assert proof.startswith("3 graphs recorded, 20 replays, ") and "0 B" not in proof
-
-
-@pytest.mark.gpu
-def test_on_cuda_results_are_kept_across_graphs_that_share_a_pool() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval().cuda()
-    run = Plan.parse("cuda_graph").build(Job.of(model), Machine.detect("cuda"))[1].finish()
-    batches = [inputs(seed, 1 + seed % 3, 64).to(GPU) for seed in range(12)]
-    seen = [run(x) for x in batches]
-    with torch.no_grad():
-        expected = [model(x) for x in batches]
-    assert relative_error(expected, seen) < 1e-6
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("drop", [0.0, 0.3])
-@pytest.mark.parametrize("optimizer", ["sgd", "sgd, momentum with dampening", "adamw"])
-def test_on_cuda_training_equals_eager_step_by_step(optimizer: str, drop: float) -> None:
-    torch.manual_seed(0)
-    model = Net(drop).cuda().train()
-    # Two shapes in turn, so that graphs and their gradients are switched.
-    batches = [inputs(seed, 8 if seed % 3 else 5, 6).to(GPU) for seed in range(9)]
-    torch.manual_seed(1)
-    eager = training_job(model, optimizer).finish()
-    expected = [(eager(b), {n: g.clone() for n, g in eager.gradients().items()}) for b in batches]
-    torch.manual_seed(1)
-    plan, job = Plan.parse("cuda_graph").build(training_job(model, optimizer), Machine.detect("cuda"))
-    step = job.finish()
-    for index, batch in enumerate(batches):
-        loss, gradients = step(batch), step.gradients()
-        assert float(loss) == pytest.approx(float(expected[index][0]), rel=1e-4), index
-        names = list(gradients)
-        assert relative_error([expected[index][1][n] for n in names], [gradients[n] for n in names]) < 1e-3, index
-    assert relative_error(list(eager.model.state_dict().values()), list(step.model.state_dict().values())) < 1e-4
-    assert plan.rungs[0].proof(job).startswith("2 graphs recorded, 7 replays")
-
-
-class Littering(nn.Linear):
-    """Forgets a graph in a ring of references while another one is recorded, and then the collector's turn comes."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size, size)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            torch.zeros(8, device=GPU)
-        self.ring: list[object] = [graph]
-        self.ring.append(self.ring)
-
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.cuda.is_current_stream_capturing():
-            self.ring = []
-            if gc.isenabled():
-                gc.collect()
-        return super().forward(input)
-
-
-@pytest.mark.gpu
-def test_on_cuda_no_graph_is_destroyed_during_a_capture() -> None:
-    model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
-    graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), CaptureCounts())
-    with torch.no_grad():
-        assert relative_error(model(x), graphed(x)) < 1e-6
-    assert not model.ring
-
-
-@pytest.mark.gpu
-def test_on_cuda_a_graph_has_its_own_workspaces() -> None:
-    """As after inductor's graphs: what cuBLAS had for scratch is dropped, and its place goes to others' numbers."""
-    recorder = CudaGraphCapturer(torch.device(GPU))
-    # So deep that parts of a sum are added up by way of scratch memory.
-    left, right = (torch.randn(shape, device=GPU, dtype=torch.bfloat16) for shape in ((64, 65536), (65536, 64)))
-    expected = recorder.warm_up(lambda: left @ right)
-    output, replay = recorder.capture(lambda: left @ right)
-    torch._C._cuda_clearCublasWorkspaces()
-    with torch.cuda.stream(recorder.stream):
-        others = [torch.ones(2**20, device=GPU) for _ in range(64)]
-    torch.cuda.synchronize()
-    for _ in range(3):
-        replay()
-    torch.cuda.synchronize()
-    assert all(bool((other == 1).all()) for other in others)
-    assert relative_error(expected, output) < 1e-2
-
-
-def test_garbage_collection_is_disabled_during_a_capture() -> None:
+def test_nothing_is_collected_during_a_recording() -> None:
     for wanted in (True, False):
         (gc.enable if wanted else gc.disable)()
         try:
@@ -434,57 +329,6 @@ def test_garbage_collection_is_disabled_during_a_capture() -> None:
             assert gc.isenabled() == wanted
         finally:
             gc.enable()
-
-
-@pytest.mark.gpu
-def test_on_cuda_a_learning_rate_schedule_is_followed() -> None:
-    torch.manual_seed(0)
-    model = Net().cuda().train()
-    losses = []
-    for plan in ("eager", "cuda_graph"):
-        _, job = Plan.parse(plan).build(training_job(model, "adamw"), Machine.detect("cuda"))
-        step = job.finish()
-        schedule = torch.optim.lr_scheduler.StepLR(step.optimizer, 1, gamma=0.3)
-        seen = []
-        for seed in range(6):
-            seen.append(float(step(inputs(seed, 8, 6).to(GPU))))
-            schedule.step()
-        losses.append(seen)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    assert job.evidence["cuda_graph"].graphs == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("plan", ["bf16 + cuda_graph", "autocast + cuda_graph", "compile + cuda_graph"])
-def test_on_cuda_with_other_rungs(plan: str) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval().cuda()
-    samples = (inputs(0, 16, 64).to(GPU),)
-    _, job = Plan.parse(plan).build(Job.of(model, samples), Machine.detect("cuda"))
-    run = job.finish()
-    for seed in range(4):
-        x = inputs(seed, 16, 64).to(GPU)
-        # Two layers in bf16, each rounding at 2^-9 several times.
-        assert relative_error([model(x)], [run(x)]) < 2e-2
-
-
-@pytest.mark.gpu
-def test_on_cuda_a_synchronizing_call_is_refused() -> None:
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.weight if float(x.sum()) > 0 else x
-
-    _, job = Plan.parse("cuda_graph").build(Job.of(Waits().cuda()), Machine.detect("cuda"))
-    with pytest.raises(RungError, match="cannot be captured"):
-        job.finish()(inputs(0).to(GPU))
-    # Random numbers can still be drawn, and no stream is left in a recording.
-    assert torch.isfinite(torch.randn(8, device=GPU)).all()
-    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize(

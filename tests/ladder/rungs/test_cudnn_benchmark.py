@@ -26,7 +26,7 @@ class Watcher(nn.Module):
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_on_inside_each_call_and_restored(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_is_set_during_calls_and_restored(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
     model = Watcher()
     weights = model.conv.weight.clone()
@@ -39,7 +39,7 @@ def test_on_inside_each_call_and_restored(before: bool, monkeypatch: pytest.Monk
     assert job.model.seen == [True, True]
     assert model.seen == [before, before]
     assert torch.equal(model.conv.weight, weights)
-    assert CudnnBenchmark().proof(job) == "cudnn.benchmark was on in 2 call(s), for 1 convolution(s)"
+    assert CudnnBenchmark().proof(job) == "cudnn.benchmark enabled in 2 call(s), for 1 convolution(s)"
 
 
 def test_restored_when_the_call_raises() -> None:
@@ -90,4 +90,4 @@ def test_on_cuda() -> None:
     # torch lets convolutions use TF32 by default, in whichever algorithm wins.
     assert relative_error([expected], [seen]) < 1e-3
     assert not torch.backends.cudnn.benchmark
-    assert plan.rungs[0].proof(job) == "cudnn.benchmark was on in 1 call(s), for 2 convolution(s)"
+    assert plan.rungs[0].proof(job) == "cudnn.benchmark enabled in 1 call(s), for 2 convolution(s)"

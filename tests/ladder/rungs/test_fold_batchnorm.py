@@ -184,28 +184,33 @@ def test_tracing_leaves_nothing_behind_in_the_model() -> None:
 
 def test_proof_says_how_the_pairs_were_found() -> None:
     x = torch.randn(2, 3, 7, 6)
-    assert FoldBatchnorm().proof(fold(lived_in(Residual()))) == "2 BatchNorm(s) folded, 0 left; pairs found by tracing"
+    assert (
+        FoldBatchnorm().proof(fold(lived_in(Residual())))
+        == "2 BatchNorm(s) folded, 0 remaining; pairs found by tracing"
+    )
     assert FoldBatchnorm().proof(fold(lived_in(Residual()), x)).endswith("by tracing, confirmed on a sample")
     proof = FoldBatchnorm().proof(fold(lived_in(Branching())))
-    assert proof.startswith("1 BatchNorm(s) folded, 1 left; pairs found inside nn.Sequential only, because tracing")
+    assert proof.startswith(
+        "1 BatchNorm(s) folded, 1 remaining; pairs found inside nn.Sequential only, because tracing"
+    )
 
 
 @pytest.mark.parametrize("with_sample", [True, False])
 @pytest.mark.parametrize("kind", [SeenTwice, CalledTwice, SharedWeight, ReadsWeight])
-def test_what_others_see_is_not_folded(kind: type[nn.Module], with_sample: bool) -> None:
+def test_shared_outputs_are_not_folded(kind: type[nn.Module], with_sample: bool) -> None:
     torch.manual_seed(0)
     model = lived_in(kind())
     x = torch.randn(2, 3, 4, 5)
     job = Job.of(model, (x,) if with_sample else ())
     assert find_pairs(job).pairs == ()
-    assert "nothing else uses" in FoldBatchnorm().why_not(CPU, job)
+    assert "not used elsewhere" in FoldBatchnorm().why_not(CPU, job)
     applied = FoldBatchnorm().apply(job)
     assert FoldBatchnorm().proof(applied) == ""
     with torch.no_grad():
         assert torch.equal(applied.finish()(x), model(x))
 
 
-def test_a_sample_uncovers_a_sequential_that_is_taken_apart() -> None:
+def test_sample_detects_a_sequential_whose_children_are_called_separately() -> None:
     assert find_pairs(Job.of(lived_in(Tapping()), (torch.randn(2, 3, 6, 5),))).pairs == ()
 
 
@@ -221,7 +226,7 @@ def test_optional_inputs_decide_the_path() -> None:
         assert relative_error([model(x)], [fold(model, x).finish()(x)]) < 1e-6
 
 
-def test_norms_without_fixed_statistics_stay() -> None:
+def test_norms_without_fixed_statistics_are_not_folded() -> None:
     training = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).train()
     free = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)).eval()
     for model in (training, free):
@@ -236,7 +241,7 @@ def test_hooks_and_grouped_transposed_convolutions_stay() -> None:
         assert find_pairs(Job.of(model)).pairs == ()
 
 
-def test_behind_a_linear_only_rows_of_features_pass() -> None:
+def test_folded_linear_accepts_only_2d_inputs() -> None:
     torch.manual_seed(0)
     model = lived_in(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     fast = fold(model).finish()
@@ -244,7 +249,7 @@ def test_behind_a_linear_only_rows_of_features_pass() -> None:
     with torch.no_grad():
         assert relative_error([model(rows)], [fast(rows)]) < 1e-6
     # On a cube the BatchNorm would have normed another dimension than the Linear's.
-    with pytest.raises(RungError, match="3 dimensions"):
+    with pytest.raises(RungError, match="2-D inputs, not 3-D"):
         fast(cubes)
 
 

@@ -87,14 +87,14 @@ def test_without_the_check_it_overflows() -> None:
     assert "not checked" in plan.rungs[0].proof(job)
 
 
-def test_every_sample_is_looked_at() -> None:
+def test_every_sample_is_checked() -> None:
     model = nn.Sequential(nn.Identity(), Scale(1000.0), nn.Linear(4, 2)).eval()
     quiet, loud = torch.ones(1, 4), torch.full((1, 4), 100.0)
     assert find_overflow(model, (quiet,), DEVICE) == ""
     assert "sample 1" in find_overflow(model, (quiet, loud), DEVICE)
 
 
-def test_looking_copies_what_a_pass_changes_and_no_weight_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_check_copies_buffers_and_no_weight_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)).train()
     model[2].weight = model[0].weight
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -110,26 +110,26 @@ def test_looking_copies_what_a_pass_changes_and_no_weight_twice(monkeypatch: pyt
     assert half[0].weight is half[2].weight and half[0].weight.dtype == torch.float16
 
 
-def test_a_weight_beyond_the_range_is_named() -> None:
+def test_weight_out_of_range_is_named() -> None:
     model = nn.Linear(2, 2)
     with torch.no_grad():
         model.weight[0, 0] = 7e4
     assert "'weight'" in find_overflow(model, (torch.zeros(1, 2),), DEVICE)
 
 
-def test_the_largest_number_that_fits_is_no_overflow() -> None:
+def test_largest_fp16_value_is_not_an_overflow() -> None:
     model = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[65504.0, 0.0], [0.0, -65504.0]]))
     assert find_overflow(model, (torch.ones(1, 2),), DEVICE) == ""
 
 
-def test_an_input_beyond_the_range_counts() -> None:
+def test_input_out_of_range_is_an_overflow() -> None:
     assert "input of sample 0" in find_overflow(nn.Linear(2, 2), (torch.full((1, 2), 1e5),), DEVICE)
     assert "input of sample 0" in find_overflow(nn.Linear(2, 2), ({"input": torch.full((1, 2), 1e5)},), DEVICE)
 
 
-def test_infinities_that_fp32_has_too_are_no_overflow() -> None:
+def test_infinities_in_fp32_are_not_an_overflow() -> None:
     torch.manual_seed(0)
     assert find_overflow(Masked().eval(), (torch.randn(2, 4),), DEVICE) == ""
 

@@ -56,7 +56,7 @@ def rounded_reference(model: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor
 
 
 @pytest.mark.parametrize("form", [Plain, Unbound, Einsum, Causal, Masked, Fused])
-def test_scores_that_overflow_fp16_are_right_in_fp32(form: Any) -> None:
+def test_fp32_scores_do_not_overflow(form: Any) -> None:
     torch.manual_seed(0)
     model = with_large_scores(form().eval())
     x = inputs(1)
@@ -70,10 +70,10 @@ def test_scores_that_overflow_fp16_are_right_in_fp32(form: Any) -> None:
         assert not torch.isfinite(plain).all()
     # Only the output's own roundings are left: the projection's input, sum and result, at 2^-11.
     assert relative_error([rounded_reference(model, x, torch.float16)], [output]) < 3 * 2**-11
-    assert "scores in fp32 in 1 attention module" in Fp32Attention().proof(job)
+    assert "fp32 scores in 1 attention module" in Fp32Attention().proof(job)
 
 
-def test_bf16_gets_closer() -> None:
+def test_bf16_error_decreases() -> None:
     torch.manual_seed(0)
     model = Plain().eval()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_reasons_why_not() -> None:
     rung = Fp32Attention()
     assert rung.why_not(FAST) == ""
     assert "fp32" in rung.why_not(FAST, Job.of(Plain(), (inputs(0),)))
-    assert "none was given" in rung.why_not(FAST, replace(Job.of(Plain()), precision="fp16"))
+    assert "needs sample inputs" in rung.why_not(FAST, replace(Job.of(Plain()), precision="fp16"))
     no_attention = replace(Job.of(nn.Linear(WIDTH, 2), (inputs(0),)), precision="fp16")
     assert "no attention" in rung.why_not(FAST, no_attention)
     with pytest.raises(Unavailable, match="fp32"):

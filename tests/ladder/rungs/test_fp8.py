@@ -29,13 +29,13 @@ def inputs(seed: int, rows: int = 5) -> Tensor:
 
 
 def test_why_not() -> None:
-    assert "no fp8 arithmetic" in Fp8().why_not(CPU)
-    assert Fp8().why_not(AMPERE) == "Ampere has no fp8 tensor cores (compute capability 8.9 or newer has)"
+    assert "does not support fp8" in Fp8().why_not(CPU)
+    assert Fp8().why_not(AMPERE) == "Ampere has no fp8 tensor cores (compute capability 8.9 or newer required)"
     assert Fp8().why_not(HOPPER) == ""
     assert Fp8().why_not(HOPPER, Job.of(net())) == ""
     assert "no linear layer" in Fp8().why_not(HOPPER, Job.of(nn.Conv2d(3, 4, 3)))
     odd = Job.of(nn.Linear(72, 72))
-    assert "none of the model's 1 linear layers" in Fp8().why_not(HOPPER, odd)
+    assert "none of the 1 linear layers" in Fp8().why_not(HOPPER, odd)
     assert Fp8(mode="weight_only").why_not(HOPPER, odd) == ""
     assert "granularity=row needs bf16" in Fp8(granularity="row").why_not(HOPPER, Job.of(net()))
     assert Fp8(granularity="row").why_not(HOPPER, Bf16().apply(Job.of(net()))) == ""
@@ -85,17 +85,17 @@ def test_skip_small_and_odd_layers_are_left_alone() -> None:
         Fp8(skip=("9",))._layers(Job.of(net()))
 
 
-def test_proof_says_what_was_left_and_is_empty_when_nothing_happened() -> None:
+def test_proof_counts_unquantized_layers() -> None:
     rung = Fp8(mode="weight_only", skip=("3",))
     job = rung.apply(Job.of(net()))
-    assert "1 left alone because a size is no multiple of 16" in rung.proof(job)
+    assert "1 not quantized because a size is not a multiple of 16" in rung.proof(job)
     assert rung.proof(replace(job, model=net())) == ""
 
 
-def test_nan_never_passes() -> None:
+def test_nan_raises() -> None:
     model = net()
     model[2].weight.data[0, 0] = float("inf")
-    with pytest.raises(RungError, match="layer '2' holds a NaN or an infinity"):
+    with pytest.raises(RungError, match="layer '2' contains NaN or infinity"):
         Fp8(mode="weight_only").apply(Job.of(model))
 
 

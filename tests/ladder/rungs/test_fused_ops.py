@@ -17,7 +17,7 @@ from redline.nn import WindowAttention
 CONFIG = DrctConfig.of(2, 2, width=24, growth=8, features=8, window=4)
 
 
-def test_every_module_takes_its_kernel_and_the_output_stays() -> None:
+def test_modules_switch_to_fused_kernels_with_equal_output() -> None:
     model = draw(Drct(CONFIG)).eval()
     picture = torch.rand(2, 3, 12, 20)
     fast = Plan.parse("fused_ops").apply(model, samples=picture)
@@ -49,8 +49,8 @@ def test_training_learns_the_same() -> None:
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-4, rtol=1e-3)
 
 
-def test_a_model_without_such_modules_is_told_so() -> None:
-    with pytest.raises(Unavailable, match="no module with an implementation"):
+def test_model_without_switchable_modules_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="no module with a fused implementation"):
         Plan.parse("fused_ops").apply(nn.Linear(3, 3), samples=torch.rand(2, 3))
     assert FusedOps().why_not(Machine.detect("cpu")) == ""
 

@@ -71,7 +71,7 @@ def test_five_steps_are_those_of_the_plain_optimizer(backend: str, factory: Any)
         assert not torch.allclose(before, plain, atol=1e-3), "the optimizer did nothing, so the test shows nothing"
         # Both do the same fp32 operations in another order: a few units in the last place over five steps.
         torch.testing.assert_close(fast, plain, rtol=5e-6, atol=1e-6)
-    assert f"with its {backend} implementation (it was plain)" in proof and "4 weight tensors" in proof
+    assert f"with its {backend} implementation (before: plain)" in proof and "4 weight tensors" in proof
     assert all(group[backend] is True for group in step.optimizer.param_groups)
 
 
@@ -110,7 +110,7 @@ def test_state_is_kept() -> None:
         torch.testing.assert_close(seen, expected, rtol=5e-6, atol=1e-6)
 
 
-def test_auto_takes_the_best_there_is_and_says_which() -> None:
+def test_auto_resolves_to_the_best_backend() -> None:
     rung = FusedOptimizer().resolve(Job.of(model_of(), loss=squared, optimizer=adamw))
     assert rung == FusedOptimizer("fused")
     rmsprop = Job.of(model_of(), loss=squared, optimizer=lambda p: torch.optim.RMSprop(p, lr=0.01))
@@ -119,7 +119,7 @@ def test_auto_takes_the_best_there_is_and_says_which() -> None:
     assert FusedOptimizer().resolve(lbfgs) == FusedOptimizer("plain")
 
 
-def test_an_optimizer_without_it_is_named() -> None:
+def test_unsupported_optimizer_is_named() -> None:
     machine = Machine.detect("cpu")
     job = Job.of(model_of(), loss=squared, optimizer=lambda p: torch.optim.RMSprop(p, lr=0.01))
     assert FusedOptimizer("fused").why_not(machine, job) == "RMSprop has no fused= implementation"
@@ -130,7 +130,7 @@ def test_an_optimizer_without_it_is_named() -> None:
         Plan.parse("fused_optimizer(backend=fused)").build(job, machine)
 
 
-def test_apex_is_asked_for_by_name() -> None:
+def test_missing_apex_is_reported() -> None:
     machine = Machine.detect("cpu")
     assert "CUDA" in FusedOptimizer("apex").why_not(machine)
     cuda = replace(machine, device="cuda:0", versions={"torch": torch.__version__})
@@ -170,7 +170,7 @@ def test_apex_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         rebuild(torch.optim.RMSprop(model_of().parameters()), "apex")
 
 
-def test_nothing_to_change_is_no_proof() -> None:
+def test_proof_is_empty_if_nothing_changes() -> None:
     def already(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, fused=True)
 
@@ -211,4 +211,4 @@ def test_on_a_gpu(factory: Any) -> None:
     seen, proof, _ = trained(model, "fused_optimizer(backend=fused)", factory, batches)
     for plain, fast in zip(expected, seen, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-5, atol=1e-6)
-    assert "fused implementation (it was foreach)" in proof
+    assert "fused implementation (before: foreach)" in proof

@@ -50,7 +50,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_in_fp32_every_step_is_exactly_the_unscaled_one() -> None:
+def test_fp32_steps_equal_unscaled_steps() -> None:
     model = nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 2))
     twin = copy.deepcopy(model)
     plain, scaled = momentum(twin.parameters()), momentum(model.parameters())
@@ -86,7 +86,7 @@ def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     assert step.scaler.current == 2048.0  # pyright: ignore
     gradient = job.parameters["inner.weight"].grad
     assert gradient is not None and torch.equal(gradient, torch.full((5, 3), 2.0, dtype=torch.float16))
-    assert rung.proof(job) == "loss scaled in 2 steps, 1 skipped for overflow; the scale is 2048, from 4096"
+    assert rung.proof(job) == "loss scaled in 2 steps, 1 skipped after an overflow; scale 2048, initially 4096"
 
 
 def test_nan_gradients_are_skipped_too() -> None:
@@ -121,7 +121,7 @@ def test_small_gradients_survive_the_backward_pass() -> None:
     assert ((kept - exact).abs() < 2**-24).all() and (kept > 0).all()  # fp16's smallest step, once divided
 
 
-def test_growth_only_after_a_clean_stretch() -> None:
+def test_scale_grows_only_after_growth_interval() -> None:
     job = fp16_job(GradScaler(init_scale=64.0, growth_interval=3))
     step = job.finish()
     scales = []
@@ -162,7 +162,7 @@ def test_repeated_overflow_switches_to_bf16_once_and_trains_on(steps_before: int
     assert "switched to bf16 after 3 overflows" in rung.proof(job)
 
 
-def test_overflows_apart_do_not_switch() -> None:
+def test_overflows_that_are_not_consecutive_do_not_switch() -> None:
     job = fp16_job(GradScaler(switch_after=2))
     step = job.finish()
     for x in (1000.0, 1.0, 1000.0, 1.0):
@@ -170,13 +170,13 @@ def test_overflows_apart_do_not_switch() -> None:
     assert not step.scaler.switched  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_under_autocast_the_switch_changes_what_it_casts_to() -> None:
+def test_switch_changes_the_dtype_of_autocast() -> None:
     rung = GradScaler(init_scale=2.0**20, switch_after=1)
     job = Autocast("fp16").apply(Job.of(Gain(), loss=summed, optimizer=momentum))
     assert rung.why_not(Machine.detect("cpu"), job) == ""
     job = rung.apply(job)
     step = job.finish()
-    with pytest.warns(UserWarning, match="switched to bf16"):
+    with pytest.warns(UserWarning, match="converted to bf16"):
         step(torch.full((2, 3), 60000.0))
     step(torch.full((2, 3), 60000.0))
     assert all(p.dtype == torch.float32 and p.grad is not None for p in job.model.parameters())

@@ -63,7 +63,7 @@ def expected_linear(layer: nn.Linear, x: Tensor, mode: str) -> Tensor:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
-def test_a_layer_computes_what_its_integers_say(mode: str) -> None:
+def test_layer_equals_its_dequantized_integers(mode: str) -> None:
     torch.manual_seed(3)
     original = nn.Linear(37, 67)
     model = nn.Sequential(original)
@@ -107,7 +107,7 @@ def test_proof_counts_layers_and_bytes(mode: str) -> None:
     job = rung.apply(Job.of(net(), samples=(inputs(0),)))
     proof = rung.proof(job)
     assert proof.startswith(f"2 of 3 linear layers hold int8 weights ({mode.replace('_', ' ')})")
-    assert "1 left alone" in proof
+    assert "1 not quantized" in proof
     weight = job.model.body[0].weight
     assert 37 * 67 <= stored_bytes(weight) < 37 * 67 * 1.5 < weight.nbytes
     assert ("calibrated by minmax on 1 batches" in proof) == (mode == "static")
@@ -119,12 +119,12 @@ def test_proof_is_empty_when_nothing_is_quantized() -> None:
     assert rung.proof(replace(job, model=net())) == ""
 
 
-def test_old_weights_are_given_back() -> None:
+def test_original_weights_are_freed() -> None:
     job = Int8(min_features=8).apply(Job.of(net()))
     assert set(job.parameters) == {"body.0.bias", "body.2.bias", "head.weight", "head.bias"}
 
 
-def test_our_layers_know_their_weight_before_a_compiler_comes() -> None:
+def test_layers_choose_their_implementation_before_compilation() -> None:
     layer = Int8().apply(Job.of(nn.Sequential(Linear(64, 96)))).model[0]
     assert layer._int8_cache is not None and layer._int8_cache[1] is not None
 
@@ -163,22 +163,22 @@ def test_calibration_decides_the_scale(calibration: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nan_never_passes(mode: str) -> None:
+def test_nan_raises(mode: str) -> None:
     model = net()
     with torch.no_grad():
         model.body[2].weight[3, 4] = float("nan")
-    with pytest.raises(RungError, match="NaN or an infinity"):
+    with pytest.raises(RungError, match="NaN or infinity"):
         Int8(mode=mode, min_features=8).apply(Job.of(model, samples=(inputs(0),)))
 
 
 def test_nan_in_a_sample_is_refused() -> None:
     x = inputs(0)
     x[0, 0, 0] = float("nan")
-    with pytest.raises(RungError, match="'body.0' saw a NaN"):
+    with pytest.raises(RungError, match="'body.0': its inputs on the samples contain NaN"):
         Int8(mode="static", min_features=8).apply(Job.of(net(), samples=(x,)))
 
 
-def test_nan_in_a_call_comes_out() -> None:
+def test_nan_in_a_call_propagates() -> None:
     fast = Int8(mode="dynamic", min_features=8).apply(Job.of(net())).finish()
     x = inputs(0)
     x[1, 2, 3] = float("nan")
@@ -213,7 +213,7 @@ def test_skip_of_an_unknown_name_is_refused() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(RungError, match="calibration=mse belongs to mode=static"):
+    with pytest.raises(RungError, match="calibration=mse needs mode=static"):
         Int8(calibration="mse")
     with pytest.raises(RungError, match="percentile"):
         Int8(mode="static", calibration="percentile", percentile=0.0)
@@ -223,9 +223,9 @@ def test_options_are_checked() -> None:
 def test_why_not() -> None:
     convolutions = Job.of(nn.Sequential(nn.Conv2d(3, 4, 3)))
     assert "onnxruntime(int8=static) quantizes convolutions" in Int8().why_not(CPU, convolutions)
-    assert "none of the model's 3 linear layers" in Int8(min_features=1000).why_not(CPU, Job.of(net()))
-    assert "calibrates on sample inputs" in Int8(mode="static", min_features=8).why_not(CPU, Job.of(net()))
-    assert "judges layers on sample inputs" in Int8(progressive=True).why_not(CPU, Job.of(net()))
+    assert "none of the 3 linear layers" in Int8(min_features=1000).why_not(CPU, Job.of(net()))
+    assert "needs sample inputs" in Int8(mode="static", min_features=8).why_not(CPU, Job.of(net()))
+    assert "progressive=true needs sample inputs" in Int8(progressive=True).why_not(CPU, Job.of(net()))
     assert Int8().why_not(SLOW) == ""
     assert "no hardware support for int8" in Int8(mode="dynamic").why_not(SLOW)
     assert Int8(min_features=8).why_not(CPU, Job.of(net())) == ""
@@ -263,7 +263,7 @@ class Fragile(nn.Module):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("mode", MODES)
-def test_progressive_leaves_the_sensitive_layer_and_is_concrete(mode: str) -> None:
+def test_progressive_skips_the_sensitive_layer_and_resolves_the_plan(mode: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(9, 32)
     job = Job.of(Fragile(), samples=(x,), gates=(Gate("relative_error", 1e-3),))
@@ -277,13 +277,13 @@ def test_progressive_leaves_the_sensitive_layer_and_is_concrete(mode: str) -> No
     assert job.gates[0].judge(reference, output).passed
 
 
-def test_progressive_takes_everything_that_passes_and_refuses_when_nothing_does() -> None:
+def test_progressive_quantizes_all_passing_layers_or_raises() -> None:
     torch.manual_seed(0)
     samples = (torch.randn(9, 32),)
     loose = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 0.5),))
     assert Int8(progressive=True, min_features=8).resolve(loose) == Int8(min_features=8)
     tight = Job.of(Fragile(), samples=samples, gates=(Gate("relative_error", 1e-12),))
-    with pytest.raises(RungError, match="'easy' alone, the least sensitive of 3 layers, a gate fails"):
+    with pytest.raises(RungError, match="quantizing only 'easy', the least sensitive of 3 layers, fails a gate"):
         Int8(progressive=True, min_features=8).resolve(tight)
 
 
@@ -328,9 +328,11 @@ def test_progressive_counts_the_errors_of_the_rungs_before_it() -> None:
         (1.0, "higher", 1.0, 1.0),
     ],
 )
-def test_progressive_leaves_room_for_other_inputs(limit: float, better: str, perfect: float, stricter: float) -> None:
+def test_progressive_keeps_a_margin_for_other_inputs(
+    limit: float, better: str, perfect: float, stricter: float
+) -> None:
     gate = Gate("mine", limit, function=lambda reference, output: perfect, better=better)
-    found = sensitivity._with_room(gate, [torch.zeros(1)])
+    found = sensitivity._with_margin(gate, [torch.zeros(1)])
     assert found.limit == pytest.approx(stricter) and found.direction == better
     if perfect != float("inf"):
         assert found.judge(torch.zeros(1), torch.zeros(1)).passed

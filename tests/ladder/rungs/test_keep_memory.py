@@ -54,39 +54,39 @@ def say(told: bool, large_pages: str = "0") -> str:
 
 
 @GLIBC
-def test_the_same_output_without_new_pages() -> None:
+def test_output_is_unchanged_and_page_faults_decrease() -> None:
     told = say(told=True)
-    said = re.match(r"([\d,]+) pages were new in the first call, ([\d,]+) in the last of 16", told)
+    said = re.match(r"([\d,]+) page faults in the first call, ([\d,]+) in the last of 16", told)
     assert said, told
     first, last = (int(number.replace(",", "")) for number in said.groups())
     assert first > 10 * last
 
 
 @GLIBC
-def test_in_large_pages_the_output_is_the_same_too() -> None:
+def test_output_is_unchanged_with_huge_pages() -> None:
     """There are so few of them that one more or less decides about the proof."""
     assert "of 16" in say(told=True, large_pages="1")
 
 
 @GLIBC
-def test_where_the_allocator_is_not_told_there_is_no_proof() -> None:
+def test_proof_is_empty_without_the_allocator_setting() -> None:
     assert say(told=False).startswith("no proof: ")
 
 
 def test_proof_counts() -> None:
     job = Job.of(nn.Linear(2, 2)).with_evidence("keep_memory", Seen(first=2000, last=3, calls=7))
-    assert KeepMemory().proof(job) == "2,000 pages were new in the first call, 3 in the last of 7"
+    assert KeepMemory().proof(job) == "2,000 page faults in the first call, 3 in the last of 7 calls"
     for seen in (Seen(), Seen(first=2000, last=2000, calls=1), Seen(first=2000, last=1500, calls=7)):
         assert KeepMemory().proof(job.with_evidence("keep_memory", seen)) == ""
 
 
 def test_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert KeepMemory().why_not(replace(CPU, device="cuda:0")) == "a GPU's memory is kept by torch already"
+    assert KeepMemory().why_not(replace(CPU, device="cuda:0")) == "torch already caches GPU memory"
     monkeypatch.setattr("redline.ladder.rungs.keep_memory.torch_allocates_by_glibc", lambda: False)
-    assert "does not take its memory from glibc" in KeepMemory().why_not(CPU)
+    assert "does not allocate with glibc" in KeepMemory().why_not(CPU)
 
 
-def test_another_allocator_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_other_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "_glibc_bytes", lambda: 5)
     assert not torch_allocates_by_glibc.__wrapped__()
     monkeypatch.setattr(resident.platform, "libc_ver", lambda: ("", ""))
@@ -94,7 +94,7 @@ def test_another_allocator_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @GLIBC
-def test_counters_that_went_past_their_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_32_bit_counters_may_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = iter((2**32 - 5, 64 * 2**20))
     monkeypatch.setattr(resident, "_glibc_bytes", lambda: next(counted))
     assert torch_allocates_by_glibc.__wrapped__()

@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
-from redline.ladder.job import Job, entered
+from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
 from redline.ladder.plan import Plan
-from redline.ladder.rewrites.attention import AttentionCall, observe
+from redline.ladder.rewrites.attention import observe
 from redline.ladder.rewrites.attention_rewrite import fuse
 from redline.ladder.rungs.sdpa import Sdpa
 from redline.ladder.workload import call
@@ -123,7 +122,7 @@ def test_a_buffer_that_is_not_causal_stays_a_mask() -> None:
     assert relative_error([fp64(model, x)], [job.finish()(x)]) < 1e-5
 
 
-def test_rows_that_may_look_nowhere_keep_even_weights_with_a_finite_fill() -> None:
+def test_fully_masked_rows_have_uniform_weights_with_a_finite_fill() -> None:
     torch.manual_seed(0)
     model = Masked(-1e9).eval()
     run = applied(model, (inputs(0), mask(0)))[1].finish()
@@ -131,7 +130,7 @@ def test_rows_that_may_look_nowhere_keep_even_weights_with_a_finite_fill() -> No
     assert relative_error([fp64(model, (inputs(1), nowhere))], [run(inputs(1), nowhere)]) < 1e-5
 
 
-def test_a_call_of_another_kind_goes_to_the_original_code() -> None:
+def test_unproven_calls_use_the_original_forward() -> None:
     torch.manual_seed(0)
     model = Masked().eval()
     run = applied(model, inputs(0))[1].finish()
@@ -190,12 +189,12 @@ class Cubed(Projected):
         (ReturnsWeights, "weights are used elsewhere"),
         (Branches, "control flow depends on data"),
         (OverQueries, "equality is not proven"),
-        (MaskedThenScaled, "scaled after they are masked"),
+        (MaskedThenScaled, "scaled after masking"),
         (WeakFill, "filled with -10"),
         (Cubed, "not over a product"),
     ],
 )
-def test_what_cannot_be_proven_is_left_and_named(form: Any, reason: str) -> None:
+def test_unproven_modules_stay_unchanged_and_are_named(form: Any, reason: str) -> None:
     torch.manual_seed(0)
     model = form().eval()
     job = Job.of(model, (inputs(0),))
@@ -212,8 +211,8 @@ def test_proof_names_what_was_rewritten_and_what_was_left() -> None:
     plan, job = applied(Stack(Plain(), Branches(), Unbound()).eval(), inputs(0))
     proof = plan.rungs[0].proof(job)
     assert "2 attention modules rewritten (blocks.0, blocks.2)" in proof
-    assert "1 left: blocks.1 (it cannot be traced: its control flow depends on data)" in proof
-    assert "2 calls by the flash kernel in fp32" in proof
+    assert "1 unchanged: blocks.1 (it cannot be traced: its control flow depends on data)" in proof
+    assert "2 calls with the flash kernel in fp32" in proof
 
 
 def test_blocks_of_one_kind_share_a_class_so_that_compilers_compile_once() -> None:
@@ -298,50 +297,12 @@ def test_observing_leaves_running_means_and_random_state() -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())
 
 
-def kernels_that_ran(job: Job, x: Tensor) -> set[str]:
-    with profile(activities=[ProfilerActivity.CPU]) as profiler, torch.no_grad(), entered(job.contexts):
-        job.model(x)
-    return {event.key for event in profiler.key_averages()}
-
-
-@pytest.mark.parametrize("backend,flash", [("default", True), ("flash", True), ("math", False)])
-def test_proof_names_the_kernel_that_the_profiler_sees(backend: str, flash: bool) -> None:
-    plan, job = applied(Plain().eval(), inputs(0), f"sdpa(backend={backend})")
-    ran = "aten::_scaled_dot_product_flash_attention_for_cpu" in kernels_that_ran(job, inputs(1))
-    assert ran is flash
-    assert f"1 call by the {'flash' if flash else 'math'} kernel" in plan.rungs[0].proof(job)
-
-
-@pytest.mark.parametrize("backend,flash", [("default", True), ("math", False)])
-def test_a_compiler_traces_under_the_chosen_kernel(backend: str, flash: bool) -> None:
-    torch.manual_seed(0)
-    model = Stack(Plain(), Plain(), Plain()).eval()
-    _, job = applied(model, inputs(0), f"sdpa(backend={backend})")
-    graphs: list[str] = []
-
-    def look(module: torch.fx.GraphModule, example: list[Tensor]) -> Any:
-        from torch._dynamo.backends.common import aot_autograd
-
-        def note(inner: torch.fx.GraphModule, _: list[Tensor]) -> Any:
-            graphs.append(inner.code)
-            return inner.forward
-
-        return aot_autograd(fw_compiler=note)(module, example)
-
-    torch._dynamo.reset()
-    job.model.compile(backend=look, fullgraph=True)
-    x = inputs(1)
-    assert relative_error([fp64(model, x)], [job.finish()(x)]) < 1e-5
-    assert len(graphs) == 1
-    assert ("flash_attention" in graphs[0]) is flash
-
-
 def test_attention_that_is_fused_already_has_nothing_to_gain_on_a_cpu() -> None:
     job = Job.of(Fused().eval(), (inputs(0),))
     assert "fused already" in Sdpa().why_not(CPU, job)
     assert Sdpa(backend="math").why_not(CPU, job) == ""
     plan, done = applied(Fused().eval(), inputs(0), "sdpa(backend=math)")
-    assert plan.rungs[0].proof(done) == "a forward pass makes 1 call by the math kernel in fp32"
+    assert plan.rungs[0].proof(done) == "a forward pass makes 1 call with the math kernel in fp32"
 
 
 def test_a_model_without_attention_says_so() -> None:
@@ -360,7 +321,7 @@ def test_a_kernel_that_is_not_there_says_so() -> None:
 
 def test_without_samples_it_warns_and_leaves_handwritten_attention() -> None:
     model = Plain().eval()
-    with pytest.warns(UserWarning, match="without samples="):
+    with pytest.warns(UserWarning, match="needs samples="):
         job = Sdpa(backend="default").apply(Job.of(model))
     assert type(job.model) is Plain
     assert Sdpa(backend="default").proof(job) == ""
@@ -379,62 +340,6 @@ def test_resolve_leaves_no_automatic_choice_and_no_change() -> None:
 def test_plan_round_trip() -> None:
     plan = Plan((Sdpa(backend="flash", dtype="fp16"),))
     assert Plan.parse(str(plan)) == plan
-
-
-def test_random_arguments_have_the_shapes_of_the_call() -> None:
-    call_ = AttentionCall((2, 3, 5, 8), (2, 3, 9, 8), (2, 3, 9, 4), mask=(5, 9), boolean_mask=True)
-    given = call_.inputs(torch.float32, torch.device("cpu"))
-    assert F.scaled_dot_product_attention(**given).shape == (2, 3, 5, 4)
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("training", [False, True])
-def test_on_cuda_the_fastest_kernel_is_chosen_and_runs(training: bool) -> None:
-    torch.manual_seed(0)
-
-    class Wide(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heads, self.scale = 4, 64**-0.5
-            self.qkv, self.proj = nn.Linear(256, 768), nn.Linear(256, 256)
-
-    model = Stack(*(Wide() for _ in range(3))).cuda().train(training)
-    x = inputs(0, 2, 200, 256).cuda()
-    extra = {"loss": lambda y, b: (y**2).mean(), "optimizer": lambda ps: torch.optim.SGD(ps, lr=0.01)}
-    job = Job.of(model, (x,), **(extra if training else {}))
-    plan, job = Plan.parse("sdpa + bf16").build(job, Machine.detect("cuda"))
-    chosen = plan.rungs[0]
-    assert isinstance(chosen, Sdpa) and chosen.backend in ("cudnn", "flash", "efficient") and chosen.dtype == "bf16"
-    assert f"3 calls by the {chosen.backend} kernel in bf16" in chosen.proof(job)
-    output = job.finish()(x)
-    if not training:
-        # Three blocks in bf16: each rounds at 2^-9.
-        assert relative_error([fp64(model, x)], [output]) < 3e-2
-    assert torch.isfinite(output).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["cudnn", "flash", "efficient", "math"])
-def test_on_cuda_every_kernel_runs_when_asked(backend: str) -> None:
-    q = torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16)
-
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.unused = nn.Parameter(torch.zeros(1))
-
-        def forward(self, q: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(q, q, q)
-
-    plan, job = Plan.parse(f"sdpa(backend={backend})").build(Job.of(Bare().cuda(), (q,)), Machine.detect("cuda"))
-    run = job.finish()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        output = run(q)
-    ops = " ".join(event.key for event in profiler.key_averages())
-    assert f"_scaled_dot_product_{backend}" in ops if backend != "math" else "attention_math" in ops
-    assert relative_error([F.scaled_dot_product_attention(*[q.double()] * 3)], [output]) < 1e-2
 
 
 def llama(attention: str) -> nn.Module:
@@ -461,12 +366,14 @@ def built(model: nn.Module, tokens: dict[str, Tensor]) -> tuple[Sdpa, Job]:
 def test_a_model_of_transformers_is_switched_and_proven() -> None:
     model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
     rung, job = built(model, tokens)
-    assert "1 attention module rewritten (the model itself)" in rung.proof(job) and "2 calls by the" in rung.proof(job)
+    assert "1 attention module rewritten (the model itself)" in rung.proof(job) and "2 calls with the" in rung.proof(
+        job
+    )
     torch.testing.assert_close(job.model(**tokens).logits, model(**tokens).logits, atol=1e-5, rtol=1e-4)
     assert model.config._attn_implementation == "eager", "the user's model is as it was"
 
 
-def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_is_reverted_if_outputs_change(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokens = llama("eager"), {"input_ids": torch.randint(50, (2, 9))}
     right = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: 1.01 * right(*a, **k))
@@ -478,4 +385,4 @@ def test_a_switch_that_changes_the_output_is_turned_back(monkeypatch: pytest.Mon
 def test_torchs_encoder_layers_say_why_there_is_nothing_to_switch() -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True).eval()
     job = Job.of(layer, (inputs(0),))
-    assert "take their fast path" in Sdpa().why_not(CPU, job)
+    assert "uses its fast path" in Sdpa().why_not(CPU, job)

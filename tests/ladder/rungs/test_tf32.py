@@ -101,9 +101,7 @@ STATES: dict[str, list[Callable[[], None]]] = {
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("context", [tf32, strict_fp32])
-def test_set_inside_and_exactly_restored_from_any_state(
-    state: str, context: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_settings_are_restored_from_any_state(state: str, context: Callable[[], AbstractContextManager[None]]) -> None:
     for act in STATES[state]:
         act()
     before, on = flags(), context is tf32
@@ -133,7 +131,7 @@ def test_restored_when_the_call_raises(context: Callable[[], AbstractContextMana
     assert flags() == before
 
 
-def test_the_old_switches_can_be_read_inside() -> None:
+def test_old_settings_can_be_read_during_calls() -> None:
     with tf32():
         assert BACKENDS.cuda.matmul.allow_tf32 is True
         assert BACKENDS.cudnn.allow_tf32 is True
@@ -156,7 +154,7 @@ class Watcher(nn.Module):
         return self.conv(self.linear(x)[:, None])
 
 
-def test_on_during_calls_and_counted() -> None:
+def test_enabled_during_calls_and_counted() -> None:
     model = Watcher()
     job = Tf32().apply(Job.of(model))
     assert Tf32().proof(job) == ""
@@ -169,8 +167,8 @@ def test_on_during_calls_and_counted() -> None:
     assert model.seen == []
     assert job.precision == "tf32"
     assert Tf32().proof(job) == (
-        "TF32 was on in 3 call(s), for 1 layer(s) with matrix products "
-        "and 1 convolution(s) (on before, by torch's default)"
+        "TF32 enabled in 3 call(s), for 1 layer(s) with matrix products "
+        "and 1 convolution(s) (enabled before by torch's default)"
     )
 
 
@@ -204,7 +202,7 @@ def test_why_not() -> None:
     assert Tf32().why_not(AMPERE, Job.of(Watcher())) == ""
     assert "no fp32 matrix product" in Tf32().why_not(AMPERE, Job.of(nn.Embedding(3, 4)))
     assert "no fp32 matrix product" in Tf32().why_not(AMPERE, Job.of(nn.Linear(3, 4).double()))
-    assert "the arithmetic is fp16" in Tf32().why_not(AMPERE, Job.of(nn.Linear(3, 4).half()))
+    assert "computes in fp16" in Tf32().why_not(AMPERE, Job.of(nn.Linear(3, 4).half()))
     assert "bf16" in Tf32().why_not(AMPERE, replace(Job.of(Watcher()), precision="bf16"))
     for layer in (
         nn.GRU(3, 4),
@@ -215,7 +213,7 @@ def test_why_not() -> None:
         assert Tf32().why_not(AMPERE, Job.of(layer)) == ""
 
 
-def test_no_proof_without_a_layer_it_could_help() -> None:
+def test_proof_is_empty_without_a_supported_layer() -> None:
     job = Tf32().apply(Job.of(nn.ReLU()))
     job.finish()(torch.randn(2))
     assert Tf32().proof(job) == ""

@@ -2,15 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from redline.evaluation.drift.judgement import Finding
 from redline.evaluation.drift.watch import Watched
 from redline.ladder.report.charts.curves import Curve, draw_curves
-from redline.version import VERSION
+from redline.pages import ChartCard, render_page
 
 # Title, a line on what it shows, and the figures in it (the second in another colour).
 _CHARTS = (
@@ -22,22 +18,19 @@ _CHARTS = (
 )
 
 
-def render_page(
+def render_drift_page(
     name: str,
     about: str,
     watched: Sequence[Watched],
     findings: Sequence[Finding],
     controls: Mapping[str, Sequence[Finding]],
 ) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("redline.evaluation.drift").joinpath("page.html.jinja").read_text("utf-8"))
-    return template.render(
-        version=VERSION,
-        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
+    return render_page(
+        "redline.evaluation.drift",
+        "page.html.jinja",
         name=name,
         meta=about,
         headline=headline(findings),
-        holds=all(finding.holds for finding in findings),
         findings=findings,
         cases=[(one.case, len(one.rows), _charts(one)) for one in watched],
         controls=[(control, [f for f in fallen if not f.holds]) for control, fallen in controls.items()],
@@ -54,13 +47,13 @@ def headline(findings: Sequence[Finding]) -> str:
     return f"{len(fallen)} of {len(findings)} findings do not hold: {said}{more}."
 
 
-def _charts(watched: Watched) -> list[tuple[str, str, Markup]]:
+def _charts(watched: Watched) -> list[ChartCard]:
     charts = []
     for title, note, names in _CHARTS:
         curves = []
-        for name, kind in zip(names, ("curve", "second"), strict=False):
+        for name, kind in zip(names, ("c0", "c1"), strict=False):
             points = tuple((i, v) for i, v in enumerate(watched.series(name)) if math.isfinite(v))
             curves.append(Curve(name, points, kind))
         if chart := draw_curves(title, curves, f"{watched.case}-{title.lower().replace(' ', '-')}", "frame"):
-            charts.append((title, note, chart))
+            charts.append(ChartCard(title, note, chart))
     return charts

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from redline.ladder.report.charts.svg import Drawing, Scale, format_tick
+from redline.pages import CURVE_COLORS
 
 _WIDTHS = (340, 440, 640)
-# Classes of the page's style sheet, in the order in which curves are drawn.
-KINDS = ("curve", "second", "third")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def _draw(title: str, curves: Sequence[LengthCurve], width: int, across: str, up
     drawing.text((left + right) / 2, height - 4, across, "axis-title", "middle")
     drawing.text(left - 8, 10, up.title, "axis-title")
     for number, curve in enumerate(curves):
-        kind = KINDS[number % len(KINDS)]
+        kind = f"c{number % CURVE_COLORS}"
         drawing.path("M" + "L".join(f"{x(length):.1f} {y(value):.1f}" for length, value in curve.points), kind)
         for length, value in curve.points:
             drawing.dot(x(length), y(value), 3, f"end-{kind}", f"{curve.name}: {up.write(value)} at {length:,} tokens")

@@ -1,16 +1,12 @@
-"""One page about a model's memory: no script, nothing loaded from elsewhere."""
+"""The page that `redline eval memory` writes: recall, state size and loss by length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
-from redline.evaluation.recall.curves import KINDS, Axis, LengthCurve, draw
+from redline.evaluation.recall.curves import Axis, LengthCurve, draw
 from redline.evaluation.recall.evaluate import LossRow, RecallRow
 from redline.notation import format_bytes, format_seconds
-from redline.version import VERSION
+from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
 
 
 @dataclass(frozen=True)
@@ -21,32 +17,17 @@ class Subject:
     about: str
 
 
-def render_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequence[LossRow] = ()) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(
-        files("redline.evaluation.recall").joinpath("page.html.jinja").read_text("utf-8")
-    )
-    tasks = list(dict.fromkeys(row.task for row in rows))
-    return template.render(
-        version=VERSION,
-        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
+def render_recall_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequence[LossRow] = ()) -> str:
+    tables = [_recall_table(rows)] if rows else []
+    tables += [_loss_table(losses)] if losses else []
+    return render_page(
+        "redline.evaluation.recall",
+        "page.html.jinja",
         name=subject.name,
         meta=subject.about,
         headline=headline(rows, losses),
-        charts=[chart for chart in _charts(rows, losses, tasks) if chart[2]],
-        tasks=list(zip(tasks, [KINDS[n % len(KINDS)] for n in range(len(tasks))], strict=True)),
-        recall=[
-            (
-                r.task,
-                f"{r.length:,}",
-                f"{r.accuracy:.1%}",
-                f"{r.asked:,}",
-                format_bytes(r.state_bytes),
-                format_seconds(r.seconds),
-            )
-            for r in rows
-        ],
-        losses=[(f"{row.first:,}–{row.last:,}", f"{row.loss:.4f}", f"{row.tokens:,}") for row in losses],
+        charts=[chart for chart in _charts(rows, losses) if chart.drawing],
+        tables=tables,
     )
 
 
@@ -60,23 +41,46 @@ def headline(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
     return f"At {longest:,} tokens it recalls {said}, and holds {format_bytes(held)} for it."
 
 
-def _charts(
-    rows: Sequence[RecallRow], losses: Sequence[LossRow], tasks: Sequence[str]
-) -> list[tuple[str, str, Markup]]:
+def _recall_table(rows: Sequence[RecallRow]) -> TextTable:
+    columns = ("task", "tokens", "correct", "questions", "state", "time")
+    cells = (
+        (
+            row.task,
+            f"{row.length:,}",
+            f"{row.accuracy:.1%}",
+            f"{row.asked:,}",
+            format_bytes(row.state_bytes),
+            format_seconds(row.seconds),
+        )
+        for row in rows
+    )
+    return TextTable("Recall at each length", columns, tuple(cells))
+
+
+def _loss_table(losses: Sequence[LossRow]) -> TextTable:
+    rows = tuple((f"{row.first:,}–{row.last:,}", f"{row.loss:.4f}", f"{row.tokens:,}") for row in losses)
+    return TextTable("Loss by position", ("tokens before", "loss", "tokens"), rows)
+
+
+def _charts(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> list[ChartCard]:
+    tasks = list(dict.fromkeys(row.task for row in rows))
     recalled = [
         LengthCurve(task, tuple((row.length, row.accuracy) for row in rows if row.task == task)) for task in tasks
     ]
-    held = LengthCurve("held", tuple(sorted({(row.length, float(row.state_bytes)) for row in rows})))
-    lost = LengthCurve("loss", tuple((row.last, row.loss) for row in losses))
-    share = Axis("right", (0.0, 1.0), write=lambda value: f"{value:.0%}")
+    legend = tuple((f"c{n % CURVE_COLORS}", task) for n, task in enumerate(tasks)) if len(tasks) > 1 else ()
+    state = LengthCurve("state", tuple(sorted({(row.length, float(row.state_bytes)) for row in rows})))
+    loss = LengthCurve("loss", tuple((row.last, row.loss) for row in losses))
+    share = Axis("correct", (0.0, 1.0), write=lambda value: f"{value:.0%}")
     sizes = Axis("bytes", doubling=True, write=format_bytes)
-    length = "tokens of the text"
+    length = "tokens in the text"
     return [
-        ("Recall", "The share of what was asked that was right.", draw("Recall", recalled, "recall", length, share)),
-        ("Held", "What one text takes between two tokens.", draw("Held", [held], "held", length, sizes)),
-        (
+        ChartCard("Recall", "Share of correct answers.", draw("Recall", recalled, "recall", length, share), legend),
+        ChartCard(
+            "State", "Bytes that one sequence keeps between two tokens.", draw("State", [state], "state", length, sizes)
+        ),
+        ChartCard(
             "Loss by position",
-            "Nats a token, by how many tokens stand before it.",
-            draw("Loss by position", [lost], "loss", "tokens before, up to", Axis("loss")),
+            "Nats per token, by the number of preceding tokens.",
+            draw("Loss by position", [loss], "loss", "preceding tokens, up to", Axis("loss")),
         ),
     ]

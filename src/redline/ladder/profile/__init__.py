@@ -1,4 +1,4 @@
-"""Where a step's time and memory go, layer by layer. `profile_workload` measures; `write_page` shows."""
+"""Profiles the time and memory of a step by layer. `profile_workload` measures; `write_page` writes a page."""
 
 from redline.ladder.profile.attention import Attention, AttentionLayer
 from redline.ladder.profile.deeper import Deeper

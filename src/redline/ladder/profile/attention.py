@@ -1,10 +1,10 @@
-"""The share of attention in a step, and the kernel that computed it.
+"""The share of attention in a step, and the kernels that compute it.
 
-What counts as attention is found by following the data through one step, not by the names of classes:
+Attention is found by following the data through one step, not by class names:
 - a call of `scaled_dot_product_attention` (or of torch's fused multi-head attention), or
-- a product of two activations, whose result reaches a softmax, whose result reaches another such product.
-A product with a weight is a projection and starts nothing, so a classifier's softmax is not mistaken for
-attention. The attention layer is the innermost layer that holds all of it.
+- a product of two activations, followed by a softmax, followed by another product of activations.
+A product with a weight is a projection and does not count, so the softmax of a classifier is not mistaken for
+attention. The attention layer is the innermost layer that contains all of these operations.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import FORWARD, OUTSIDE, Tracker
 
 _PRODUCTS = {"aten::bmm", "aten::baddbmm", "aten::mm"}
-# Products with weights under other names; like a projection by `mm`, their results start afresh.
+# Products with weights under other names; their results are not followed.
 _PROJECTIONS = {"aten::addmm", "aten::linear", "aten::convolution", "aten::_scaled_mm", "aten::_int_mm"}
 _SOFTMAXES = {"aten::_softmax": "written out", "aten::_safe_softmax": "SDPA math"}
 _FUSED = {
@@ -31,7 +31,7 @@ _FUSED = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "SDPA flash (CPU)",
     "aten::_scaled_dot_product_efficient_attention": "SDPA memory-efficient",
     "aten::_scaled_dot_product_cudnn_attention": "SDPA cuDNN",
-    "aten::_scaled_dot_product_fused_attention_overrideable": "SDPA of the device's own",
+    "aten::_scaled_dot_product_fused_attention_overrideable": "SDPA of the device backend",
     "aten::_scaled_dot_product_attention_math": "SDPA math",
     "aten::_flash_attention_forward": "flash",
     "aten::_efficient_attention_forward": "memory-efficient",
@@ -40,18 +40,18 @@ _FUSED = {
     "aten::_transformer_encoder_layer_fwd": "fused encoder layer",
 }
 COUNTED = (
-    "layers that call scaled_dot_product_attention, or where a softmax stands between two products of "
-    "activations, with the projections inside them; the core is their own time without the layers inside "
-    "them (except softmax and dropout layers)"
+    "layers that call scaled_dot_product_attention or have a softmax between two products of activations, "
+    "including the projections inside them; the core is their time without inner layers except softmax and "
+    "dropout"
 )
-# One operator runs the whole encoder layer, so nothing inside it can be told apart.
+# One operator runs the whole encoder layer.
 _WITH_MLP = "fused encoder layer"
-COUNTED_BY_NAME = "kernels with attention in their names, since the layers of this plan cannot be told apart"
+COUNTED_BY_NAME = "kernels with attention in their names, because the layers of this plan cannot be distinguished"
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer that attends; `kernel` is what ran inside, `calls` how often in a step."""
+    """An attention layer with its kernel and its number of calls per step."""
 
     name: str
     type: str
@@ -63,7 +63,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Attention:
-    """`share` and `core_share` are of the step; `counted` says what was counted."""
+    """`share` and `core_share` are relative to the step; `counted` describes what counts as attention."""
 
     layers: tuple[AttentionLayer, ...]
     kernels: tuple[str, ...]
@@ -73,7 +73,7 @@ class Attention:
 
 
 def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
-    """Finds the attention layers in one step, and takes their time from what was measured before."""
+    """Finds the attention layers in one step and looks up their times in `times`."""
     found = find_attention(subject)
     rows = {row.name: row for row in times.layers}
     layers = []
@@ -94,10 +94,10 @@ def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
                 core_s=(row.self_s if row is not None else 0.0) + sum(part.self_s for part in parts),
             )
         )
-    # A layer inside another attention layer is already in that one's time.
+    # The time of a layer inside another attention layer is included there.
     outermost = [x for x in layers if not any(_inside(x.name, o.name) and x.name != o.name for o in layers)]
     kernels = tuple(sorted({kernel for kernels in found.values() for kernel in kernels}))
-    with_mlp = "; torch's fused encoder layer counts whole, its MLP too" if _WITH_MLP in kernels else ""
+    with_mlp = "; the time of torch's fused encoder layer includes its MLP" if _WITH_MLP in kernels else ""
     return Attention(
         layers=tuple(layers),
         kernels=kernels,
@@ -108,7 +108,7 @@ def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
 
 
 def attention_by_kernel(kernels: tuple[KernelTime, ...]) -> Attention:
-    """All that can be said of a compiled model."""
+    """Returns the attention kernels of a compiled model, found by name."""
     hits = [kernel for kernel in kernels if kernel.is_attention]
     return Attention((), tuple(k.name for k in hits), sum(k.share for k in hits), None, COUNTED_BY_NAME)
 
@@ -118,7 +118,7 @@ def _inside(name: str, outer: str) -> bool:
 
 
 def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
-    """Layer -> kernel -> calls, of one step's forward pass."""
+    """Returns the calls in the forward pass of one step, by layer and kernel."""
     tracker = Tracker(subject)
     follower = _Follower(subject, tracker)
     with tracker, follower:
@@ -128,7 +128,7 @@ def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Trail:
-    """Where a tensor comes from: a product, perhaps followed by a softmax, and the layers they ran in."""
+    """The origin of a tensor: a product, optionally followed by a softmax, and the layers that ran them."""
 
     path: tuple[str, ...]
     softmax: str = ""
@@ -168,7 +168,7 @@ class _Follower(TorchDispatchMode):
                 trail = _Trail(_common(trails[0].path, place.path), _SOFTMAXES[name])
         elif trails and name not in _PROJECTIONS:
             trail = trails[0]
-        # A weight that was cast, sliced or transposed is still a weight.
+        # A weight that was cast, sliced or transposed still counts as a weight.
         from_weights = bool(inputs) and all(self._is_weight(tensor) for tensor in inputs)
         for tensor in _tensors(result):
             if _has_storage(tensor):

@@ -1,4 +1,4 @@
-"""Going deeper: NVTX ranges per layer, and the exact `nsys` and `ncu` commands that show them."""
+"""NVTX ranges per layer, and the `nsys` and `ncu` commands that show them."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,18 @@ from redline.ladder.profile.tracker import Place, Tracker
 
 @dataclass(frozen=True)
 class Deeper:
-    """Commands to paste: the whole step on a time line, and one layer's kernels with every counter."""
+    """Shell commands: a timeline of the whole step (nsys), and all counters of one layer's kernels (ncu)."""
 
     nsys: str
     ncu: str
 
 
 def why_no_nvtx(device: str) -> str:
-    return (
-        "" if device.startswith("cuda") else f"--nvtx marks ranges for NVIDIA's tools, and {device} is no CUDA device."
-    )
+    return "" if device.startswith("cuda") else f"--nvtx: needs a CUDA device, not {device}."
 
 
 def run_with_nvtx(subject: Subject) -> None:
-    """One step with a push/pop range per layer, and the tools' recording switched on for it alone."""
+    """Runs one step with an NVTX range per layer; nsys and ncu capture only this step."""
     sentence = why_no_nvtx(subject.machine.device)
     if sentence:
         raise RedlineError(sentence)
@@ -52,13 +50,13 @@ def run_with_nvtx(subject: Subject) -> None:
 
 
 def commands(address: str, options: Mapping[str, Any], plan: Plan | str, device: str, layers: Sequence[str]) -> Deeper:
-    """For this very profile; `layers` are names with the most interesting first."""
+    """Returns the commands for this profile; `layers` are the names of the layers, the slowest first."""
     words = ["redline", "profile", address, "--nvtx", "--device", device]
     for key, value in options.items():
         words += ["--shape", f"{key}={value}"]
     if str(plan) != "eager":
         words += ["--plan", str(plan)]
-    # In ncu's filters a name with a slash after it is a push/pop range, at any depth.
+    # In a filter of ncu, a name followed by a slash matches a push/pop range at any depth.
     layer = next((name for name in layers if name and not name.startswith("(")), "step")
     nsys = ["nsys", "profile", "-t", "cuda,nvtx", "-c", "cudaProfilerApi", "-o", "redline-profile", *words]
     ncu = ["ncu", "--set", "full", "--profile-from-start", "off", "--nvtx", "--nvtx-include", f"{layer}/"]

@@ -1,4 +1,4 @@
-"""Floating-point operations per layer: torch's own counter counts, our tracker says for which layer."""
+"""FLOPs per layer: the counter of torch with the layers of our tracker."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ _EVERYTHING = "Global"
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one step: products and convolutions (a multiply and an add are two), as the counter knows them."""
+    """FLOPs of the matrix products and convolutions of one step; a multiply-add counts as two."""
 
     total: float
     by_layer: Mapping[str, float]
 
 
 class _Parents:
-    """Stands in for the counter's own module tracker, which loses its way in backward passes."""
+    """Replaces the module tracker of the counter, which is wrong in backward passes."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
 
     @property
     def parents(self) -> set[str]:
-        # A name of our own cannot collide with the counter's, because of the colon.
+        # The colon prevents collisions with names of the counter.
         return {_EVERYTHING, f"layer:{self._tracker.current.layer}"}
 
     def __enter__(self) -> "_Parents":
@@ -38,7 +38,7 @@ class _Parents:
 
 
 def count_flops(subject: Subject) -> Flops:
-    """Runs one step under the counter."""
+    """Counts the FLOPs of one step."""
     with counting_flops(_Parents(Tracker(subject))) as counter:
         subject.step()
     by_layer = {

@@ -1,4 +1,4 @@
-"""The kernels (on a CPU: the operators) that a step ran, by the time they took; compiled models too."""
+"""The time of each kernel of a step (of each operator on a CPU). Works for compiled models."""
 
 import os
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from redline.ladder.profile.subject import Subject
 
-# Parts of a kernel's name that only attention has.
+# Parts of the names of attention kernels.
 _ATTENTION_WORDS = ("scaled_dot_product", "attention", "attend_kernel", "flash_fwd", "flash_bwd", "fmha", "sdpa")
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Calls and seconds are of one step; `share` is of all kernels together."""
+    """Calls and seconds per step; `share` is relative to the time of all kernels."""
 
     name: str
     calls: float
@@ -32,11 +32,11 @@ class KernelTime:
 
 @contextmanager
 def profiled(subject: Subject, **options: Any) -> Iterator[profile]:
-    """torch's profiler around some steps, for the subject's device."""
+    """Runs the context under the profiler of torch for the device of the subject."""
     cuda = [ProfilerActivity.CUDA] if subject.device.type == "cuda" else []
     before = os.environ.get("KINETO_LOG_LEVEL")
     if before is None:
-        os.environ["KINETO_LOG_LEVEL"] = "6"  # it prints on stderr at every start and stop otherwise
+        os.environ["KINETO_LOG_LEVEL"] = "6"  # otherwise it prints to stderr at every start and stop
     try:
         with profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True, **options) as seen:
             yield seen
@@ -47,7 +47,7 @@ def profiled(subject: Subject, **options: Any) -> Iterator[profile]:
 
 
 def time_kernels(subject: Subject, steps: int = 3) -> tuple[KernelTime, ...]:
-    """All of them, the longest first."""
+    """Returns all kernels, sorted by decreasing time."""
     with profiled(subject) as seen:
         for _ in range(steps):
             subject.step()

@@ -1,9 +1,8 @@
-"""Time per layer: in itself, and with everything inside it; forward, and for training backward too.
+"""Time per layer, with and without the layers inside it, in the forward pass and (for training) the backward pass.
 
-On a GPU a pair of CUDA events stands around each layer, read after the step: what is measured is the time
-between them on the device's own clock, waits for Python included. On a CPU the clock is `perf_counter`, and
-the hooks' own time is charged to nobody. Steps with and without hooks take turns, so that the cost of
-looking is known and printed.
+On a GPU a pair of CUDA events is recorded around each layer and read after the step, so the time includes waiting for
+Python. On a CPU the clock is `perf_counter`, and the time spent in hooks is not attributed to any layer. Steps with and
+without hooks alternate, so that the overhead of the hooks can be reported.
 """
 
 import time
@@ -24,7 +23,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer; `self_s` without, `total_s` with the layers inside it. FLOPs are its own, of both passes."""
+    """One layer; `self_s` excludes the layers inside it, `total_s` includes them. FLOPs are those of `self_s`."""
 
     name: str
     type: str
@@ -50,7 +49,7 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class TypeTime:
-    """All layers of one class together."""
+    """The sum over all layers of one class."""
 
     type: str
     layers: int
@@ -60,7 +59,7 @@ class TypeTime:
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Layers in the model's order, then what is no layer: loss, optimizer, and what ran outside."""
+    """The layers in the order of the model, followed by the loss, the optimizer and the time outside of layers."""
 
     layers: tuple[LayerTime, ...]
     # Medians of whole steps, without and with the hooks.
@@ -69,7 +68,7 @@ class LayerTimes:
     repeats: int
     flops: float
     precision: str
-    # The rate that this precision reaches on this machine; 0 when it was never measured.
+    # The measured peak rate of this machine in this precision; 0 if unknown.
     ceiling_flops_per_s: float
 
     @property
@@ -78,11 +77,11 @@ class LayerTimes:
 
     @property
     def overhead(self) -> float:
-        """How much longer a step takes while it is watched: 0.1 is a tenth."""
+        """The relative slowdown of a step by the hooks: 0.1 is 10%."""
         return self.watched_step_s / self.step_s - 1
 
     def share(self, seconds: float) -> float:
-        """Of the time that all layers took together, so that shares add up to one."""
+        """Returns the share of the time of all layers, so that shares add up to one."""
         total = self.self_sum_s
         return seconds / total if total > 0 else 0.0
 
@@ -104,10 +103,10 @@ class LayerTimes:
 
 
 def time_layers(subject: Subject, repeats: int = REPEATS) -> LayerTimes:
-    """Times every layer that runs, where layers can be told apart (`subject.sealed` is empty)."""
+    """Times every layer that runs; `subject.sealed` must be empty."""
     plain, watched, steps = [], [], []
     with Tracker(subject):
-        subject.step()  # the first step under hooks is slower than the rest
+        subject.step()  # the first step with hooks is slower
     for _ in range(repeats):
         plain.append(subject.timed_step())
         seconds, times = _watched_step(subject)
@@ -129,7 +128,7 @@ def time_layers(subject: Subject, repeats: int = REPEATS) -> LayerTimes:
 
 @dataclass
 class _Span:
-    """One time that a layer ran; `outer` marks include the hooks, so that they are charged to nobody."""
+    """One run of a layer; the `outer` marks include the hooks."""
 
     place: Place
     outer_start: Any
@@ -141,7 +140,7 @@ class _Span:
 
 
 class _Clock:
-    """Marks that cost little now and turn into seconds later."""
+    """Cheap time marks (CUDA events on a GPU) that are converted to seconds later."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -160,12 +159,12 @@ class _Clock:
 
 @dataclass
 class _StepTimes:
-    """Of one step, by (layer, phase): seconds in itself, seconds in total, and calls."""
+    """Times of one step by (layer, phase): seconds without and with inner layers, and calls."""
 
     own: dict[tuple[str, str], float]
     total: dict[tuple[str, str], float]
     calls: dict[str, int]
-    # Spent in hooks.
+    # Time spent in hooks.
     watching_s: float = 0.0
 
 
@@ -200,7 +199,7 @@ def _sum_up(spans: list[_Span], seconds: Callable[[Any, Any], float]) -> _StepTi
         if span.parent is not None:
             span.parent.inside_s += seconds(span.outer_start, span.outer_end)
     for span in spans:
-        # Two clocks of the device can disagree by less than their resolution.
+        # Differences of event times can be slightly negative because of their resolution.
         own = max(seconds(span.start, span.end) - span.inside_s, 0.0)
         phase = span.place.phase
         times.watching_s += seconds(span.outer_start, span.start) + seconds(span.end, span.outer_end)
@@ -219,7 +218,7 @@ def _rows(
     subject: Subject, steps: list[_StepTimes], watched: list[float], flops: Mapping[str, float]
 ) -> tuple[LayerTime, ...]:
     for step, seconds in zip(steps, watched, strict=True):
-        # Python between the layers, zeroing gradients, copies; on a GPU what the events could not see.
+        # Python between layers, zeroing gradients, copies; on a GPU also time that events do not cover.
         step.own[OUTSIDE, FORWARD] += max(seconds - step.watching_s - sum(step.own.values()), 0.0)
         step.total[OUTSIDE, FORWARD] = step.own[OUTSIDE, FORWARD]
     ran = {name for step in steps for name, _ in step.total}

@@ -1,7 +1,7 @@
-"""A ledger of every storage in a step: when it appears, whose it is, what for, and when it goes.
+"""Records every storage of a step: its layer, its kind, its allocation and its release.
 
-A dispatch mode sees the result of every operator, forward and backward; a weak reference tells when a storage
-dies. From the two the peak is worked out afterwards, with what was alive at that moment.
+A dispatch mode sees the results of all operators of the forward and the backward pass, and weak references report when
+a storage is freed. From these events the ledger computes the peak and the storages that are alive at the peak.
 """
 
 import weakref
@@ -17,13 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import FORWARD, OPTIMIZER, Tracker
 
-# What a byte that is alive at the peak can be.
+# The kinds of memory at the peak.
 KINDS = ("weights", "activations", "gradients", "optimizer", "inputs", "temporary")
 
 
 @dataclass
 class Block:
-    """One storage: how large, whose, and what for."""
+    """One storage: its size, layer and kind."""
 
     size: int
     layer: str
@@ -31,7 +31,7 @@ class Block:
 
 
 class Ledger(TorchDispatchMode):
-    """Writes down when each storage appears and when it goes."""
+    """Records the allocation and release of each storage."""
 
     def __init__(self, subject: Subject, tracker: Tracker) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Ledger(TorchDispatchMode):
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._events: list[tuple[Block, int]] = []
-        # Bytes that autograd keeps for the backward pass, or that layers put out, by layer.
+        # By layer: bytes that autograd saves for the backward pass or, for inference, that layers return.
         self.saved: dict[str, int] = defaultdict(int)
         self._saved_storages: set[int] = set()
 
@@ -62,25 +62,25 @@ class Ledger(TorchDispatchMode):
                 continue
             block = Block(storage.nbytes(), layer, kind)
             self._blocks[key] = block
-            self._references[key] = weakref.ref(storage, lambda _, key=key: self._gone(key))
+            self._references[key] = weakref.ref(storage, lambda _, key=key: self._released(key))
             self._events.append((block, block.size))
 
-    def _gone(self, key: int) -> None:
+    def _released(self, key: int) -> None:
         block = self._blocks.pop(key, None)
         self._references.pop(key, None)
-        self._saved_storages.discard(key)  # the next storage may get the same address
+        self._saved_storages.discard(key)  # a new storage may get the same address
         if block is not None:
             self._events.append((block, -block.size))
 
     def rename(self, tensor: Tensor, kind: str) -> None:
-        """Says what a block turned out to be: a gradient is known as one once it hangs on its parameter."""
+        """Changes the kind of a tensor: a gradient can be identified only when it is attached to its parameter."""
         for part in storage_parts(tensor):
             block = self._blocks.get(part.untyped_storage()._cdata)
             if block is not None:
                 block.kind = kind
 
     def save(self, tensor: Tensor, layer: str) -> None:
-        """Counts a storage once, for the first layer that keeps it; weights are no activations."""
+        """Counts an activation for the first layer that saves it; ignores weights."""
         for part in storage_parts(tensor):
             key = part.untyped_storage()._cdata
             block = self._blocks.get(key)
@@ -104,7 +104,7 @@ class Ledger(TorchDispatchMode):
         return peak, list(alive.values())
 
     def close(self) -> None:
-        """Stops following storages, and works out the peak."""
+        """Stops recording and computes the peak."""
         self._references.clear()
         self._blocks.clear()
         self.peak_bytes, self._alive = self._alive_at_peak()
@@ -127,7 +127,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def storage_parts(tensor: Tensor) -> list[Tensor]:
-    """A quantized tensor is a wrapper around several real ones."""
+    """Returns the tensors that own storage; a quantized tensor wraps several of them."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
         return [part for name in names for part in storage_parts(getattr(tensor, name))]

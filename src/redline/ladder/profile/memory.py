@@ -1,9 +1,8 @@
-"""Memory per layer and in total: weights, activations, gradients, optimizer state, work space, the peak.
+"""Memory per layer and in total: weights, activations, gradients, optimizer state, workspace and the peak.
 
-One step runs with every tensor watched from birth to death, so that the peak can be taken apart: whose
-tensors were alive at that moment, and of which kind. A second, undisturbed step asks the CUDA allocator for
-the peak; what it saw and no tensor explains is work space (libraries' scratch buffers, rounding). A CPU has
-no such allocator to ask: there the process's resident size stands beside the count.
+One step runs with a ledger of all tensors, which breaks the peak down by layer and by kind. A second step without the
+ledger reads the peak of the CUDA allocator; the difference to the tensors is workspace (scratch buffers of libraries,
+rounding). On a CPU the resident size of the process is reported instead.
 """
 
 from collections import defaultdict
@@ -23,7 +22,7 @@ from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """One layer's own bytes, without the layers inside it. Activations: see `Memory.activations_are`."""
+    """The bytes of one layer without the layers inside it. Activations: see `Memory.activations_are`."""
 
     name: str
     type: str
@@ -31,7 +30,7 @@ class LayerMemory:
     activation_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    # Alive when the step's memory was at its highest.
+    # Bytes that are alive at the peak of the step.
     at_peak_bytes: int
 
     @property
@@ -41,7 +40,7 @@ class LayerMemory:
 
 @dataclass(frozen=True)
 class Memory:
-    """Layers in the model's order. Fields that this device or plan cannot give are None."""
+    """The layers in the order of the model. Fields that are not available for the device or plan are None."""
 
     layers: tuple[LayerMemory, ...]
     activations_are: str
@@ -50,7 +49,7 @@ class Memory:
     gradient_bytes: int
     optimizer_bytes: int
     input_bytes: int
-    # The most bytes of tensors alive at once, and what they were.
+    # The peak of the bytes of all tensors, and the bytes at the peak by kind.
     counted_peak_bytes: int | None
     at_peak: Mapping[str, int]
     # From the CUDA allocator.
@@ -58,7 +57,7 @@ class Memory:
     workspace_bytes: int | None
     reserved_bytes: int | None
     fragmentation_bytes: int | None
-    # From the operating system: the whole process, Python and libraries included.
+    # From the operating system: the whole process, including Python and libraries.
     resident_bytes: int | None
     resident_peak_bytes: int | None
 
@@ -67,7 +66,7 @@ class Memory:
 
 
 def measure_memory(subject: Subject) -> Memory:
-    """Two steps: one watched tensor by tensor, one left alone."""
+    """Measures two steps: one with a ledger of all tensors, one without."""
     ledger = None if subject.sealed else _watched_step(subject)
     device = _device_peak(subject)
     kept = _kept(subject)
@@ -79,7 +78,9 @@ def measure_memory(subject: Subject) -> Memory:
         workspace = max(device.peak - counted, 0)
     return Memory(
         layers=layers,
-        activations_are="saved for the backward pass" if subject.training else "outputs, most of them short-lived",
+        activations_are="saved for the backward pass"
+        if subject.training
+        else "outputs of layers, most of them short-lived",
         weight_bytes=totals["weights"],
         activation_bytes=sum(layer.activation_bytes for layer in layers) if ledger is not None else None,
         gradient_bytes=totals["gradients"],
@@ -100,7 +101,7 @@ def _watched_step(subject: Subject) -> Ledger:
     tracker = Tracker(subject)
     ledger = Ledger(subject, tracker)
     if subject.optimizer is not None:
-        subject.optimizer.zero_grad(set_to_none=True)  # as the step itself does first
+        subject.optimizer.zero_grad(set_to_none=True)  # as at the start of each step
     for tensor, layer, kind in _residents(subject):
         ledger.add(tensor, layer, kind)
 
@@ -137,7 +138,7 @@ def _watched_step(subject: Subject) -> Ledger:
 
 
 def _residents(subject: Subject) -> Iterable[tuple[Tensor, str, str]]:
-    """What lives before a step begins."""
+    """Yields the tensors that exist before a step: weights, optimizer state and inputs."""
     for name, module in subject.layers.items():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             yield tensor, name, "weights"
@@ -159,7 +160,7 @@ def _owner_names(subject: Subject) -> dict[int, str]:
 
 
 def _kept(subject: Subject) -> dict[str, dict[str, int]]:
-    """Bytes that stay between steps, by kind and layer; a storage that layers share counts for the first."""
+    """Returns the bytes that stay between steps, by kind and layer; shared storage counts for the first layer."""
     kept: dict[str, dict[str, int]] = {kind: defaultdict(int) for kind in ("weights", "gradients", "optimizer")}
     seen: set[int] = set()
 
@@ -211,7 +212,7 @@ class _DevicePeak:
 
 
 def _device_peak(subject: Subject) -> _DevicePeak:
-    """A step that nobody watches; on CUDA asks the allocator, on a CPU the operating system."""
+    """Runs a step without a ledger and reads the peak from the CUDA allocator or the operating system."""
     device = subject.device
     if device.type == "cuda":
         subject.wait()

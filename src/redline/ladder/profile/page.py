@@ -1,51 +1,60 @@
-"""A profile as one self-contained page: plain HTML and CSS, no script, no network."""
+"""Renders a profile as an HTML page."""
 
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from redline.files.atomic import write_text
 from redline.ladder.profile.memory import LayerMemory
 from redline.ladder.profile.result import Profile
 from redline.ladder.profile.sentences import layer_name, measuring_cost, memory_totals
 from redline.notation import format_bytes, format_rate, format_seconds
+from redline.pages import Tile, render_page
 
-# The parts of a layer's memory, in the order of the bars, with the colour class of each.
-_PARTS = (
-    ("weights", "weight_bytes"),
-    ("activations", "activation_bytes"),
-    ("gradients", "gradient_bytes"),
-    ("optimizer", "optimizer_bytes"),
-)
-
-
-def _parts(layer: LayerMemory) -> list[tuple[str, int]]:
-    return [(name, getattr(layer, field)) for name, field in _PARTS if getattr(layer, field)]
+# The parts of a layer's memory in the order of the bars. The names are also color classes of the style sheet.
+_MEMORY_PARTS = {
+    "weights": "weight_bytes",
+    "activations": "activation_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer": "optimizer_bytes",
+}
 
 
-def render_page(profile: Profile, top: int = 10) -> str:
-    environment = Environment(
-        loader=PackageLoader("redline.ladder.profile", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
+def render_profile(profile: Profile, top: int = 10) -> str:
+    """Returns the page; each list and table shows its `top` largest entries."""
+    return render_page(
+        "redline.ladder.profile",
+        "profile.html.jinja",
+        profile=profile,
+        top=top,
+        tiles=_tiles(profile),
+        layer_name=layer_name,
+        measuring_cost=measuring_cost,
+        memory_totals=memory_totals,
+        memory_parts=_memory_parts,
+        memory_part_names=list(_MEMORY_PARTS),
+        percent_of=lambda part, whole: f"{part / whole:.2%}" if whole else "0",
     )
-    environment.filters |= {
-        "seconds": format_seconds,
-        "bytes": format_bytes,
-        "rate": lambda value: format_rate(value, "FLOP/s"),
-        "flop": lambda value: format_rate(value, "FLOP"),
-        "percent": lambda share: f"{share:.1%}",
-        "layer": layer_name,
-        "cost": measuring_cost,
-        "totals": memory_totals,
-        "part": lambda size, whole: f"{size / whole:.2%}" if whole else "0",
-        "parts": _parts,
-    }
-    template = environment.get_template("profile.html.jinja")
-    return template.render(profile=profile, top=top, part_names=[name for name, _ in _PARTS])
 
 
 def write_page(profile: Profile, path: Path, top: int = 10) -> None:
-    write_text(path, render_page(profile, top))
+    write_text(path, render_profile(profile, top))
+
+
+def _tiles(profile: Profile) -> list[Tile]:
+    tiles = [Tile("Time per step", format_seconds(profile.step_s))]
+    if (times := profile.layers) is not None:
+        tiles.append(Tile("Arithmetic per step", format_rate(times.flops, "FLOP")))
+        if times.ceiling_flops_per_s:
+            share = times.flops / profile.step_s / times.ceiling_flops_per_s
+            tiles.append(Tile("Of the machine's rate", f"{share:.1%}", f"in {times.precision}"))
+    if (memory := profile.memory) is not None:
+        tiles.append(Tile("Weights", format_bytes(memory.weight_bytes)))
+        if peak := memory.peak_bytes or memory.counted_peak_bytes:
+            tiles.append(Tile("Peak memory", format_bytes(peak)))
+    if profile.attention is not None:
+        tiles.append(Tile("Attention", f"{profile.attention.share:.1%}"))
+    return tiles
+
+
+def _memory_parts(layer: LayerMemory) -> list[tuple[str, int]]:
+    sizes = ((name, getattr(layer, field)) for name, field in _MEMORY_PARTS.items())
+    return [(name, size) for name, size in sizes if size]

@@ -1,4 +1,4 @@
-"""A profile: where a step's time and memory go. Data only; the command and the page print it."""
+"""A profile of the time and memory of a step, as data."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class Profile:
-    """What was asked for; the rest is None (or empty)."""
+    """The results; parts that were not requested are None or empty."""
 
     workload: str
     options: dict[str, Any]
@@ -35,7 +35,7 @@ class Profile:
     attention: Attention | None
     kernels: tuple[KernelTime, ...]
     trace: str
-    # None on a CPU, where NVIDIA's tools have nothing to show.
+    # None on a CPU.
     deeper: Deeper | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def profile_workload(
     nvtx: bool = False,
     repeats: int = REPEATS,
 ) -> Profile:
-    """Profiles a workload under a plan, in this process. Hooks and flags are gone when it returns."""
+    """Profiles a workload under a plan in this process; removes all hooks and restores all flags."""
     subject = prepare(workload, plan, machine)
     notes: list[str] = []
     if subject.sealed and (layers or memory or attention):
@@ -80,7 +80,7 @@ def profile_workload(
     if (layers or attention) and not subject.sealed:
         times = time_layers(subject, repeats)
         if not times.ceiling_flops_per_s:
-            notes.append("the machine's ceilings are not measured yet: `redline doctor` does it, once.")
+            notes.append("the ceilings of this machine are unknown: run `redline doctor` once to measure them.")
     if layers or (attention and subject.sealed):
         kernels = time_kernels(subject)
     if memory:

@@ -1,7 +1,6 @@
-"""What is profiled: a workload with its plan applied, ready to be stepped as often as a measurement needs.
+"""The subject of a profile: a workload with a plan applied, whose step can be run repeatedly.
 
-Everything runs in this process, on a model that was built for the profile alone: nobody else holds it, and a
-profile decides nothing, so the process boundary that trials need is not needed here.
+The profile runs in the current process, unlike trials, because it uses its own model and no decision depends on it.
 """
 
 import time
@@ -24,7 +23,7 @@ WARMUPS = 2
 
 
 class WatchedLoss:
-    """A workload's loss that a tracker can stand around; without one it is the loss and nothing else."""
+    """The loss of a workload, which a tracker can wrap by setting `around`."""
 
     def __init__(self, loss: LossFunction) -> None:
         self.loss = loss
@@ -47,9 +46,9 @@ class Subject:
     applied: Applied | TrainingStep
     inputs: Inputs
     loss: WatchedLoss | None
-    # Why layers cannot be told apart; empty when they can.
+    # The reason why layers cannot be distinguished; empty if they can.
     sealed: str
-    # The user's own layers by name; "" is the whole model.
+    # The layers of the user's model by name; "" is the whole model.
     layers: dict[str, nn.Module] = field(repr=False)
 
     @property
@@ -78,14 +77,14 @@ class Subject:
         except Exception as error:
             text = str(error).strip().splitlines()
             what = f"{type(error).__name__}: {text[0] if text else 'no message'}"
-            raise WorkloadError(f"{self.workload.label}: a step raised {what}.") from error
+            raise WorkloadError(f"{self.workload.label}: the step failed: {what}.") from error
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def timed_step(self) -> float:
-        """Seconds of one step, from nothing running to everything done."""
+        """Runs one step with the device synchronized before and after, and returns its seconds."""
         self.wait()
         start = time.perf_counter()
         self.step()
@@ -94,7 +93,7 @@ class Subject:
 
 
 def prepare(workload: Workload, plan: Plan, machine: Machine) -> Subject:
-    """Builds the model, applies the plan, and warms it up (compilers and libraries start here, untimed)."""
+    """Builds the model, applies the plan and runs warm-up steps, which include compilation."""
     model = workload.fresh_model(machine.device)
     inputs = workload.fresh_inputs(0, machine.device)
     loss = WatchedLoss(workload.loss) if workload.loss is not None else None
@@ -130,23 +129,26 @@ def prepare(workload: Workload, plan: Plan, machine: Machine) -> Subject:
 
 
 def _sealed(plan: Plan, root: nn.Module) -> str:
-    """Hooks on layers inside a compiled, exported or captured model are skipped or, worse, compiled in."""
+    """Returns why layers cannot be distinguished, or an empty string.
+
+    Hooks on layers inside a compiled, exported or captured model are skipped or compiled into the graph.
+    """
     late = [rung.name for rung in plan.rungs if rung.stage >= Stage.COMPILE]
     if late:
         return (
-            f"the plan's {late[0]} runs the model as a whole, so layers cannot be told apart and the table "
-            "is of kernels; profile without it for the layers."
+            f"the rung {late[0]} runs the model as a whole, so the table shows kernels instead of layers; "
+            "profile without this rung to see the layers."
         )
     for name, module in root.named_modules():
-        # torch.compile(model) wraps; model.compile() leaves the class and sets this attribute.
+        # torch.compile(model) wraps the model; model.compile() sets this attribute.
         wrapped = type(module).__name__ == "OptimizedModule"
         if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
             where = f"layer {name!r} of the model" if name else "the model"
             return (
-                f"{where} is already compiled, so layers cannot be told apart and the table is of kernels; "
-                "profile the model uncompiled for the layers."
+                f"{where} is already compiled, so the table shows kernels instead of layers; "
+                "profile the uncompiled model to see the layers."
             )
         if isinstance(module, torch.jit.ScriptModule):
             where = f"layer {name!r} of the model" if name else "the model"
-            return f"{where} is TorchScript, so layers cannot be told apart and the table is of kernels."
+            return f"{where} is TorchScript, so the table shows kernels instead of layers."
     return ""

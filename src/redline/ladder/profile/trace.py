@@ -1,4 +1,4 @@
-"""A Chrome trace of one step: every operator and kernel, inside ranges that carry the layers' names.
+"""Writes a Chrome trace of one step: all operators and kernels, inside ranges named after the layers.
 
 Open it at https://ui.perfetto.dev or chrome://tracing.
 """
@@ -16,7 +16,7 @@ from redline.ladder.profile.tracker import Place, Tracker
 
 
 def write_trace(subject: Subject, path: Path) -> None:
-    """Writes the trace, whole or not at all; compressed when the name ends in `.gz`."""
+    """Writes the trace atomically; compressed if the name ends in `.gz`."""
     ranges: list[record_function] = []
 
     def enter(place: Place) -> None:

@@ -1,10 +1,9 @@
-"""Knows at every moment which layer is running, in the forward pass and in the backward pass.
+"""Tracks which layer is running, in the forward pass and in the backward pass.
 
-Forward: two global module hooks (they leave nothing on the model, which cannot tell that they are there).
-Backward: autograd numbers its nodes as the forward pass makes them, so the number when a layer was entered
-and the number when it was left say which nodes are that layer's. A hook before and after each node then
-tells when its share of the backward pass runs. Module backward hooks would not do: they break models with
-in-place layers.
+Forward pass: two global module hooks, which do not modify the model. Backward pass: autograd numbers its nodes in the
+order of their creation, so the numbers at the start and at the end of a layer's forward pass identify its nodes. Hooks
+before and after each node track its run in the backward pass. Module backward hooks are not used, because they break
+models with in-place layers.
 """
 
 from bisect import bisect_right
@@ -22,15 +21,15 @@ from redline.ladder.profile.subject import Subject
 from redline.ladder.workload import Inputs, LossFunction
 
 FORWARD, BACKWARD = "forward", "backward"
-# Parts of a step that are no layer.
+# Parts of a step outside of layers.
 LOSS, OPTIMIZER, OUTSIDE = "(loss)", "(optimizer)", "(outside)"
-# Our own work inside a step, which no layer is charged for.
+# The work of the tracker, which is not attributed to a layer.
 WATCHING = "(watching)"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A layer that runs, with the layers around it (outermost first), and in which pass."""
+    """A running layer with its enclosing layers (outermost first), and the pass."""
 
     path: tuple[str, ...]
     phase: str
@@ -41,7 +40,7 @@ class Place:
 
     @property
     def label(self) -> str:
-        """What a trace shows."""
+        """The name of the range in a trace."""
         name = self.layer or "model"
         return name if self.phase == FORWARD else f"{name} {self.phase}"
 
@@ -50,7 +49,7 @@ Watcher = Callable[[Place], None]
 
 
 class Tracker:
-    """A context manager around one step of the subject; calls `enter` and `leave` as layers run."""
+    """A context manager around one step of the subject; calls `enter` and `leave` for each run of a layer."""
 
     def __init__(self, subject: Subject, enter: Watcher | None = None, leave: Watcher | None = None) -> None:
         self._subject = subject
@@ -58,7 +57,7 @@ class Tracker:
         self._names = {id(module): name for name, module in subject.layers.items()}
         self._owners = _owners(subject.layers)
         self._stack: list[Place] = []
-        # The autograd number at which each path began to run.
+        # The autograd sequence number at which each path started.
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []
@@ -104,7 +103,7 @@ class Tracker:
         self._mark()
 
     def _mark(self) -> None:
-        # Inside the backward pass another thread counts, and what it makes is not run by this pass.
+        # The backward pass runs in another thread with its own numbers, and its nodes are not run by this pass.
         if _phase() == FORWARD:
             self._numbers.append(torch.autograd._get_sequence_nr())
             self._paths.append(self._stack[-1].path if self._stack else ())
@@ -112,9 +111,9 @@ class Tracker:
     def _before(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))
         if name is not None:
-            # A layer that runs inside the backward pass is being recomputed: the cost belongs to that pass.
+            # A layer that runs during the backward pass is recomputed, so its cost belongs to that pass.
             around = self.current.path
-            # Recomputing starts at an outer layer again, in the middle of an inner one's backward pass.
+            # Recomputation can enter an outer layer again during the backward pass of an inner layer.
             outer = around[: around.index(name)] if name in around else around
             self._push(Place((*outer, name), _phase()))
 
@@ -140,7 +139,7 @@ class Tracker:
         ]
 
     def _path_of(self, node: Any) -> tuple[str, ...]:
-        variable = getattr(node, "variable", None)  # an AccumulateGrad node: it adds to a parameter's gradient
+        variable = getattr(node, "variable", None)  # an AccumulateGrad node, which adds to the gradient of a parameter
         if variable is not None:
             return self._owners.get(id(variable), ())
         index = bisect_right(self._numbers, node._sequence_nr()) - 1
@@ -152,7 +151,7 @@ def _phase() -> str:
 
 
 def _nodes(value: Any) -> Iterator[Any]:
-    """Every autograd node below a loss."""
+    """Yields every autograd node of a loss."""
     waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     seen = set()
     while waiting:
@@ -165,7 +164,7 @@ def _nodes(value: Any) -> Iterator[Any]:
 
 
 def ancestry(name: str, layers: dict[str, nn.Module]) -> tuple[str, ...]:
-    """`a.b` -> ("", "a", "a.b"), as far as these are layers."""
+    """Returns the enclosing layers of a name: `a.b` -> ("", "a", "a.b"), restricted to known layers."""
     parts = name.split(".") if name else []
     names = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
     return tuple(n for n in names if n in layers)

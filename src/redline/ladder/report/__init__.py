@@ -1,4 +1,7 @@
-"""Measurements in, pages out: HTML to look at, Markdown to paste. Needs no GPU, no model and no rung."""
+"""Reports of a climb: HTML to look at, Markdown to paste, and the ladder as an SVG image.
+
+A report needs only the measurement file: no GPU, no model and no rung.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +11,20 @@ from redline.ladder.measurement import Measurement
 from redline.ladder.report.climb import Climb, choose_run
 from redline.ladder.report.html import render_html
 from redline.ladder.report.ladder import Row, ladder_rows
+from redline.ladder.report.ladder_svg import climb_svg, ladder_svg
 from redline.ladder.report.markdown import render_markdown
 
-__all__ = ["Climb", "Row", "choose_run", "ladder_rows", "render_html", "render_markdown", "write_report"]
+__all__ = [
+    "Climb",
+    "Row",
+    "choose_run",
+    "climb_svg",
+    "ladder_rows",
+    "ladder_svg",
+    "render_html",
+    "render_markdown",
+    "write_report",
+]
 
 
 def write_report(
@@ -18,11 +32,22 @@ def write_report(
     path_html: Path,
     path_md: Path | None = None,
     *,
+    path_svg: Path | None = None,
     run: str | None = None,
 ) -> Climb:
-    """Writes the report of one climb, the latest unless `run` names another, and returns that climb."""
+    """Writes the report of one climb and returns that climb.
+
+    Args:
+        measurements: the measurements of one or several climbs.
+        path_html: the HTML page to write.
+        path_md: also writes the report as Markdown.
+        path_svg: also writes the ladder as a standalone SVG image.
+        run: the id of the climb, or its unambiguous start; the latest climb by default.
+    """
     climb = Climb.of(choose_run(measurements, run))
     write_text(path_html, render_html(climb))
     if path_md is not None:
         write_text(path_md, render_markdown(climb))
+    if path_svg is not None:
+        write_text(path_svg, climb_svg(climb))
     return climb

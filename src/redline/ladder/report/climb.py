@@ -1,4 +1,4 @@
-"""A climb as a story: where it started, what stayed, where it ended, and the one sentence that sums it up."""
+"""A climb sorted into its parts: baseline, trials, ablations, final plan, and a headline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,20 @@ from statistics import median
 from redline.errors import MeasurementError
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.ladder import Row, ladder_rows, timed
-from redline.ladder.statistics import ratio_interval
+from redline.ladder.report.recorded_machine import RecordedMachine
+from redline.ladder.statistics import Interval, ratio_interval
 
-# Differences below this are not worth a clause in the headline.
+# Differences below this share are not mentioned in the headline.
 _SAME = 0.02
+# Roles of rungs that were tried.
 TRIED = ("trial", "second look")
-# Verdicts of what never ran.
+# Verdicts of rungs that did not run.
 UNTRIED = ("unavailable", "unmeasured")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A measurement with the row derived from it."""
+    """A measurement with its row and label."""
 
     measurement: Measurement
     row: Row
@@ -28,6 +30,16 @@ class Entry:
     def timed(self) -> bool:
         return timed(self.measurement)
 
+    @property
+    def slowdown_without(self) -> Interval | None:
+        """For an ablation: how many times slower a step is without this rung."""
+        last = self.row.over_last
+        if last is None or last.middle <= 0:
+            return None
+        if last.low <= 0:
+            return Interval(1 / last.middle, 0.0, float("inf"))
+        return Interval(1 / last.middle, 1 / last.high, 1 / last.low)
+
 
 @dataclass(frozen=True)
 class Climb:
@@ -36,7 +48,7 @@ class Climb:
     entries: tuple[Entry, ...]
     baseline: Entry | None
     compiles: tuple[Entry, ...]
-    compiled: Entry | None  # the best of them
+    compiled: Entry | None  # the fastest of `compiles`
     tried: tuple[Entry, ...]
     ablations: tuple[Entry, ...]
     final: Entry | None
@@ -45,11 +57,11 @@ class Climb:
     @classmethod
     def of(cls, measurements: Sequence[Measurement]) -> "Climb":
         if not measurements:
-            raise MeasurementError("there is no measurement to report on.")
+            raise MeasurementError("the file contains no measurements to report.")
         rows = ladder_rows(measurements)
-        final_at = _find_final(rows)
+        final_at = find_final(rows)
         entries = tuple(
-            Entry(m, row, _label(row, index == final_at))
+            Entry(m, row, row_label(row, index == final_at))
             for index, (m, row) in enumerate(zip(measurements, rows, strict=True))
         )
         compiles = tuple(e for e in entries if e.row.role == "compile")
@@ -73,42 +85,46 @@ class Climb:
 
     @property
     def rejected(self) -> tuple[Entry, ...]:
-        """What was tried and did not stay, and what an ablation took out again."""
+        """Rungs that were tried and not kept, or removed by an ablation."""
         dropped = [e for e in self.ablations if e.row.verdict == "dropped"]
         return tuple(e for e in self.tried if e.row.verdict != "kept") + tuple(dropped)
 
     @property
     def result(self) -> Entry | None:
-        """The final plan, or the best so far of a climb that was interrupted."""
+        """The final plan, or the last kept rung of an interrupted climb."""
         kept = [e for e in self.kept if e.timed]
         return self.final or (kept[-1] if kept else None)
 
     @property
     def subject(self) -> Measurement:
-        """A measurement that says what the climb is about."""
+        """The measurement that describes the workload and the machine of the climb."""
         return (self.final or self.baseline or self.entries[0]).measurement
 
     @property
+    def machine(self) -> RecordedMachine:
+        return RecordedMachine.of(self.subject.machine)
+
+    @property
     def milestones(self) -> tuple[Entry, ...]:
-        """The plans that tell the story: as built, torch.compile, each kept rung, the final plan."""
+        """The timed plans among: original model, torch.compile, each kept rung, final plan."""
         steps = (self.baseline, self.compiled, *self.kept, self.final)
         return tuple(e for e in steps if e is not None and e.timed)
 
     def headline(self) -> str:
-        """`3.1× faster than eager, 1.4× faster than torch.compile, 45% less memory, within all gates.`"""
+        """Returns, for example, `3.1× faster than eager, 1.4× faster than torch.compile, within all gates.`"""
         if self.baseline is None:
-            return f"{_count(len(self.entries), 'measurement')}, and no baseline to hold them against."
+            return f"{_count(len(self.entries), 'measurement')}, no baseline to compare with."
         result = self.result
         if result is None:
-            return "Only the baseline so far: the climb stopped before a rung was kept."
+            return "Only the baseline was measured: the climb stopped before a rung was kept."
         red = [score.metric.replace("_", " ") for score in result.measurement.scores if not score.passed]
         if red:
-            return f"The final plan is outside its gate on {' and '.join(red)}, so no speed is reported."
+            return f"The final plan fails its gate on {' and '.join(red)}, so no speed is reported."
         if not result.timed:
             return f"The final plan was {result.row.verdict}: {result.row.reason.rstrip('.')}."
         if self.final is not None and result.row.plan == self.baseline.row.plan:
             ran = _count(sum(e.row.verdict not in UNTRIED for e in self.tried), "trial")
-            return f"Nothing beat the model as built in {ran}."
+            return f"No plan was better than the original model in {ran}."
         speed = [_faster(result.row.over_start, "eager")]
         speed += [_faster(self.over_compiled, "torch.compile")] if self.over_compiled else []
         memory = _memory(self.baseline, result)
@@ -121,31 +137,31 @@ class Climb:
 
 
 def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> list[Measurement]:
-    """The measurements of one climb: the latest, or the one whose id (or its unambiguous start) is given."""
+    """Returns the measurements of one climb: the latest, or the one whose id starts with `run`."""
     if not measurements:
-        raise MeasurementError("there is no measurement to report on.")
+        raise MeasurementError("the file contains no measurements to report.")
     ids = list(dict.fromkeys(m.run for m in measurements))
     if run is None:
         chosen = measurements[-1].run
     else:
         matches = [known for known in ids if known == run] or [known for known in ids if known.startswith(run)]
         if len(matches) != 1:
-            problem = "several runs start with" if matches else "no run"
+            problem = "several runs in this file start with" if matches else "no run in this file starts with"
             listed = ", ".join(repr(known) for known in ids)
-            raise MeasurementError(f"{problem} {run!r} in this file: choose one of {listed}.")
+            raise MeasurementError(f"{problem} {run!r}: choose one of {listed}.")
         chosen = matches[0]
     return [m for m in measurements if m.run == chosen]
 
 
-def _find_final(rows: Sequence[Row]) -> int | None:
-    """The final plan's row: the file may also hold final rows of the plans it was compared with."""
+def find_final(rows: Sequence[Row]) -> int | None:
+    """Returns the index of the row of the final plan; other final rows are the plans it was compared with."""
     finals = [index for index, row in enumerate(rows) if row.role == "final"]
     rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
     kept = [i for i in finals if rows[i].verdict == "kept"]
     return next(iter(kept or [i for i in finals if rows[i].plan not in rivals] or finals), None)
 
 
-def _label(row: Row, final: bool) -> str:
+def row_label(row: Row, final: bool) -> str:
     if row.role == "baseline":
         return "eager"
     if row.role in TRIED:
@@ -156,14 +172,14 @@ def _label(row: Row, final: bool) -> str:
         return "final plan"
     name = row.plan
     if row.plan.startswith("compile") and "+" not in row.plan:
-        # As people say it: `torch.compile (max-autotune)`.
+        # Shown as `torch.compile (max-autotune)`.
         options = row.plan.removeprefix("compile").strip("()").removeprefix("mode=")
         name = f"torch.compile ({options})" if options else "torch.compile"
     return f"{name}, in the final race" if row.role == "final" else name
 
 
 def _over_compiled(entries: Sequence[Entry], final: Entry | None, compiled: Entry | None) -> float | None:
-    """Final plan over torch.compile; samples from the same race are better evidence than two ratios."""
+    """Returns the speed-up of the final plan over torch.compile, from samples of the final race if possible."""
     if final is None or compiled is None or final.row.over_start is None:
         return None
     if final.row.plan == compiled.row.plan:
@@ -189,7 +205,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def format_change(ratio: float) -> str:
-    """`0.59` -> `−41%`."""
+    """Returns a ratio as a change: 0.59 as −41%."""
     return f"{ratio - 1:+.0%}".replace("-", "−")
 
 
@@ -204,8 +220,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def eager_beside(climb: Climb, shape: str | None = None) -> float | None:
-    """The untouched model's time where the result was timed beside it: two times hours apart make no ratio."""
+def interleaved_eager_s(climb: Climb, shape: str | None = None) -> float | None:
+    """Returns the time of the original model, interleaved with the result if possible.
+
+    A ratio of two times that were measured far apart would include the drift of the machine.
+    """
     result = climb.result
     if result is not None and result.timed:
         shape = result.measurement.shapes[0] if shape is None else shape

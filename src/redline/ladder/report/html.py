@@ -1,13 +1,9 @@
-"""The report as one HTML file: no script, nothing loaded from elsewhere, whatever was measured escaped."""
+"""Renders the report as one HTML page."""
 
-from dataclasses import dataclass, replace
-from importlib.resources import files
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from dataclasses import replace
 
 from redline.ladder.report.charts import draw_all
-from redline.ladder.report.climb import Climb, eager_beside, format_ratio
+from redline.ladder.report.climb import Climb, format_ratio, interleaved_eager_s
 from redline.ladder.report.ladder import format_score, worst_score
 from redline.ladder.report.plan_text import plan_toml
 from redline.ladder.report.tables import (
@@ -19,29 +15,19 @@ from redline.ladder.report.tables import (
     format_date,
 )
 from redline.notation import format_bytes, format_seconds
+from redline.pages import Tile, render_page
 
-_TONES = dict.fromkeys(("kept", "within"), "good") | dict.fromkeys(("refused", "failed", "outside"), "bad")
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure at the top of the page."""
-
-    name: str
-    value: str
-    note: str
+_TONES = dict.fromkeys(("kept", "passed"), "good") | dict.fromkeys(("refused", "failed"), "bad")
 
 
 def render_html(climb: Climb) -> str:
-    """The whole page."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_resource("report.html.jinja"))
     result = climb.result or climb.baseline or climb.entries[0]
-    return template.render(
-        css=Markup(_resource("report.css")),
+    return render_page(
+        "redline.ladder.report",
+        "report.html.jinja",
         climb=climb,
         subject=climb.subject,
-        machine=climb.subject.machine.get("name", "unknown machine"),
+        machine=climb.machine.name,
         date=format_date(climb.subject.created),
         headline=climb.headline(),
         tiles=_tiles(climb),
@@ -64,21 +50,21 @@ def _tiles(climb: Climb) -> list[Tile]:
     if before is not None and row.over_start is not None:
         interval = final_over_start(climb)
         wide = interval is not None and interval.low > 0
-        note = f"{interval.low:.2f}–{interval.high:.2f}× at 99%" if interval and wide else "over the model as built"
+        note = f"{interval.low:.2f}–{interval.high:.2f}× at 99%" if interval and wide else "over the original model"
         tiles.append(Tile("Speed-up", format_ratio(row.over_start), note))
     if climb.over_compiled is not None:
         mode = climb.compiled.label.partition("(")[2].rstrip(")") if climb.compiled else ""
         tiles.append(
             Tile("Over torch.compile", format_ratio(climb.over_compiled), f"its best mode: {mode or 'default'}")
         )
-    eager_s = eager_beside(climb) if before is not None else None
-    was = f"from {format_seconds(eager_s)}" if eager_s else "as built"
+    eager_s = interleaved_eager_s(climb) if before is not None else None
+    was = f"from {format_seconds(eager_s)}" if eager_s else "original model"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))
     if m.items or m.unit != "call":
-        old = f"from {format_count(m.throughput() * m.median_s() / eager_s)}" if eager_s else "as built"
+        old = f"from {format_count(m.throughput() * m.median_s() / eager_s)}" if eager_s else "original model"
         tiles.append(Tile(f"{m.unit.capitalize()}s per second", format_count(m.throughput()), old))
     if row.peak_bytes:
-        was = f"from {format_bytes(before.peak_bytes)}" if before and before.peak_bytes else "as built"
+        was = f"from {format_bytes(before.peak_bytes)}" if before and before.peak_bytes else "original model"
         tiles.append(Tile("Peak memory", format_bytes(row.peak_bytes), was))
     worst = worst_score(m.scores)
     if worst is not None:
@@ -102,7 +88,3 @@ def _without_empty(table: Table) -> Table:
         columns=tuple(table.columns[i] for i in shown),
         rows=tuple(tuple(row[i] for i in shown) for row in table.rows),
     )
-
-
-def _resource(name: str) -> str:
-    return files("redline.ladder.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The ladder as rows: one per measurement, with every figure derived and nothing formatted but the score.
+"""The ladder as rows: one per measurement, with all derived values.
 
-No speed is given for a row whose gate is red or whose proof is empty: what is wrong cannot be fast.
+Rows whose gates failed or whose proof is empty have no speed.
 """
 
 import math
@@ -16,7 +16,7 @@ from redline.notation import split_outside_brackets
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the ladder; None is what was not measured or does not exist."""
+    """One row of the ladder; None means not measured or not applicable."""
 
     rung: str
     plan: str
@@ -26,10 +26,10 @@ class Row:
     median_s: float | None
     low_s: float | None
     high_s: float | None
-    # The plan it was interleaved with, and that plan's median from the same turns.
+    # The plan that was measured alternately with this one, and its median from the same samples.
     against: str
     against_s: float | None
-    # Against that plan, and against the model as built.
+    # Speed-up over that plan, and over the original model.
     over_last: Interval | None
     over_start: float | None
     peak_bytes: int | None
@@ -37,13 +37,13 @@ class Row:
     share: float | None
     setup_s: float | None
     setup_cached: bool
-    # Calls until the set-up has paid for itself; None when it never does.
+    # Number of calls after which the set-up has paid off; None if it never does.
     break_even: float | None
     proof: str
 
 
 def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
-    """The rows of one climb, in the order in which they were measured."""
+    """Returns the rows of one climb in the order of measurement."""
     baseline = next((m for m in measurements if m.role == "baseline"), None)
     starts = over_starts(measurements)
     cold = [m for m in measurements if timed(m) and not m.setup_cached and m.shapes[0] in m.setup_s]
@@ -52,10 +52,10 @@ def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
-    """Each measurement's speed over the baseline's, chained through the plans it was interleaved with.
+    """Returns the speed-up of each measurement over the baseline, as a product of interleaved ratios.
 
-    A machine drifts over a climb, and neighbours in time drift together: the product of interleaved ratios
-    stays right where the ratio of two medians taken minutes apart does not.
+    The speed of a machine drifts during a climb. Interleaved measurements drift together, so a product of their ratios
+    is accurate, whereas a ratio of two medians measured minutes apart is not.
     """
     baseline = next((m for m in measurements if m.role == "baseline"), None)
     known: dict[str, float] = {}
@@ -79,19 +79,19 @@ def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
 
 
 def timed(measurement: Measurement) -> bool:
-    """Whether its time may be shown: it has samples, and its output was good."""
+    """Returns whether the time may be shown: there are samples and no gate failed."""
     usable = bool(measurement.samples) and all(map(_positive, measurement.samples.values()))
     return usable and measurement.verdict != "refused" and all(score.passed for score in measurement.scores)
 
 
 def speedup(measurement: Measurement) -> Interval | None:
-    """Against the interleaved plan; None where no time may be shown or nothing was interleaved."""
+    """Returns the speed-up over the interleaved plan; None if there is none or the time may not be shown."""
     against = [measurement.against_samples[s] for s in measurement.shapes if measurement.against_samples.get(s)]
     return measurement.speedup() if timed(measurement) and all(map(_positive, against)) else None
 
 
 def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
-    """The median of the plan it was interleaved with, in the same turns: what its ratio can be made again from."""
+    """Returns the median of the interleaved plan; None if `speedup` is None."""
     if speedup(measurement) is None:
         return None
     samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)
@@ -99,24 +99,24 @@ def against_s(measurement: Measurement, shape: str | None = None) -> float | Non
 
 
 def shapes_sentence(measurement: Measurement) -> str:
-    """Which of several shapes a ladder's figures are of; empty where there is only the workload's own."""
+    """Returns a sentence about the input shapes of the figures; empty for the default shape."""
     shapes = [shape or "as given" for shape in measurement.shapes]
     if shapes in ([], ["as given"]):
         return ""
     if len(shapes) == 1:
-        return f"All figures are with {shapes[0]}."
-    return f"Times are with {shapes[0]}; ratios are the geometric mean over {' and '.join(shapes)}."
+        return f"All figures are for {shapes[0]}."
+    return f"Times are for {shapes[0]}; ratios are the geometric mean over {' and '.join(shapes)}."
 
 
 def worst_score(scores: Sequence[Score]) -> Score | None:
-    """The score that matters: a NaN, then a red one, then the one that used up most of its allowance."""
+    """Returns the worst score: first NaN, then a failed score, then the one closest to its limit."""
 
     def badness(score: Score) -> tuple[bool, bool, float]:
         if math.isnan(score.value):
             return (True, True, 0.0)
         spent, allowed = score.value, score.limit
         if score.better == "higher":
-            # A similarity is perfect at 1, so what counts is how much of the way down from 1 is gone.
+            # A similarity of 1 is perfect, so its distance from 1 is compared.
             similarity = score.limit < 1
             spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
         return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
@@ -125,18 +125,18 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
 
 
 def format_score(score: Score) -> str:
-    """`relative error 0.0031 ≤ 0.02`, or what is wrong with it."""
+    """Returns, for example, `relative error 0.0031 ≤ 0.02` (`>` if the score failed)."""
     name = score.metric.replace("_", " ")
     if math.isnan(score.value):
         return f"{name} NaN"
     good, bad = ("≤", ">") if score.better == "lower" else ("≥", "<")
-    # Three nines and six nines differ: a score near its perfect 1 needs more digits than an error does.
+    # A score close to 1 needs more digits than an error to show the difference.
     digits = 7 if score.better == "higher" and score.value < 10 else 3
     return f"{name} {score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
 
 
 def rung_names(text: str) -> list[str]:
-    """The names in `fp16 + grad_scaler(init_scale=64)`."""
+    """Returns the names of the rungs in a plan such as `fp16 + grad_scaler(init_scale=64)`."""
     return [part.partition("(")[0].strip() for part in split_outside_brackets(text, "+")]
 
 
@@ -176,7 +176,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
 def _break_even(
     m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
 ) -> float | None:
-    """From a cold set-up: one that a compiler's cache made short is not what a first user pays."""
+    """Returns the break-even calls, from a set-up without compiler cache, because that is the cost of first use."""
     if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
         return None
     shape = m.shapes[0]

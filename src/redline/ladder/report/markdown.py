@@ -1,4 +1,4 @@
-"""The report as GitHub Markdown: the same sentence and tables, everything that was measured escaped."""
+"""Renders the report as GitHub Markdown: the headline, the plan and all tables."""
 
 import re
 
@@ -10,13 +10,11 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!])")
 
 
 def render_markdown(climb: Climb) -> str:
-    """The whole document."""
     m = climb.subject
-    machine = str(m.machine.get("name", "unknown machine"))
     result = climb.result or climb.baseline or climb.entries[0]
     kind = " · training step" if m.training else ""
     parts = [
-        f"# {escape(m.workload)} on {escape(machine)}",
+        f"# {escape(m.workload)} on {escape(climb.machine.name)}",
         f"**{escape(climb.headline())}**",
         f"{format_date(m.created)}{kind} · objective: {escape(m.objective)}",
         "## The plan",
@@ -31,21 +29,21 @@ def render_markdown(climb: Climb) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that stays text: no tag, no emphasis, no link, no second cell."""
+    """Escapes text so that it contains no HTML tag, emphasis, link or table cell."""
     text = " ".join(text.split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", text)
 
 
 def fenced(text: str, language: str = "") -> str:
-    """A block of code whose fence is longer than any run of backticks in it."""
+    """Returns a code block with a fence longer than any run of backticks in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def markdown_table(table: Table) -> str:
-    """A report's table; columns in which no row has anything to say are left out."""
+    """Returns a table of the report without its empty columns."""
     shown = columns_with_values(table)
     columns = [table.columns[i] for i in shown] + (["Reason"] if table.why else [])
     aligned = ["---" if i < table.words else "---:" for i in shown] + (["---"] if table.why else [])

@@ -1,4 +1,4 @@
-"""A plan's one-line form as its TOML file: text to text, so that a report needs no rung installed."""
+"""Converts a plan from its one-line form to TOML, as text, so that unknown rungs do not matter."""
 
 import re
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 def plan_toml(plan: str, objective: str = "") -> str:
-    """`bf16 + compile(mode=max-autotune)` -> the document that `Plan.load` reads."""
+    """Returns a plan such as `bf16 + compile(mode=max-autotune)` as the document that `Plan.load` reads."""
     lines = ["schema = 1"]
     lines += [f"objective = {_text(objective)}"] if objective else []
     for part in filter(str.strip, split_outside_brackets(plan, "+")):

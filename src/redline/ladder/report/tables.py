@@ -1,4 +1,4 @@
-"""The report's tables as plain text; HTML and Markdown show the same ones."""
+"""The tables of a report as text, for HTML and Markdown."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redline.ladder.gate import Score
-from redline.ladder.report.climb import UNTRIED, Climb, Entry, eager_beside, format_change, format_ratio
+from redline.ladder.report.climb import UNTRIED, Climb, Entry, format_change, format_ratio, interleaved_eager_s
 from redline.ladder.report.ladder import format_score, rung_names, shapes_sentence, speedup, worst_score
 from redline.ladder.report.roofline import place
-from redline.ladder.report.worth import worth_of
 from redline.ladder.statistics import Interval
 from redline.notation import format_bytes, format_rate, format_seconds
 
@@ -18,7 +17,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. A second line in a cell is its small print; `why` is a sentence for each row."""
+    """Rows of text. A second line in a cell is small print; `why` contains one sentence per row."""
 
     name: str
     title: str
@@ -26,12 +25,12 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     why: tuple[str, ...] = ()
     note: str = ""
-    # How many columns at the left hold words; the rest hold figures.
+    # The number of leading text columns; the others are numeric.
     words: int = 1
 
 
 def all_tables(climb: Climb) -> list[Table]:
-    """Every table that this climb can fill, in the order of the page."""
+    """Returns all tables that are not empty, in the order of the page."""
     makers: tuple[Callable[[Climb], Table | None], ...] = (
         _ladder,
         _rejected,
@@ -69,23 +68,23 @@ def _ladder(climb: Climb) -> Table:
             )
         )
         later = row.verdict == "kept" and row.role != "final" and not removed.isdisjoint(rung_names(row.rung))
-        why.append(row.reason + ("; taken out again by the ablation" if later else ""))
+        why.append(row.reason + ("; removed later by the ablation" if later else ""))
     columns = (
         "Rung", "Verdict", "Time per step", "Last plan", "Over last", "Over start", "Peak memory", "Quality",
         "Of the roofline", "Set-up", "Break-even",
     )  # fmt: skip
     hidden = sum(e.row.verdict in UNTRIED for e in climb.tried)
     note = (
-        "Medians with 99% intervals. Last plan: the median of the plan it was interleaved with, in the same turns; "
-        "over last: the ratio of the two, turn by turn. Over start: against the model as built. Break-even: calls "
-        "until the set-up has paid for itself. No speed is shown on a red gate."
+        "Medians with 99% intervals. Last plan: the median of the plan measured alternately with this one; over last: "
+        "the speed-up over that plan. Over start: the speed-up over the original model. Break-even: the calls "
+        "after which the set-up has paid off. No speed is shown if a gate fails."
     )
     if shapes := shapes_sentence(climb.subject):
         note += f" {shapes}"
     if any(e.row.setup_cached for e in entries):
-        note += " * A compiler's cache made this set-up shorter than a first user would see."
+        note += " * This set-up used a compiler cache and takes longer on first use."
     if hidden:
-        note += f" {hidden} more were not tried; the next table says why."
+        note += f" {hidden} more were not tried; the next table gives the reasons."
     return Table("ladder", "The ladder", columns, tuple(rows), tuple(why), note, words=2)
 
 
@@ -95,14 +94,14 @@ def _rejected(climb: Climb) -> Table:
         row = entry.row
         verdict = "removed" if row.role == "ablation" else row.verdict
         rows.append((row.rung or entry.label, verdict, row.reason or NONE))
-    return Table("rejected", "What did not stay, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3)
+    return Table("rejected", "Rungs not kept, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3)
 
 
 def _ablation(climb: Climb) -> Table:
     rows, why = [], []
     for entry in climb.ablations:
-        worth, verdict = worth_of(entry), "removed" if entry.row.verdict == "dropped" else entry.row.verdict
-        rows.append((entry.row.rung, verdict, _ratio(worth), _or_none(entry.row.peak_bytes, format_bytes)))
+        slowdown, verdict = entry.slowdown_without, "removed" if entry.row.verdict == "dropped" else entry.row.verdict
+        rows.append((entry.row.rung, verdict, _ratio(slowdown), _or_none(entry.row.peak_bytes, format_bytes)))
         why.append(entry.row.reason)
     columns = ("Rung", "Verdict", "Slower without it", "Peak memory without it")
     return Table("ablation", "What each rung is worth in the final plan", columns, tuple(rows), tuple(why), words=2)
@@ -111,8 +110,8 @@ def _ablation(climb: Climb) -> Table:
 def _proof(climb: Climb) -> Table | None:
     if climb.result is None:
         return None
-    rows = tuple((rung, said or NONE) for rung, said in climb.result.measurement.proof.items())
-    return Table("proof", "Proof that it happened", ("Rung", "What was seen"), rows, words=2)
+    rows = tuple((rung, proof or NONE) for rung, proof in climb.result.measurement.proof.items())
+    return Table("proof", "Proof that each rung took effect", ("Rung", "Proof"), rows, words=2)
 
 
 def _gates(climb: Climb) -> Table | None:
@@ -121,7 +120,7 @@ def _gates(climb: Climb) -> Table | None:
     rows = []
     for score in climb.result.measurement.scores:
         name = score.metric.replace("_", " ")
-        rows.append((name, "within" if score.passed else "outside", format_score(score).removeprefix(name).strip()))
+        rows.append((name, "passed" if score.passed else "failed", format_score(score).removeprefix(name).strip()))
     return Table("gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), tuple(rows), words=3)
 
 
@@ -146,7 +145,7 @@ def _setup(climb: Climb) -> Table:
         saved = base * (1 - 1 / start) if base and start and entry is not climb.baseline else None
         cached |= entry.row.setup_cached
         rows.append((entry.label, _setup_time(entry), _or_none(saved, format_seconds), _calls(entry.row.break_even)))
-    note = "* A compiler's cache made this shorter than a first user would see." if cached else ""
+    note = "* This set-up used a compiler cache and takes longer on first use." if cached else ""
     columns = ("Plan", "Set-up", "Saved per call", "Break-even")
     return Table("setup", "Set-up and break-even", columns, tuple(rows), note=note)
 
@@ -159,7 +158,7 @@ def _shapes(climb: Climb) -> Table | None:
     m = result.measurement
     rows = []
     for shape in shapes:
-        before = eager_beside(climb, shape)
+        before = interleaved_eager_s(climb, shape)
         compiled = climb.compiled.measurement.median_s(shape) if climb.compiled else float("nan")
         after, roofline = m.median_s(shape), place(m, shape)
         rows.append(
@@ -179,34 +178,29 @@ def _shapes(climb: Climb) -> Table | None:
 
 
 def _environment(climb: Climb) -> Table:
-    m = climb.subject
-    machine = m.machine
-    device = str(machine.get("name", "unknown"))
-    if machine.get("device_bytes"):
-        device += f", {format_bytes(machine['device_bytes'])}"
-    ceilings = machine.get("ceilings") or {}
-    rates = [f"{d} {format_rate(r, 'FLOP/s')}" for d, r in (ceilings.get("matmul_flops_per_s") or {}).items()]
-    rows = [
+    m, machine = climb.subject, climb.machine
+    device = machine.name + (f", {format_bytes(machine.device_bytes)}" if machine.device_bytes else "")
+    host_memory = format_bytes(machine.host_bytes) if machine.host_bytes else "memory unknown"
+    copy = machine.copy_bytes_per_s
+    matmul = (f"{dtype} {format_rate(rate, 'FLOP/s')}" for dtype, rate in machine.matmul_flops_per_s.items())
+    rows = (
         ("Workload", m.workload),
         ("Objective", m.objective + (", of a training step" if m.training else "")),
-        ("Device", f"{device} ({machine.get('device', '?')})"),
-        ("Host", f"{machine.get('system', '?')}, {machine.get('cores', '?')} cores, {_host_memory(machine)}"),
-        ("Copy ceiling", format_rate(ceilings["bytes_per_s"], "B/s") if ceilings.get("bytes_per_s") else ""),
-        ("Matmul ceilings", ", ".join(rates)),
-        ("Driver, CUDA", ", ".join(str(machine[k]) for k in ("driver", "cuda") if machine.get(k))),
-        ("Python", str(machine.get("python", ""))),
-        (
-            "Libraries",
-            ", ".join(f"{name} {version}" for name, version in (machine.get("versions") or {}).items()),
-        ),
+        ("Device", f"{device} ({machine.device})"),
+        ("Host", f"{machine.system}, {machine.cores} cores, {host_memory}"),
+        ("Copy ceiling", format_rate(copy, "B/s") if copy > 0 else ""),
+        ("Matmul ceilings", ", ".join(matmul)),
+        ("Driver, CUDA", ", ".join(filter(None, (machine.driver, machine.cuda)))),
+        ("Python", machine.python),
+        ("Libraries", ", ".join(f"{name} {version}" for name, version in machine.versions.items())),
         ("Redline", m.redline),
         ("Command", m.command),
         ("Options", _options(m.options)),
         ("Run", m.run),
         ("Measured", format_date(m.created)),
         ("Notes", "; ".join(dict.fromkeys(note for e in climb.entries for note in e.measurement.notes))),
-    ]
-    return Table("environment", "The environment", ("What", "Seen"), tuple(r for r in rows if r[1]), words=2)
+    )
+    return Table("environment", "The environment", ("Property", "Value"), tuple(r for r in rows if r[1]), words=2)
 
 
 def format_count(number: float) -> str:
@@ -220,19 +214,15 @@ def format_date(created: float) -> str:
 
 
 def final_over_start(climb: Climb) -> Interval | None:
-    """The final plan's interleaved speed-up over the baseline, with its interval."""
+    """Returns the speed-up of the final plan over the baseline from interleaved samples."""
     if climb.final is None or climb.baseline is None or climb.final.measurement.against != climb.baseline.row.plan:
         return None
     return speedup(climb.final.measurement)
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    """`size=64` for a plain option; a shape's own options are its label already."""
+    """Formats options as `size=64`; omits the options of single shapes, which are in their labels."""
     return ", ".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, Mapping))
-
-
-def _host_memory(machine: Any) -> str:
-    return format_bytes(machine["host_bytes"]) if machine.get("host_bytes") else "memory unknown"
 
 
 def _or_none(value: Any, form: Callable[[Any], str]) -> str:
@@ -240,7 +230,7 @@ def _or_none(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _span(low: float | None, high: float | None) -> str:
-    """A second line for a cell: `14.1–14.2`, in the unit of the first line where the ends share one."""
+    """Returns an interval as the second line of a cell: `14.1–14.2`, without the unit if both ends share it."""
     if low is None or high is None:
         return ""
     first, last = format_seconds(low), format_seconds(high)
@@ -249,7 +239,7 @@ def _span(low: float | None, high: float | None) -> str:
 
 
 def _ratio(interval: Interval | None) -> str:
-    """`1.49×` over `1.47–1.51`; a single sample has no interval."""
+    """Returns `1.49×` with `1.47–1.51` as its second line; a single sample has no interval."""
     if interval is None:
         return NONE
     bounds = "" if interval.low <= 0 else f"\n{interval.low:.2f}–{interval.high:.2f}"
@@ -273,9 +263,9 @@ def _setup_time(entry: Entry) -> str:
 def _calls(calls: float | None) -> str:
     if calls is None:
         return NONE
-    return "at once" if calls < 1 else f"{calls:,.0f} calls" if calls < 1e6 else f"{calls:.2g} calls"
+    return "immediately" if calls < 1 else f"{calls:,.0f} calls" if calls < 1e6 else f"{calls:.2g} calls"
 
 
 def columns_with_values(table: Table) -> Sequence[int]:
-    """The columns in which at least one row has something to say."""
+    """Returns the columns that are not empty in at least one row."""
     return [i for i in range(len(table.columns)) if any(row[i] != NONE for row in table.rows)]

@@ -1,12 +1,10 @@
-"""Attention in a model: which calls there are, of which shapes, and how to compute one of them.
+"""Finds the attention calls of a model, and computes attention for rewritten modules.
 
-`observe` runs a sample once and notes every `scaled_dot_product_attention` and every softmax between two
-products, with the module that did it and what that module was given. `attend` is what a rewritten module
-calls.
+`observe` runs a sample and records every `scaled_dot_product_attention` and every softmax between two products,
+together with the module that calls it and the arguments of that module. Rewritten modules call `attend`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job, entered
-from redline.ladder.workload import Inputs, call
+from redline.ladder.rewrites.sample_run import on_device, state_preserved
+from redline.ladder.workload import call
 
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"})
 MINUS_INFINITY = float("-inf")
@@ -25,7 +24,7 @@ MINUS_INFINITY = float("-inf")
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of `scaled_dot_product_attention`: all that decides which kernel can run, and how fast."""
+    """One call of `scaled_dot_product_attention`: the properties that determine the kernel and its speed."""
 
     query: tuple[int, ...]
     key: tuple[int, ...]
@@ -37,17 +36,17 @@ class AttentionCall:
     grouped: bool = False
 
     def inputs(self, dtype: torch.dtype, device: torch.device, gradients: bool = False) -> dict[str, Any]:
-        """Random arguments of these shapes, so that the kernels can be tried."""
+        """Returns random arguments with these shapes, to time the kernels."""
         generator = torch.Generator(device).manual_seed(0)
 
         def random(shape: Sequence[int]) -> Tensor:
             if len(shape) != 4:
                 tensor = torch.randn(shape, dtype=dtype, device=device, generator=generator)
             else:
-                # Heads usually lie inside of the sequence in memory, as a projection leaves them.
+                # In the memory layout that a projection produces: heads inside the sequence dimension.
                 batch, heads, length, width = shape
-                lying = (batch, length, heads, width)
-                tensor = torch.randn(lying, dtype=dtype, device=device, generator=generator).transpose(1, 2)
+                stored = (batch, length, heads, width)
+                tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator).transpose(1, 2)
             return tensor.requires_grad_(gradients)
 
         mask = None
@@ -67,7 +66,7 @@ class AttentionCall:
 
 @dataclass
 class Site:
-    """A module whose own code does attention, and the arguments it was given first."""
+    """A module whose code computes attention, with the arguments of its first call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -82,7 +81,7 @@ class Site:
 
 @dataclass
 class Observation:
-    """What one run of the model did."""
+    """The attention calls and attention modules of one run."""
 
     calls: dict[AttentionCall, int] = field(default_factory=dict)
     sites: dict[str, Site] = field(default_factory=dict)
@@ -97,7 +96,7 @@ class Observation:
 
 
 class _Observer(TorchFunctionMode):
-    """Sees each function of torch that Python calls; `stack` names the modules it is called from."""
+    """Records attention among the torch functions called from Python; `stack` contains the calling modules."""
 
     def __init__(self, stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]], seen: Observation) -> None:
         super().__init__()
@@ -114,8 +113,8 @@ class _Observer(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            noted = _note(*args, **kwargs)
-            self.seen.calls[noted] = self.seen.calls.get(noted, 0) + 1
+            attention_call = _attention_call(*args, **kwargs)
+            self.seen.calls[attention_call] = self.seen.calls.get(attention_call, 0) + 1
             site = self._site()
             site.fused_calls += 1
         elif name == "softmax":
@@ -137,7 +136,7 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _note(
+def _attention_call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -160,12 +159,12 @@ def _note(
 
 
 def observe(job: Job) -> Observation:
-    """Runs the first sample once, without gradients and without leaving a trace in the model."""
+    """Runs the first sample without gradients and without changing the model."""
     seen = Observation()
     stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
     hooks = []
     for name, module in job.model.named_modules():
-        # A softmax inside of torch's own nn.Softmax belongs to the module that uses it.
+        # A softmax inside nn.Softmax belongs to the module that uses it.
         if type(module).__module__.startswith("torch.nn."):
             continue
 
@@ -178,28 +177,12 @@ def observe(job: Job) -> Observation:
         hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         hooks.append(module.register_forward_hook(leave))
     try:
-        with torch.no_grad(), unnoticed(job.model), entered(job.contexts), _Observer(stack, seen):
+        with torch.no_grad(), state_preserved(job.model), entered(job.contexts), _Observer(stack, seen):
             call(job.model, on_device(job.samples[0], job.device))
     finally:
         for hook in hooks:
             hook.remove()
     return seen
-
-
-def on_device(inputs: Inputs, device: torch.device) -> Inputs:
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
-
-
-@contextmanager
-def unnoticed(model: nn.Module) -> Iterator[None]:
-    """Puts buffers (running means, for one) and random states back as they were."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {p.device.index for p in model.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
-        yield
-    with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
 
 
 def attend(
@@ -213,9 +196,9 @@ def attend(
     dropout_p: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """softmax((query @ keyᵀ · scale + bias).masked_fill(blocked, fill)) @ value, by torch's fused kernels.
+    """Returns softmax((query @ keyᵀ · scale + bias).masked_fill(blocked, fill)) @ value, with a fused kernel of torch.
 
-    `causal` says that `blocked` or `bias` is the causal mask whenever there are as many queries as keys.
+    `causal` states that `blocked` or `bias` is the causal mask if there are as many queries as keys.
     """
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
@@ -225,7 +208,7 @@ def attend(
         batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
         query, key, value = (t.expand(*batch, *t.shape[-2:]) for t in (query, key, value))
     batch = query.shape[:-2]
-    # The fused kernels take exactly four dimensions.
+    # The fused kernels need exactly four dimensions.
     if len(batch) == 1:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     elif len(batch) > 2 and mask is None:
@@ -241,13 +224,12 @@ def _mask(bias: Tensor | None, blocked: Tensor | None, fill: float, dtype: torch
         return None if bias is None else bias.to(dtype)
     if bias is not None:
         return torch.where(blocked, fill, bias).to(dtype)
-    # Minus infinity is "never look here"; a finite number still gives even weights where all keys are
-    # blocked.
+    # With a finite fill, a query with all keys blocked has uniform weights, so the mask cannot be boolean.
     return blocked.logical_not() if fill == MINUS_INFINITY else torch.where(blocked, fill, 0.0).to(dtype)
 
 
 def attend_in_fp32(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """`attend`, with products and softmax in fp32, and the output in the value's dtype."""
+    """Like `attend`, with products and softmax in fp32 and the output in the dtype of `value`."""
     with torch.autocast(query.device.type, enabled=False):
         return attend(query.float(), key.float(), value.float(), *args, **kwargs).to(value.dtype)
 
@@ -262,7 +244,7 @@ def fused_attention_in_fp32(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`scaled_dot_product_attention` with everything inside in fp32, and the output in the value's dtype."""
+    """Like `scaled_dot_product_attention`, computed in fp32 with the output in the dtype of `value`."""
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask.float()
     with torch.autocast(query.device.type, enabled=False):

@@ -1,9 +1,8 @@
-"""Finding softmax(query @ keyᵀ · scale + mask) @ value in a traced module, and putting one call in its
-place.
+"""Finds softmax(query @ keyᵀ · scale + mask) @ value in a traced module and replaces it by one call.
 
-The graph is walked from each softmax: up, through masks and scales, to the product that made the scores;
-down, through casts and dropout, to the product with the values. Everything on the way may have one reader
-only.
+The search starts at each softmax and follows the graph up, through masks and scales, to the product that computes the
+scores, and down, through casts and dropout, to the product with the values. Every node in between may have only one
+user.
 """
 
 import operator
@@ -15,18 +14,18 @@ from torch import fx, nn
 
 from redline.ladder.rewrites.attention import MINUS_INFINITY, PRODUCTS, attend
 
-# A finite fill this low leaves no score visible beside it in fp32, so adding it is the same as writing it.
+# With a finite fill this low, adding it to a score and overwriting the score give the same fp32 result.
 _LOWEST_FILL = -1e8
 _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "double", "contiguous"})
 
 
 class NoMatch(Exception):
-    """Why a softmax is not attention that can be rewritten, in a few words."""
+    """A softmax is not attention that can be rewritten; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The way from a product of queries and keys to the softmax."""
+    """The operations between the product of queries and keys and the softmax."""
 
     product: fx.Node
     query: fx.Node
@@ -35,7 +34,7 @@ class Scores:
     scales: tuple[tuple[str, Any], ...] = ()
     biases: tuple[Any, ...] = ()
     blocked: tuple[fx.Node, ...] = ()
-    # True where a condition says which keys to look at instead of which to block.
+    # True for each condition that selects the keys to attend to instead of the keys to block.
     inverted: tuple[bool, ...] = ()
     fill: float = MINUS_INFINITY
 
@@ -61,38 +60,38 @@ def softmaxes(graph: fx.Graph, modules: dict[str, nn.Module]) -> list[fx.Node]:
 
 
 def match(softmax: fx.Node, modules: dict[str, nn.Module]) -> Match:
-    """The attention around this softmax."""
-    scores = _scores(_only_reader(_argument(softmax, 0, "input"), softmax))
+    """Returns the attention that contains the softmax; raises `NoMatch` if there is none."""
+    scores = _scores(_single_use(_argument(softmax, 0, "input"), softmax))
     if scores is None:
         raise NoMatch("its softmax is not over a product of queries and keys")
     node, dropout, dropout_p = softmax, None, 0.0
     while True:
-        readers = list(node.users)
-        if len(readers) != 1:
+        users = list(node.users)
+        if len(users) != 1:
             raise NoMatch("its attention weights are used elsewhere")
-        reader = readers[0]
-        if _is(reader, *_CASTS):
-            node = reader
-        elif (chance := _dropout_chance(reader, modules)) is not None:
-            node, dropout, dropout_p = reader, reader, chance
+        user = users[0]
+        if _is(user, *_CASTS):
+            node = user
+        elif (probability := _dropout_probability(user, modules)) is not None:
+            node, dropout, dropout_p = user, user, probability
         else:
             break
-    if _is(reader, "einsum"):
-        return _with_einsum_values(reader, node, Match(scores, node, False, reader, dropout, dropout_p))
+    if _is(user, "einsum"):
+        return _with_einsum_values(user, node, Match(scores, node, False, user, dropout, dropout_p))
     if _is(scores.product, "einsum"):
         raise NoMatch("it mixes einsum with other products")
-    if _is(reader, *PRODUCTS) and reader.args[0] is node and isinstance(reader.args[1], fx.Node):
-        return Match(scores, reader.args[1], False, reader, dropout, dropout_p)
+    if _is(user, *PRODUCTS) and user.args[0] is node and isinstance(user.args[1], fx.Node):
+        return Match(scores, user.args[1], False, user, dropout, dropout_p)
     # value @ weightsᵀ is the transpose of weights @ valueᵀ.
-    if _transposes_last_two(reader) and len(reader.users) == 1:
-        product = next(iter(reader.users))
-        if _is(product, "matmul", "bmm") and product.args[1] is reader and isinstance(product.args[0], fx.Node):
+    if _transposes_last_two(user) and len(user.users) == 1:
+        product = next(iter(user.users))
+        if _is(product, "matmul", "bmm") and product.args[1] is user and isinstance(product.args[0], fx.Node):
             return Match(scores, product.args[0], True, product, dropout, dropout_p)
-    raise NoMatch("its attention weights do not go straight into a product with the values")
+    raise NoMatch("its attention weights are not directly multiplied with the values")
 
 
-def put_in_place(graph: fx.Graph, found: Match, causal: bool, dropout_p: float) -> fx.Node:
-    """Replaces the match by one call of `attend`."""
+def insert_attend(graph: fx.Graph, found: Match, causal: bool, dropout_p: float) -> fx.Node:
+    """Replaces the match by one call of `attend` and returns the new node."""
     scores, output = found.scores, found.output
     with graph.inserting_before(output):
         query, key, value = scores.query, scores.key, found.value
@@ -123,7 +122,7 @@ def put_in_place(graph: fx.Graph, found: Match, causal: bool, dropout_p: float) 
             result = graph.call_method("transpose", (node, -2, -1))
         result = _permuted(graph, result, output_axes)
     output.replace_all_uses_with(result)
-    # In-place arithmetic on the scores counts as an effect, so it is taken out by hand.
+    # Dead-code elimination keeps in-place operations, so the old nodes are erased explicitly.
     _erase(graph, output)
     return node
 
@@ -138,7 +137,7 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _is(node: Any, *names: str) -> bool:
-    """Whether a node calls one of these operations, as a function or as a tensor's method."""
+    """Returns whether the node calls one of these operations, as a function or as a method of a tensor."""
     if not isinstance(node, fx.Node):
         return False
     if node.op == "call_function":
@@ -150,14 +149,14 @@ def _argument(node: fx.Node, position: int, name: str, default: Any = None) -> A
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
-def _only_reader(node: Any, reader: fx.Node) -> fx.Node:
-    if not isinstance(node, fx.Node) or list(node.users) != [reader]:
+def _single_use(node: Any, user: fx.Node) -> fx.Node:
+    if not isinstance(node, fx.Node) or list(node.users) != [user]:
         raise NoMatch("its attention scores are used elsewhere")
     return node
 
 
 def _scores(node: Any, depth: int = 0) -> Scores | None:
-    """Follows a node up to a product of two tensors, noting what is done to it on the way."""
+    """Follows a node up to a product of two tensors and collects the operations in between."""
     if not isinstance(node, fx.Node) or depth > 12:
         return None
     if _is(node, "einsum"):
@@ -195,12 +194,12 @@ def _above(node: fx.Node, position: int, depth: int) -> Scores | None:
     inner = node.args[position]
     scores = _scores(inner, depth + 1)
     if scores is not None:
-        _only_reader(inner, node)
+        _single_use(inner, node)
     return scores
 
 
 def _either(node: fx.Node, depth: int, then: Any) -> Scores | None:
-    """Of two operands, the one that leads to a product is the scores; the other is done to it."""
+    """Returns the scores if one of the two operands is a product, combined with the other operand by `then`."""
     if len(node.args) != 2:
         return None
     for position in (0, 1):
@@ -212,7 +211,7 @@ def _either(node: fx.Node, depth: int, then: Any) -> Scores | None:
 
 def _scaled(scores: Scores, how: str, by: Any) -> Scores:
     if scores.biases or scores.blocked:
-        raise NoMatch("its scores are scaled after they are masked")
+        raise NoMatch("its scores are scaled after masking")
     return replace(scores, scales=(*scores.scales, (how, by)))
 
 
@@ -224,7 +223,7 @@ def _biased(scores: Scores, by: Any) -> Scores:
 
 def _filled(scores: Scores, condition: Any, value: Any, inverted: bool) -> Scores:
     if not isinstance(condition, fx.Node) or not isinstance(value, (int, float)):
-        raise NoMatch("its mask is filled with a computed value")
+        raise NoMatch("its mask fill value is not a constant")
     if value > _LOWEST_FILL:
         raise NoMatch(f"its mask is filled with {value:g}, which is not minus infinity")
     if scores.blocked and scores.fill != value:
@@ -247,7 +246,7 @@ def _transposes_last_two(node: Any) -> bool:
     return False
 
 
-def _dropout_chance(node: fx.Node, modules: dict[str, nn.Module]) -> float | None:
+def _dropout_probability(node: fx.Node, modules: dict[str, nn.Module]) -> float | None:
     if node.op == "call_module":
         module = modules[str(node.target)]
         if isinstance(module, nn.Identity):
@@ -257,7 +256,7 @@ def _dropout_chance(node: fx.Node, modules: dict[str, nn.Module]) -> float | Non
         return None
     p, training = _argument(node, 1, "p", 0.5), _argument(node, 2, "training", True)
     if not isinstance(p, (int, float)) or not isinstance(training, bool):
-        raise NoMatch("its dropout is computed")
+        raise NoMatch("its dropout probability is not a constant")
     return float(p) if training else 0.0
 
 
@@ -281,7 +280,7 @@ def _einsum_scores(node: fx.Node) -> Scores | None:
 
 
 def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
-    """Both products as einsum: works out how each tensor's axes must lie for (batch…, length, width)."""
+    """Returns the match for two einsum products, with the permutation of each tensor to (batch…, length, width)."""
     ours, product = _letters(node), found.scores.product
     theirs = _letters(product) if _is(product, "einsum") else None
     if ours is None or theirs is None:
@@ -292,7 +291,7 @@ def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
     query_letters, key_letters = theirs[:2] if product.args[1] is found.scores.query else theirs[1::-1]
     if not isinstance(value, fx.Node) or len(weight_letters) != len(theirs[2]):
         raise NoMatch("its einsum is not a product with the values")
-    # The two equations may name the same axis differently; the weights carry the names over.
+    # The two equations may use different letters for an axis; the attention weights map one to the other.
     names = dict(zip(weight_letters, theirs[2], strict=True))
     *batch, i, j = theirs[2]
     width = [a for a in query_letters if a not in theirs[2]]
@@ -335,7 +334,7 @@ def _blocked(graph: fx.Graph, scores: Scores) -> Any:
 
 
 def _scale(graph: fx.Graph, scores: Scores) -> Any:
-    """One factor: a number where all of them are numbers, else computed at each call."""
+    """Returns the product of the scales: a number if all of them are numbers, otherwise a node."""
     factor: Any = 1.0
     for how, by in scores.scales:
         function = operator.mul if how == "mul" else operator.truediv

@@ -1,4 +1,4 @@
-"""Proving that a rewritten module computes what it did: both are run, on the same inputs, and compared."""
+"""Proves that a rewritten module is equivalent to the original by running both on the same inputs."""
 
 import copy
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from torch.utils import _pytree as pytree
 
 from redline.ladder.gate import tensors_of
 from redline.ladder.metrics import relative_error
-from redline.ladder.rewrites.attention import Site, attend, attend_in_fp32, fused_attention_in_fp32, unnoticed
+from redline.ladder.rewrites.attention import Site, attend, attend_in_fp32, fused_attention_in_fp32
 from redline.ladder.rewrites.attention_match import Match, NoMatch
+from redline.ladder.rewrites.sample_run import state_preserved
 
-# fp32 rounds at 6e-8; sums over a few thousand keys in another order stay far below this.
+# fp32 rounds at 6e-8; sums over a few thousand keys in a different order differ by far less than this.
 TOLERANCE = 1e-5
 
 
@@ -28,16 +29,16 @@ def prove(
     matches: list[Match],
     gradients: bool,
 ) -> None:
-    """Runs both on the observed arguments and on fresh random ones, in fp32; raises where they differ."""
+    """Runs both on the recorded and on random arguments in fp32; raises `NoMatch` if the results differ."""
     twin = copy.deepcopy(module).float()
     twin.__class__ = original
     try:
         old, new = _without_dropout(untouched, matches), _without_dropout(graph, [])
-        # With dropout no two runs agree: then the traced code, its dropout taken out, stands for it.
-        random = len(old.nodes) != len(untouched.nodes) or _drops(untouched)
+        # With dropout no two runs agree, so the traced code without dropout replaces the original.
+        random = len(old.nodes) != len(untouched.nodes) or _uses_dropout(untouched)
         plain = function_of(module, old) if random else original.forward
         rewritten = function_of(module, new)
-        with unnoticed(twin), sdpa_kernel(SDPBackend.MATH), _full_precision():
+        with state_preserved(twin), sdpa_kernel(SDPBackend.MATH), _full_precision():
             for fresh in (False, True):
                 given = (site.args, site.kwargs)
                 args, kwargs = pytree.tree_map(lambda leaf, fresh=fresh: _trial_input(leaf, fresh), given)
@@ -46,12 +47,12 @@ def prove(
     except NoMatch:
         raise
     except Exception as error:
-        raise NoMatch(f"it cannot be tried alone: {first_line(error)}") from error
+        raise NoMatch(f"it cannot be run separately: {first_line(error)}") from error
 
 
 def _compare(expected: list[Tensor], seen: list[Tensor]) -> None:
     if [e.shape for e in expected] != [s.shape for s in seen]:
-        raise NoMatch("the rewritten one gives another shape")
+        raise NoMatch("the rewritten module returns another shape")
     error = relative_error(expected, seen)
     if not error <= TOLERANCE:
         raise NoMatch(f"equality is not proven: relative error {error:.1e}")
@@ -71,14 +72,14 @@ def _trial_input(leaf: Any, fresh: bool) -> Any:
 _ATTENTION = (attend, attend_in_fp32, F.scaled_dot_product_attention, fused_attention_in_fp32)
 
 
-def _drops(graph: fx.Graph) -> bool:
-    """Whether an attention call of this graph drops weights."""
+def _uses_dropout(graph: fx.Graph) -> bool:
+    """Returns whether an attention call of the graph uses dropout."""
     calls = [node for node in graph.nodes if node.target in _ATTENTION]
     return any(node.kwargs.get("dropout_p") or (node.target in _ATTENTION[2:] and node.args[4:5]) for node in calls)
 
 
 def _without_dropout(graph: fx.Graph, matches: list[Match]) -> fx.Graph:
-    """The same graph with no dropout on the attention's weights."""
+    """Returns the same graph without dropout on the attention weights."""
     names = {found.dropout.name for found in matches if found.dropout is not None and found.dropout_p}
     bare = copied(graph)
     for node in list(bare.nodes):
@@ -100,33 +101,33 @@ def _run(
     kwargs: dict[str, Any],
     gradients: bool,
 ) -> list[Tensor]:
-    """The output, and for training the gradient of every input and parameter, from the same random state."""
+    """Returns the outputs and, for training, the gradients of inputs and parameters, with a fixed random seed."""
 
     def leaf(value: Any) -> Any:
         floating = isinstance(value, Tensor) and value.is_floating_point()
         return value.detach().clone().requires_grad_(gradients) if floating else value
 
     args, kwargs = pytree.tree_map(leaf, (args, kwargs))
-    with unnoticed(twin), torch.set_grad_enabled(gradients):
+    with state_preserved(twin), torch.set_grad_enabled(gradients):
         torch.manual_seed(0)
         output = [t for t in tensors_of(function(twin, *args, **kwargs)) if t.is_floating_point()]
         if not gradients:
             return output
         given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
         wanted = [*given, *(p for p in twin.parameters() if p.requires_grad)]
-        # Weighted, because plain sums of a softmax have no gradient.
+        # A weighted sum, because the plain sum of a softmax has a zero gradient.
         weights = [torch.linspace(-1, 1, t.numel(), device=t.device).reshape(t.shape) for t in output]
         total = torch.stack([(t * w).sum() for t, w in zip(output, weights, strict=True)]).sum()
         found = torch.autograd.grad(total, wanted, allow_unused=True)
         zeros = [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
-        # Scaled to the output's size, so that the one error judges both.
+        # Scaled to the norm of the output, so that one relative error covers both.
         size = torch.cat([t.detach().flatten() for t in output]).norm()
         scale = size / torch.cat([g.flatten() for g in zeros]).norm().clamp_min(1e-30)
         return [*(t.detach() for t in output), *(g * scale for g in zeros)]
 
 
 class _full_precision:
-    """TF32 off while two results are compared."""
+    """Disables TF32 while two results are compared."""
 
     def __enter__(self) -> None:
         self.before = torch.backends.cuda.matmul.allow_tf32

@@ -1,8 +1,8 @@
-"""Rewriting the attention inside of a model's modules, and proving that each one still computes the same.
+"""Rewrites the attention inside the modules of a model, and proves that each rewritten module is equivalent.
 
-A module is traced alone (its children stay whole), so names, parameters and state dict are untouched: only
-its class is swapped for a subclass whose `forward` is the rewritten one. A call of a kind that was not proven
-(another argument given, another mode) goes to the original `forward`.
+Each module is traced separately, with its children as leaves. Its class is replaced by a subclass with the rewritten
+`forward`, so names, parameters and the state dict do not change. A call that the proof does not cover (different
+arguments, or training instead of evaluation) uses the original `forward`.
 """
 
 import inspect
@@ -20,10 +20,10 @@ from redline.ladder.rewrites.attention import (
     attend,
     attend_in_fp32,
     fused_attention_in_fp32,
-    unnoticed,
 )
-from redline.ladder.rewrites.attention_match import Match, NoMatch, match, put_in_place, softmaxes
+from redline.ladder.rewrites.attention_match import Match, NoMatch, insert_attend, match, softmaxes
 from redline.ladder.rewrites.attention_proof import copied, first_line, function_of, prove
+from redline.ladder.rewrites.sample_run import state_preserved
 
 _GRAPH = "_redline_attention_graph"
 _ORIGINAL = "_redline_original_class"
@@ -31,7 +31,7 @@ _ORIGINAL = "_redline_original_class"
 
 @dataclass
 class Rewriting:
-    """What was done, and how to undo it."""
+    """The rewritten modules, and the unchanged ones with reasons."""
 
     done: list[str] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Rewriting:
 
 
 class _Tracer(fx.Tracer):
-    """Traces one module's own code: children are leaves, buffers are read at each call."""
+    """Traces the code of one module; children are leaves, and buffers are read at each call."""
 
     proxy_buffer_attributes = True
 
@@ -56,12 +56,12 @@ class _Tracer(fx.Tracer):
 
 
 def fuse(model: nn.Module, seen: Observation, gradients: bool) -> Rewriting:
-    """Replaces hand-written softmax attention by the fused one, where equality is proven."""
+    """Replaces hand-written attention by fused attention where equality is proven."""
     return _rewrite(model, seen.handwritten, gradients, _fuse_graph)
 
 
 def lift_to_fp32(model: nn.Module, seen: Observation, gradients: bool) -> Rewriting:
-    """Makes every attention compute its scores in fp32, fused or hand-written."""
+    """Computes the scores of all attention in fp32, fused or hand-written."""
     return _rewrite(model, {**seen.handwritten, **seen.fused}, gradients, _lift_graph)
 
 
@@ -98,9 +98,9 @@ def _replacement(
     except NoMatch:
         raise
     except Exception as error:
-        raise NoMatch(f"its graph could not be changed: {first_line(error)}") from error
+        raise NoMatch(f"rewriting its graph failed: {first_line(error)}") from error
     prove(original, module, site, untouched, graph, matches, gradients)
-    # Blocks that read the same share one class, so that a compiler compiles them once.
+    # Blocks with the same code share one class, so that the compiler compiles them once.
     code = graph.python_code("self").src
     key = (original, code, module.training, tuple(constants.items()))
     if key not in classes:
@@ -109,7 +109,7 @@ def _replacement(
 
 
 def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict[str, Any]:
-    """The arguments that are no tensors: the trace is made for exactly these."""
+    """Returns the non-tensor arguments, for which the trace is specialized."""
     bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
     bound.apply_defaults()
     constants = {}
@@ -132,11 +132,11 @@ def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, An
     except Exception as error:
         reason = "its control flow depends on data" if isinstance(error, TraceError) else first_line(error)
         raise NoMatch(f"it cannot be traced: {reason}") from error
-    # Placeholders of constants get a number behind their name, which callers by keyword would miss.
+    # The tracer appends a number to the names of constant placeholders, which breaks keyword arguments.
     names = list(inspect.signature(original.forward).parameters)[1:]
     for node, name in zip([n for n in graph.nodes if n.op == "placeholder"], names, strict=False):
         node.target = ("*" * str(node.target).count("*")) + name
-    # The trace asserts its constants; the new forward checks them before it is chosen.
+    # Removes the assertions about constants: the new forward checks them before it calls the graph.
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and getattr(node.target, "__name__", "") in (
             "_assert",
@@ -156,10 +156,10 @@ def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwarg
     matches = []
     for softmax in softmaxes(graph, modules):
         found = match(softmax, modules)
-        put_in_place(graph, found, _is_causal(found, module, values), found.dropout_p)
+        insert_attend(graph, found, _is_causal(found, module, values), found.dropout_p)
         matches.append(found)
     if not matches:
-        raise NoMatch("its softmax is not in its own code")
+        raise NoMatch("its softmax is in a function that cannot be traced")
     return matches
 
 
@@ -174,12 +174,12 @@ def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwarg
             node.target = fused_attention_in_fp32
             changed += 1
     if not changed:
-        raise NoMatch("its attention is not in its own code")
+        raise NoMatch("its attention is in a function that cannot be traced")
     return matches
 
 
 def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What each node of the graph gives for the observed arguments."""
+    """Returns the value of each node of the graph for the recorded arguments."""
     seen: dict[str, Any] = {}
 
     class Watch(fx.Interpreter):
@@ -191,13 +191,13 @@ def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: d
     bound = inspect.signature(original.forward).bind(module, *args, **kwargs)
     bound.apply_defaults()
     placeholders = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
-    with torch.no_grad(), unnoticed(module):
+    with torch.no_grad(), state_preserved(module):
         Watch(fx.GraphModule(module, graph)).run(*(bound.arguments[name] for name in placeholders))
     return seen
 
 
 def _is_causal(found: Match, module: nn.Module, values: dict[str, Any]) -> bool:
-    """Whether the mask is the causal one: made of buffers and sizes alone, and lower-triangular."""
+    """Returns whether the mask is causal: lower-triangular, and computed only from buffers and sizes."""
     scores = found.scores
     if len(scores.biases) + len(scores.blocked) != 1:
         return False

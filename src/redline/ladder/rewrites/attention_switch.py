@@ -1,7 +1,7 @@
-"""Attention that a model looks up by a name: transformers' models write it out ("eager") or fuse it ("sdpa").
+"""Switches models of transformers from hand-written ("eager") to fused ("sdpa") attention.
 
-It lies behind a table of functions, with tuples and keywords that no trace gets through. So the model's own switch is
-turned, and held to the proof that a rewriting is held to: the same outputs, or it is turned back.
+These models look up their attention function by name, which cannot be traced. The switch uses
+`set_attn_implementation` and is reverted if the outputs of the model change.
 """
 
 from collections.abc import Callable
@@ -15,54 +15,54 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from redline.ladder.gate import tensors_of
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
-from redline.ladder.rewrites.attention import unnoticed
+from redline.ladder.rewrites.sample_run import state_preserved
 from redline.ladder.workload import call
 
 _PLAIN, _FUSED = "eager", "sdpa"
-# Of a whole model in fp32, whose layers pass their rounding on.
+# Larger than for a single module, because rounding errors accumulate over the layers of the model.
 TOLERANCE = 1e-4
 
 
 @dataclass
 class Switching:
-    """Names of the modules that were switched, and what was tried in vain, with reasons."""
+    """The switched models, and the unchanged ones with reasons."""
 
     done: list[str] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
     _undos: list[Callable[[], None]] = field(default_factory=list)
 
     def undo(self) -> None:
-        for turn_back in reversed(self._undos):
-            turn_back()
+        for switch_back in reversed(self._undos):
+            switch_back()
 
 
 def switch_to_fused(job: Job) -> Switching:
-    """Turns the switch of every model inside that has one and stands at plain attention."""
+    """Switches every submodel that uses eager attention."""
     result = Switching()
     for name, module in _owners(job.model):
-        called = name or "the model itself"
+        label = name or "the model itself"
         expected = _outputs(job)
         try:
             module.set_attn_implementation(_FUSED)
         except (ValueError, ImportError) as error:
-            result.left.append((called, str(error).splitlines()[0].rstrip(".")))
+            result.left.append((label, str(error).splitlines()[0].rstrip(".")))
             continue
 
-        def turn_back(module: Any = module) -> None:
+        def switch_back(module: Any = module) -> None:
             module.set_attn_implementation(_PLAIN)
 
         error = relative_error(expected, _outputs(job))
         if module.config._attn_implementation == _FUSED and error <= TOLERANCE:
-            result.done.append(called)
-            result._undos.append(turn_back)
+            result.done.append(label)
+            result._undos.append(switch_back)
         else:
-            turn_back()
-            result.left.append((called, f"equality is not proven: relative error {error:.1e}"))
+            switch_back()
+            result.left.append((label, f"equality is not proven: relative error {error:.1e}"))
     return result
 
 
 def _owners(model: nn.Module) -> list[tuple[str, Any]]:
-    """The outermost modules with a switch; those inside of them turn with it."""
+    """Returns the outermost modules that can be switched; modules inside them switch with them."""
     found: list[tuple[str, Any]] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{owner}.") or not owner for owner, _ in found)
@@ -74,11 +74,11 @@ def _owners(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def _outputs(job: Job) -> list[torch.Tensor]:
-    """Of the first sample, without dropout, by kernels that round alike."""
+    """Returns the outputs for the first sample, without dropout and with the math kernel."""
     was_training = job.model.training
     job.model.eval()
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), unnoticed(job.model):
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), state_preserved(job.model):
             return [
                 tensor.float() for tensor in tensors_of(call(job.model, job.samples[0])) if tensor.is_floating_point()
             ]

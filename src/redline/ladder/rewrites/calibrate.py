@@ -1,8 +1,8 @@
-"""Calibration: how large the inputs of each linear layer get on the samples, and where to clip them for int8.
+"""Calibrates int8 inputs: finds the clipping limit for the inputs of each linear layer on the samples.
 
-Symmetric and per tensor: a layer's input x becomes round(x / scale), clipped to the integers' range. Clipping
-at the largest value seen (min-max) loses nothing but wastes levels on rare outliers; a percentile clips them
-away; `mse` tries a grid of limits and takes the one with the least squared error over the values seen.
+Quantization is symmetric and per tensor: an input x becomes round(x / scale), clipped to the integer range. `minmax`
+clips at the largest value on the samples, which spends levels on rare outliers. `percentile` clips outliers. `mse`
+uses the limit with the smallest squared error from a grid of limits.
 """
 
 import math
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
 from redline.ladder.job import Job, entered
+from redline.ladder.rewrites.sample_run import on_device
 from redline.ladder.workload import call
 
 METHODS = ("minmax", "percentile", "mse")
@@ -26,35 +26,35 @@ _GRID = tuple(fraction / 100 for fraction in range(10, 101))
 
 @dataclass
 class Seen:
-    """What one layer's inputs looked like."""
+    """Statistics of the inputs of one layer."""
 
     largest: float = 0.0
     ranks: set[int] = field(default_factory=set)
-    # The fewest rows that one product had.
+    # The minimum number of rows over all calls.
     rows: int = 0
     histogram: Tensor | None = None
 
 
 class Limit(NamedTuple):
-    """The largest input that int8 should still represent, and the rank of the inputs that it was found on."""
+    """The largest input that int8 represents, and the rank of the inputs."""
 
     value: float
     rank: int
 
 
 def outputs_on_samples(job: Job) -> list[Any]:
-    """The model's output on each sample, as the finished job would compute it."""
+    """Returns the output of the model for each sample under the contexts of the job."""
     outputs = []
     for batch in job.samples:
         if job.host_inputs:
-            batch = pytree.tree_map(lambda leaf: leaf.to(job.device) if isinstance(leaf, Tensor) else leaf, batch)
+            batch = on_device(batch, job.device)
         with torch.no_grad(), entered(job.contexts):
             outputs.append(call(job.model, batch))
     return outputs
 
 
 def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
-    """Runs the samples and notes the form of every layer's input; layers that never ran are left out."""
+    """Runs the samples and returns input statistics of every layer that ran."""
     seen: dict[str, Seen] = {}
 
     def note(name: str, x: Tensor) -> None:
@@ -62,7 +62,7 @@ def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
         largest = float(x.detach().abs().amax()) if x.numel() else 0.0
         if not math.isfinite(largest):
             raise RungError(
-                f"int8: layer {name!r} saw a NaN or an infinity on the samples, so it cannot be calibrated."
+                f"int8: cannot calibrate layer {name!r}: its inputs on the samples contain NaN or infinity."
             )
         rows = x.numel() // x.shape[-1]
         entry.rows = rows if not entry.ranks else min(entry.rows, rows)
@@ -75,9 +75,9 @@ def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
 
 
 def clipping_limits(job: Job, layers: Mapping[str, nn.Linear], method: str, percentile: float) -> dict[str, Limit]:
-    """For each layer that can be calibrated, the largest input that int8 should still represent.
+    """Returns the clipping limit of each layer that can be calibrated.
 
-    A layer that never ran, that saw only zeros, or that is called with inputs of several ranks has no limit.
+    Omits layers that did not run, whose inputs were all zero, or whose inputs had several ranks.
     """
     seen = {n: s for n, s in observe(job, layers).items() if s.largest > 0 and len(s.ranks) == 1}
     if method == "minmax":
@@ -103,14 +103,14 @@ def clipping_limits(job: Job, layers: Mapping[str, nn.Linear], method: str, perc
 
 
 def percentile_limit(histogram: Tensor, largest: float, percentile: float) -> float:
-    """The smallest bin edge with at least that share of the values at or below it."""
+    """Returns the smallest bin edge with at least this percentage of the values at or below it."""
     share = histogram.cumsum(0) / histogram.sum()
     index = int(torch.searchsorted(share, percentile / 100 - 1e-12))
     return largest * (min(index, len(histogram) - 1) + 1) / len(histogram)
 
 
 def mse_limit(histogram: Tensor, largest: float, levels: int = 127) -> float:
-    """The limit on a grid whose rounding and clipping cost the least squared error."""
+    """Returns the limit from a grid with the smallest squared error of rounding and clipping."""
     centers = (torch.arange(len(histogram), dtype=torch.float64) + 0.5) * (largest / len(histogram))
     limits = torch.tensor(_GRID, dtype=torch.float64) * largest
     scales = (limits / levels)[:, None]

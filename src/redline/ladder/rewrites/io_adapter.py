@@ -1,4 +1,4 @@
-"""A module around a model that converts what goes in and gives back what the caller expects."""
+"""A module around a model that converts inputs and outputs."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 
 class Boundary(nn.Module):
-    """Floating-point inputs go in as `dtype` (and `memory_format`); floating-point outputs come back as fp32."""
+    """Converts floating-point inputs to `dtype` (and `memory_format`) and outputs of that dtype to fp32."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Boundary(nn.Module):
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module whose names are the user's own, under whatever rungs have put around it as `.model`."""
+    """Returns the user's model without the modules that rungs have wrapped around it as `.model`."""
     while type(model).__module__.startswith(("redline.ladder.rewrites.io_adapter", "redline.ladder.rungs.")):
         inner = getattr(model, "model", None)
         if not isinstance(inner, nn.Module):

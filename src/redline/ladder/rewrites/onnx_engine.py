@@ -1,7 +1,6 @@
 """An ONNX Runtime session that is called like the PyTorch model it was exported from.
 
-The session's first run is profiled, which tells which nodes of the optimized graph really run, where, and as
-which operator.
+The first run of the session is profiled to find the nodes of the optimized graph, their operators and their providers.
 """
 
 import json
@@ -19,13 +18,13 @@ from redline.errors import RungError
 from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
 from redline.quiet import quiet
 
-# A hook between export and session: reads one file, and writes another that takes its place.
+# Called between export and session: reads the model file, and writes the file that replaces it.
 Rewrite = Callable[[Path, Path, Sequence[str]], None]
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the optimized graph that ran."""
+    """A node of the optimized graph that ran."""
 
     name: str
     operator: str
@@ -33,7 +32,7 @@ class Node:
 
 
 class OnnxEngine:
-    """A session for one form of input. `args` and `kwargs` are what it is exported with and first run on."""
+    """A session for one combination of input shapes, exported with and first run on `args` and `kwargs`."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class OnnxEngine:
         self._flat = FlatModel("onnxruntime", model, args, kwargs)
         tensors = flat_tensors(args, kwargs)
         self._device = tensors[0].device
-        # Deleted once the session has read it: what the session maps stays readable without a name.
+        # The folder can be deleted once the session has opened the file, because mapped files stay readable.
         with tempfile.TemporaryDirectory(prefix="redline-onnx-") as folder:
             path = Path(folder) / "model.onnx"
             _export(self._flat, tensors, path)
@@ -60,7 +59,7 @@ class OnnxEngine:
             self._inputs = [item.name for item in self._session.get_inputs()]
             self._outputs = [item.name for item in self._session.get_outputs()]
             if len(self._inputs) != len(tensors) or len(self._outputs) != len(self._flat.output_forms):
-                raise RungError("onnxruntime: the exported graph lost an input or an output of the model.")
+                raise RungError("onnxruntime: the exported graph lacks an input or an output of the model.")
             self(args, kwargs)
             self.nodes = _profiled_nodes(Path(self._session.end_profiling()))
 
@@ -72,7 +71,7 @@ class OnnxEngine:
     def _run_on_cpu(self, tensors: list[Tensor]) -> list[Tensor]:
         feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self._inputs, tensors, strict=True)}
         results = self._session.run(self._outputs, feeds)
-        # A 0-d result comes back as a scalar and not as an array.
+        # A 0-d result is returned as a scalar, not as an array.
         return [torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.as_tensor(r) for r in results]
 
     def _run_on_cuda(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -84,7 +83,7 @@ class OnnxEngine:
             binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
         for name, t in zip(self._outputs, results, strict=True):
             binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
-        # The session has a stream of its own: it may start when torch is done, and returns when it is done.
+        # The session uses its own stream, so torch must be finished before it starts. It returns when it is done.
         torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(binding)
         return results
@@ -93,17 +92,17 @@ class OnnxEngine:
 def _export(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
     try:
         with quiet(), torch.no_grad():
-            # Not left to torch.onnx, which guesses where the graph depends on the data.
+            # Exported here and not by torch.onnx, which falls back to tracing if control flow depends on data.
             graph = torch.export.export(model, tuple(tensors), strict=False)
             program = torch.onnx.export(graph, dynamo=True, verbose=False)
             assert program is not None
-            program.save(path)  # weights of more than 2 GiB go to a file beside it
+            program.save(path)  # weights of more than 2 GiB are saved to a separate file
     except Exception as error:
-        raise RungError(f"onnxruntime: the model cannot be exported to ONNX: {_innermost(error)}.") from error
+        raise RungError(f"onnxruntime: exporting the model to ONNX failed: {_innermost(error)}.") from error
 
 
 def _innermost(error: BaseException) -> str:
-    """The exporter wraps the reason in advice; the reason is at the bottom of the chain."""
+    """Returns the message of the innermost cause, because the exporter wraps it in general advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -116,13 +115,13 @@ def _session(path: Path, providers: Sequence[tuple[str, dict[str, Any]]], thread
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads or torch.get_num_threads()
-    options.log_severity_level = 3  # errors: its warnings go past Python, straight to the terminal
+    options.log_severity_level = 3  # errors only; warnings would be printed to the terminal
     options.enable_profiling = True
     options.profile_file_prefix = str(path.with_name("profile"))
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:
-        raise RungError(f"onnxruntime: no session could be made: {_innermost(error)}.") from error
+        raise RungError(f"onnxruntime: creating the session failed: {_innermost(error)}.") from error
 
 
 def _profiled_nodes(path: Path) -> tuple[Node, ...]:
@@ -145,7 +144,7 @@ def _input_names(path: Path) -> list[str]:
 
 
 def weight_bytes(path: Path) -> int:
-    """The bytes of the constants in a model file, by their types and shapes."""
+    """Returns the bytes of the constants in a model file, computed from their types and shapes."""
     import onnx
 
     total = 0

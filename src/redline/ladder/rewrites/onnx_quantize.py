@@ -1,6 +1,6 @@
-"""An ONNX model in int8: weights per channel, inputs scaled per call (dynamic) or beforehand (static).
+"""Quantizes an ONNX model to int8: weights per channel, inputs at each call (dynamic) or calibrated (static).
 
-Unlike torchao this reaches convolutions, whose int8 kernels on a CPU are where most of the gain of int8 lies.
+Unlike torchao, this quantizes convolutions, which account for most of the gain of int8 on a CPU.
 """
 
 import platform
@@ -15,9 +15,9 @@ from redline.errors import RungError
 from redline.machine.cpu_features import cpu_flags
 from redline.quiet import quiet
 
-# Entropy is left out: ONNX Runtime gives it as many bins as levels, so that it never clips anything.
+# Without "entropy": ONNX Runtime uses as many bins as levels, so it never clips.
 METHODS = ("minmax", "percentile")
-# Convolutions are absent: ONNX Runtime has no kernel for dynamic ones with signed weights.
+# Without convolutions: ONNX Runtime has no kernel for dynamic ones with signed weights.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
 _INT8_OPERATORS = {
     "ConvInteger",
@@ -28,12 +28,12 @@ _INT8_OPERATORS = {
     "QAttention",
     "QGemm",
 }
-# What only puts numbers elsewhere; a roll is two slices put together again.
+# Operators that only move elements; a roll is exported as two slices and a concatenation.
 _MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
 
 
 def is_int8(operator: str) -> bool:
-    """Whether an operator computes on int8; the ones that only convert do not count."""
+    """Returns whether an operator computes in int8; operators that only convert do not count."""
     return operator.startswith("QLinear") or operator in _INT8_OPERATORS
 
 
@@ -61,9 +61,19 @@ def quantize_static(
     external: bool,
     choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """`batches` are arrays by input name; `symmetric` puts zero in the middle of inputs too, for TensorRT. `choose`
-    says which nodes are quantized; without it, or where it finds none, all are that can be."""
-    # ONNX Runtime has kernels for convolutions of signed inputs on Arm alone, and elsewhere would leave them in float.
+    """Quantizes `source` to `target` with ranges calibrated on `batches`.
+
+    Args:
+        source: the fp32 model.
+        target: the file to write.
+        batches: arrays by input name.
+        method: one of `METHODS`.
+        percentile: the percentage of values inside the range, for the method `percentile`.
+        symmetric: also quantizes inputs symmetrically, as TensorRT requires.
+        external: stores weights in an external file.
+        choose: returns the names of the nodes to quantize, given the graph; by default all supported nodes.
+    """
+    # ONNX Runtime has int8 convolution kernels for signed inputs on Arm only; elsewhere they would run in float.
     signed = symmetric or platform.machine() in ("aarch64", "arm64")
     with quiet():
         import onnx
@@ -89,7 +99,7 @@ def quantize_static(
             per_channel=True,
             activation_type=quantization.QuantType.QInt8 if signed else quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            # Without VNNI two such products are added in 16 bits, which eight-bit weights would overflow.
+            # Without VNNI two products are added in 16 bits, which overflows with 8-bit weights.
             reduce_range=not signed and not cpu_flags() & {"avx512_vnni", "avx_vnni"},
             calibrate_method=methods.MinMax if method == "minmax" else methods.Percentile,
             use_external_data_format=external,
@@ -102,8 +112,10 @@ def quantize_static(
 
 
 def normalized_linears(graph: Any) -> list[str]:
-    """Linear layers, but for those that read a sum of other layers: there a few numbers are so much larger than the
-    rest that 256 levels for all of them leave these none."""
+    """Returns the linear layers whose input is not a sum of other layers.
+
+    In such sums a few values are so much larger than the rest that 256 levels cannot represent both.
+    """
     weights = {weight.name for weight in graph.initializer}
     made_by = {output: node for node in graph.node for output in node.output}
     found = []
@@ -119,7 +131,7 @@ def normalized_linears(graph: Any) -> list[str]:
 
 
 def _prepared(source: Path, external: bool) -> Path:
-    """Shapes inferred and batch norms folded, without which much of a graph would stay in float."""
+    """Infers shapes and folds batch norms; otherwise much of the graph would stay in float."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     prepared = source.with_name("prepared.onnx")
@@ -128,11 +140,11 @@ def _prepared(source: Path, external: bool) -> Path:
 
 
 def calibration_batches(samples: Iterable[Sequence[Tensor]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Each sample as the quantizer reads it; a NaN would poison every range, so it is refused."""
+    """Returns each sample as arrays by input name; raises if a value is not finite."""
     batches = []
     for tensors in samples:
         for tensor in tensors:
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise RungError("onnxruntime: a sample holds a NaN or an infinity, so int8 cannot be calibrated on it.")
+                raise RungError("onnxruntime: calibration failed: a sample contains NaN or infinity.")
         batches.append({n: t.detach().cpu().contiguous().numpy() for n, t in zip(names, tensors, strict=True)})
     return batches

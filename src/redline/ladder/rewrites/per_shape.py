@@ -1,8 +1,8 @@
-"""A model compiled ahead of time for fixed shapes: one engine per form of input, built on first need.
+"""Compiles a model ahead of time for fixed shapes: one engine per input form, built at the first call.
 
-Engines know tensors only. `FlatModel` gives them the model as a function from a list of tensors to another,
-so that any nesting of arguments and outputs survives: what is no tensor is fixed when the engine is built,
-and put back around each call.
+An input form is the combination of tensor shapes, dtypes and non-tensor values. Engines accept only tensors, so
+`FlatModel` presents the model as a function from a list of tensors to a list of tensors. Non-tensor values are fixed
+when the engine is built and restored around each call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
+from redline.ladder.rewrites.sample_run import on_device
 
 
 class Engine(Protocol):
-    """A compiled model for one form of input."""
+    """A compiled model for one input form."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
@@ -25,7 +26,7 @@ E = TypeVar("E", bound=Engine)
 
 
 class PerShape(nn.Module, Generic[E]):
-    """Called like the model. The model itself is kept, to build an engine when a new shape arrives."""
+    """A module that is called like the model and runs the engine of the input form."""
 
     def __init__(self, model: nn.Module, build: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], E]) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class PerShape(nn.Module, Generic[E]):
         self.engines: dict[Any, E] = {}
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E:
-        """The engine for inputs of this form."""
+        """Returns the engine for inputs of this form; builds it if necessary."""
         key = input_form(args, kwargs)
         engine = self.engines.get(key)
         if engine is None:
@@ -46,7 +47,7 @@ class PerShape(nn.Module, Generic[E]):
 
 
 def input_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an engine is specialized to: shapes and dtypes of tensors, and the values of everything else."""
+    """Returns a key for the input form: shapes and dtypes of tensors, and all other values."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return tuple((a.shape, a.dtype) for a in args)
     leaves, structure = pytree.tree_flatten(_in_order(args, kwargs))
@@ -55,15 +56,15 @@ def input_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def flat_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors of a call, in the order in which an engine takes them."""
+    """Returns the tensors of a call in the order of the engine's inputs."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return list(args)
     return [leaf for leaf in pytree.tree_leaves(_in_order(args, kwargs)) if isinstance(leaf, Tensor)]
 
 
 def as_call(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A workload's batch as the arguments of a call, on the model's device."""
-    batch = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, batch)
+    """Returns the batch of a workload as (args, kwargs) on the device of the model."""
+    batch = on_device(batch, device)
     if isinstance(batch, dict):
         return (), batch
     return (tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)), {}
@@ -74,7 +75,7 @@ def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 class FlatModel(nn.Module):
-    """The model for one form of input, from tensors to tensors; runs once to learn the form of its output."""
+    """The model for one input form, as a function of tensors; runs once to determine the form of its output."""
 
     def __init__(self, rung: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class FlatModel(nn.Module):
         self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         if not self._places:
-            raise RungError(f"{rung}: the model is called without a tensor, so there is nothing to compile.")
+            raise RungError(f"{rung}: the model gets no tensor as input, so it cannot be compiled.")
         with torch.no_grad():
             output = model(*args, **kwargs)
         self._single = isinstance(output, Tensor)
@@ -91,8 +92,8 @@ class FlatModel(nn.Module):
         self._output_constants = [None if isinstance(leaf, Tensor) else leaf for leaf in results]
         self._output_places = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
         if not self._output_places:
-            raise RungError(f"{rung}: no tensor can be found in the {type(output).__name__} that the model returns.")
-        # Shape and dtype of every tensor that comes out.
+            raise RungError(f"{rung}: the output of the model, a {type(output).__name__}, contains no tensor.")
+        # Shape and dtype of every output tensor.
         self.output_forms = [(results[i].shape, results[i].dtype) for i in self._output_places]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -102,7 +103,7 @@ class FlatModel(nn.Module):
         return tuple(output[i] for i in self._output_places)
 
     def restore(self, results: Sequence[Tensor]) -> Any:
-        """An engine's results in the form that the model returns."""
+        """Returns the results of an engine in the form that the model returns."""
         if self._single:
             return results[0]
         leaves = _filled(self._output_constants, self._output_places, results)

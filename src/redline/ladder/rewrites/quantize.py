@@ -1,6 +1,6 @@
-"""What int8 and fp8 share: linear layers under the user's names, quantizing one, and what is really stored.
+"""Common parts of int8 and fp8: choosing linear layers, quantizing a layer, and measuring the stored bytes.
 
-torchao is imported inside functions only: it takes seconds to start, and most plans never need it.
+torchao is imported inside functions, because the import takes seconds and most plans do not need it.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ def why_no_torchao() -> str:
 
 
 def torchao_quantization() -> Any:
-    """The module `torchao.quantization`, imported without its log lines."""
+    """Imports `torchao.quantization` without its log lines."""
     with quiet():
         import torchao.quantization
 
@@ -33,9 +33,9 @@ def torchao_quantization() -> Any:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Every linear layer that is called as one, under the user's names.
+    """Returns every linear layer by its name in the user's model.
 
-    The output projection of `nn.MultiheadAttention` is left out: its weight is read without calling it.
+    Excludes the output projection of `nn.MultiheadAttention`, whose weight is used without calling the layer.
     """
     return {
         name: module
@@ -47,12 +47,12 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def choose_layers(rung: str, model: nn.Module, skip: Iterable[str], min_features: int) -> dict[str, nn.Linear]:
-    """The layers to quantize: wide enough, and neither named in `skip` nor inside a module that is."""
+    """Returns the layers with at least `min_features` that are not in `skip` or inside a module in `skip`."""
     names = {name for name, _ in unwrapped(model).named_modules()}
     skip = tuple(skip)
     unknown = [name for name in skip if name not in names]
     if unknown:
-        raise RungError(f"{rung}: skip names {unknown[0]!r}, but the model has no module of that name.")
+        raise RungError(f"{rung}: skip: the model has no module named {unknown[0]!r}.")
     return {
         name: layer
         for name, layer in linear_layers(model).items()
@@ -62,32 +62,32 @@ def choose_layers(rung: str, model: nn.Module, skip: Iterable[str], min_features
 
 
 def why_no_layers(chosen: Mapping[str, nn.Linear], model: nn.Module, otherwise: str) -> str:
-    """A sentence when there is nothing to quantize."""
+    """Returns why no layer can be quantized, or an empty string."""
     if chosen:
         return ""
     found = linear_layers(model)
     if not found:
-        return f"the model has no linear layer, the only kind that torchao quantizes here{otherwise}"
-    return f"none of the model's {len(found)} linear layers is left (too small, of odd sizes, or skipped)"
+        return f"the model has no linear layer{otherwise}"
+    return f"none of the {len(found)} linear layers can be quantized (too small, unsupported size, or skipped)"
 
 
 def quantize_layer(rung: str, name: str, layer: nn.Linear, config: Any) -> None:
-    """Replaces one layer's weight; a NaN would become an ordinary number, so it is refused first."""
+    """Quantizes the weight of one layer; raises if it is not finite, because NaN would become a number."""
     if not bool(torch.isfinite(layer.weight).all()):
-        raise RungError(f"{rung}: the weight of layer {name!r} holds a NaN or an infinity.")
+        raise RungError(f"{rung}: the weight of layer {name!r} contains NaN or infinity.")
     with quiet():
         torchao_quantization().quantize_(layer, config, filter_fn=lambda module, _: module is layer)
     if not is_quantized(layer.weight):
-        raise RungError(f"{rung}: torchao left layer {name!r} of shape {tuple(layer.weight.shape)} unquantized.")
+        raise RungError(f"{rung}: torchao did not quantize layer {name!r} of shape {tuple(layer.weight.shape)}.")
 
 
 def is_quantized(weight: Tensor) -> bool:
-    """Whether a weight is one of torchao's tensor classes, and not a plain tensor."""
+    """Returns whether a weight is a quantized tensor of torchao."""
     return type(weight).__module__.partition(".")[0] == "torchao"
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """The bytes that a tensor really takes; a torchao tensor reports the size it would have unquantized."""
+    """Returns the bytes that a tensor occupies; `nbytes` of a torchao tensor is its unquantized size."""
     if not is_quantized(tensor):
         return tensor.nbytes
     names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
@@ -96,7 +96,7 @@ def stored_bytes(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What a quantizing rung leaves for its proof."""
+    """The evidence of a quantizing rung for its proof."""
 
     dtype: str
     mode: str
@@ -112,7 +112,7 @@ class Quantized:
         after = sum(stored_bytes(m.weight) for m in layers)
         parts = [
             f"{len(changed)} of {len(layers)} linear layers hold {self.dtype} weights ({mode})",
-            f"their weights went from {format_bytes(self.bytes_before)} to {format_bytes(after)}",
+            f"their weights shrank from {format_bytes(self.bytes_before)} to {format_bytes(after)}",
             *self.remarks,
         ]
         return "; ".join(parts)
@@ -123,6 +123,6 @@ def weights_before(model: nn.Module) -> int:
 
 
 def without_replaced(job: Job) -> Job:
-    """Forgets parameters that are no longer in the model, so that their memory is given back."""
+    """Drops parameters that are no longer in the model from the job, so that their memory is freed."""
     alive = {id(p) for p in job.model.parameters()}
     return replace(job, parameters={name: p for name, p in job.parameters.items() if id(p) in alive})

@@ -1,4 +1,4 @@
-"""Which layers can be quantized before the output is no longer good: least sensitive first, measured."""
+"""Determines which layers can be quantized with all gates passing, in order of measured sensitivity."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +14,13 @@ from redline.ladder.metrics import METRICS
 from redline.ladder.rewrites.calibrate import outputs_on_samples
 
 Quantize = Callable[[str, nn.Linear], None]
-# Share of a limit that is left for inputs other than the samples.
-_ROOM = 0.1
+# Share of a limit that is reserved for inputs other than the samples.
+_MARGIN = 0.1
 
 
 @contextmanager
 def quantized(layers: Mapping[str, nn.Linear], quantize: Quantize) -> Iterator[None]:
-    """Quantizes these layers for as long as the block runs; their own weights come back afterwards."""
+    """Quantizes the layers inside the context and restores their weights on exit."""
     originals = {name: layer.weight for name, layer in layers.items()}
     try:
         for name, layer in layers.items():
@@ -29,11 +29,11 @@ def quantized(layers: Mapping[str, nn.Linear], quantize: Quantize) -> Iterator[N
     finally:
         for name, layer in layers.items():
             layer.weight = originals[name]
-            layer.__dict__.pop("extra_repr", None)  # torchao hangs its own on the layer
+            layer.__dict__.pop("extra_repr", None)  # set by torchao
 
 
 def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Quantize) -> list[str]:
-    """The layers' names, by how far the output moves when that layer alone is quantized."""
+    """Returns the names of the layers, sorted by the change of the output when only that layer is quantized."""
     reference = outputs_on_samples(job)
     harm = {}
     for name, layer in layers.items():
@@ -43,14 +43,14 @@ def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Q
 
 
 def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Linear], quantize: Quantize) -> int:
-    """How many layers, taken in order, can be quantized together with every gate still green.
+    """Returns how many layers, taken in order, can be quantized together with all gates passing.
 
-    Judged against the user's own model, to which earlier rungs have added their errors, and with some room: other
-    inputs may fare worse than the samples. By bisection, so it assumes that more quantized layers never make the output
-    better; the count that it returns was itself judged, and passed.
+    Compares with the outputs of the user's original model, so the errors of earlier rungs count, and reserves a margin
+    of each limit for other inputs. Uses bisection, which assumes that quantizing more layers does not improve the
+    output; the returned count itself was tested.
     """
     reference = job.expected or outputs_on_samples(job)
-    gates = [_with_room(gate, reference) for gate in job.gates]
+    gates = [_with_margin(gate, reference) for gate in job.gates]
 
     def passes(count: int) -> bool:
         with quantized({name: layers[name] for name in order[:count]}, quantize):
@@ -65,13 +65,13 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
     return good
 
 
-def _with_room(gate: Gate, reference: Sequence[Any]) -> Gate:
-    """The gate with a limit nearer to what the reference itself scores; where that is infinite, by the limit's size."""
+def _with_margin(gate: Gate, reference: Sequence[Any]) -> Gate:
+    """Returns the gate with its limit moved by the margin toward the score of a perfect output."""
     perfect = worst([gate.judge(one, one) for one in reference]).value
     if math.isnan(perfect):
         return gate
     away = perfect - gate.limit if math.isfinite(perfect) else math.copysign(gate.limit, perfect)
-    return replace(gate, limit=gate.limit + _ROOM * away)
+    return replace(gate, limit=gate.limit + _MARGIN * away)
 
 
 def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> bool:
@@ -82,7 +82,7 @@ def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Ga
 
 
 def _distance(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> float:
-    """The relative error where outputs are floats: a gate like top-1 agreement is too coarse to rank by."""
+    """Returns the relative error for float outputs, because gates like top-1 agreement are too coarse to rank by."""
     if not all(all_finite(output) for output in outputs):
         return float("inf")
     pairs = [(tensors_of(r), tensors_of(o)) for r, o in zip(reference, outputs, strict=True)]

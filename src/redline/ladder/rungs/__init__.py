@@ -1,4 +1,4 @@
-"""The explicit, ordered list of rungs. The order here is the order in a plan."""
+"""The explicit, ordered list of all rungs. The order here is the order of rungs in a plan."""
 
 from redline.errors import RungError
 from redline.ladder.rung import Rung
@@ -56,6 +56,7 @@ RUNGS: dict[str, type[Rung]] = {rung.name: rung for rung in _ALL}
 
 
 def find_rung(name: str) -> type[Rung]:
+    """Returns the rung with this name; raises `RungError` if there is none."""
     if name not in RUNGS:
         raise RungError(f"unknown rung {name!r}: choose from {', '.join(RUNGS)}.")
     return RUNGS[name]

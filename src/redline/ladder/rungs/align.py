@@ -1,10 +1,9 @@
-"""align: channel counts padded with zeros to a multiple of 8, so that tensor cores can be used.
+"""align: pads the channel counts of layers with zeros to a multiple of 8, so that tensor cores can be used.
 
-Tensor cores multiply in tiles of 8 (16-bit numbers) channels; a layer with 53 of them falls back to slower
-kernels or wastes part of a tile. Zero weights change no result: the input gets zero channels that meet zero
-weights, and the output's extra channels are cut off again. The pad and the cut cost copies, so inside an
-`nn.Sequential`, where only channel-wise modules stand between two padded layers, the padded tensor is handed
-on as it is.
+Tensor cores multiply in tiles of 8 channels (of 16-bit values); a layer with 53 channels uses slower kernels or wastes
+part of a tile. The padding does not change the result: extra input channels are zero and have zero weights, and extra
+output channels are cut off. Padding and cutting copy the tensor. Inside an `nn.Sequential`, where only channel-wise
+modules are between two padded layers, the padded tensor is therefore passed on without a cut.
 """
 
 from collections import OrderedDict
@@ -20,12 +19,12 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# What works on each number alone: extra channels stay apart, and meet only zero weights in the next layer.
+# Modules that work on each element: extra channels stay separate, and the next layer has zero weights for them.
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Dropout,
 )  # fmt: skip
-# What works on each channel alone, which is enough between convolutions.
+# Modules that work on each channel, which is sufficient between convolutions.
 _CHANNELWISE = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.Dropout2d,
     nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d,
@@ -37,14 +36,14 @@ def _ceil(count: int, multiple: int) -> int:
 
 
 def _widths(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
-    """Input and output channels (or features)."""
+    """Returns the number of input and output channels (or features)."""
     if isinstance(layer, nn.Linear):
         return layer.in_features, layer.out_features
     return layer.in_channels, layer.out_channels
 
 
 class Padded(nn.Module):
-    """A Conv2d or Linear with wider weights, seen from outside as it was."""
+    """A Conv2d or Linear with padded weights and the interface of the original layer."""
 
     def __init__(self, layer: nn.Conv2d | nn.Linear, multiple: int) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class Padded(nn.Module):
         self.train(layer.training)
 
     def _widen(self, layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
-        """The layer itself, with zeros around its weights (the job owns it)."""
+        """Pads the weights of the layer in place; the job owns the layer."""
         sides = (0, self.extra_inputs, 0, self.extra_outputs)
         wider = F.pad(layer.weight.detach(), sides if self.is_linear else (0, 0, 0, 0, *sides))
         layer.weight = nn.Parameter(wider, layer.weight.requires_grad)
@@ -72,19 +71,19 @@ class Padded(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it was, for code that reads it past the layer's forward."""
+        """The unpadded weight, for code that reads it without calling the layer."""
         return self.layer.weight[: self.outputs, : self.inputs]
 
     @property
     def bias(self) -> Tensor | None:
         return None if self.layer.bias is None else self.layer.bias[: self.outputs]
 
-    def forward(self, x: Tensor, arrives_padded: bool = False, leaves_padded: bool = False) -> Tensor:
-        if self.extra_inputs and not arrives_padded:
+    def forward(self, x: Tensor, input_is_padded: bool = False, keep_padding: bool = False) -> Tensor:
+        if self.extra_inputs and not input_is_padded:
             x = F.pad(x, (0, self.extra_inputs) if self.is_linear else (0, 0, 0, 0, 0, self.extra_inputs))
         x = self.layer(x)
-        if self.extra_outputs and not leaves_padded:
-            # Channels are third from the end, with or without a batch; a clone, so that `.view` still works.
+        if self.extra_outputs and not keep_padding:
+            # Channels are the third dimension from the end, with or without a batch. The clone keeps `.view` working.
             x = x.narrow(-1 if self.is_linear else -3, 0, self.outputs).clone()
         return x
 
@@ -93,20 +92,20 @@ class Padded(nn.Module):
 
 
 class PaddedSequential(nn.Sequential):
-    """A Sequential that hands padded tensors on where it may; a child called alone still works as before."""
+    """A Sequential that passes padded tensors on between its children where possible."""
 
     def __init__(self, children: "OrderedDict[str, nn.Module]", joints: set[int]) -> None:
         super().__init__(children)
-        # The index of each child that leaves its output padded, for the next Padded to take.
+        # The index of each child whose output stays padded for the next Padded layer.
         self.joints = frozenset(joints)
 
     def forward(self, input: Tensor) -> Tensor:
         padded = False
         for index, child in enumerate(self):
             if isinstance(child, Padded):
-                leaves_padded = index in self.joints
-                input = child(input, padded, leaves_padded)
-                padded = leaves_padded
+                keep_padding = index in self.joints
+                input = child(input, padded, keep_padding)
+                padded = keep_padding
             else:
                 input = child(input)
         return input
@@ -116,21 +115,21 @@ class PaddedSequential(nn.Sequential):
 class Align(Rung):
     name: ClassVar[str] = "align"
     stage: ClassVar[Stage] = Stage.LAYOUT
-    summary: ClassVar[str] = "channel counts padded with zeros to a multiple of 8, for tensor cores"
+    summary: ClassVar[str] = "channel counts padded to a multiple of 8 for tensor cores"
     training: ClassVar[bool] = False
 
-    multiple: int = option(8, "what channel counts become a multiple of")
+    multiple: int = option(8, "pad channel counts to a multiple of this number")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.multiple < 2:
-            raise RungError(f"align: multiple is a whole number of 2 or more, not {self.multiple}.")
+            raise RungError(f"align: multiple must be an integer of at least 2, not {self.multiple}.")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if "tensor cores" not in machine.features:
-            return f"{machine.name} has no tensor cores for the padding to help"
+            return f"{machine.name} has no tensor cores"
         if job is not None and not find_unaligned(job.model, self.multiple):
-            return f"no plain Conv2d or Linear has a channel count that is no multiple of {self.multiple}"
+            return f"the channel counts of all plain Conv2d and Linear layers are multiples of {self.multiple}"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -147,18 +146,18 @@ class Align(Rung):
         joints = sum(len(m.joints) for m in job.model.modules() if isinstance(m, PaddedSequential))
         added, now = sum(m.added for m in padded), sum(m.layer.weight.numel() for m in padded)
         return (
-            f"{len(padded)} layers padded to multiples of {self.multiple}: {added:,} multiply-adds more per "
-            f"output position (+{added / (now - added):.1%} in those layers), {joints} cut-and-pad saved"
+            f"{len(padded)} layers padded to multiples of {self.multiple}: {added:,} more multiply-adds per "
+            f"output position (+{added / (now - added):.1%} in those layers), {joints} cut-and-pad avoided"
         )
 
 
 def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linear]:
-    """The plain layers that padding would change; not subclasses, grouped, quantized or hooked ones."""
+    """Returns the layers that padding would change, without subclasses and grouped, quantized or hooked layers."""
     found = []
     for module in model.modules():
         if isinstance(module, Padded):
             continue
-        # Exact types: a subclass may use its weight in ways of its own.
+        # Exact types, because a subclass may use its weight differently.
         if type(module) not in (nn.Conv2d, nn.Linear) or getattr(module, "groups", 1) != 1:
             continue
         assert isinstance(module, (nn.Conv2d, nn.Linear))
@@ -170,7 +169,7 @@ def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linea
 
 
 def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Puts every new module in each place where its old one stands; a module used twice stays one module."""
+    """Replaces modules in all places where they are used; a module used twice is replaced by one module."""
     for parent in [*model.modules(), *new.values()]:
         if isinstance(parent, Padded):
             continue
@@ -181,7 +180,7 @@ def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
 
 
 def _join(module: nn.Module) -> PaddedSequential | None:
-    """The same Sequential with its joints, if it has any."""
+    """Returns a PaddedSequential with the same children if a padded tensor can be passed on in it."""
     if type(module) is not nn.Sequential or module._forward_pre_hooks or module._forward_hooks:
         return None
     joints: set[int] = set()
@@ -191,7 +190,7 @@ def _join(module: nn.Module) -> PaddedSequential | None:
             if last is not None and _fits(last[1], child):
                 joints.add(last[0])
             last = (index, child) if child.extra_outputs else None
-        elif last is not None and not _hands_on(child, last[1]):
+        elif last is not None and not _keeps_channels_apart(child, last[1]):
             last = None
     if not joints:
         return None
@@ -203,7 +202,7 @@ def _fits(before: Padded, after: Padded) -> bool:
     return before.is_linear == after.is_linear and before.outputs == after.inputs
 
 
-def _hands_on(module: nn.Module, before: Padded) -> bool:
+def _keeps_channels_apart(module: nn.Module, before: Padded) -> bool:
     if module._forward_pre_hooks or module._forward_hooks:
         return False
     return type(module) in _ELEMENTWISE or (not before.is_linear and type(module) in _CHANNELWISE)

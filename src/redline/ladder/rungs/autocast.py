@@ -1,13 +1,10 @@
-"""autocast: torch chooses the precision operation by operation, and converts at every call.
+"""autocast: runs the model under `torch.autocast`, which chooses the dtype of each operation.
 
-The weights stay in fp32, and each call casts them (and the activations) where an operation has a fast
-low-precision kernel. That protects sensitive operations, such as softmax and sums, but the casts cost time
-and memory traffic that direct conversion (`bf16`, `fp16`) does not pay: this rung exists so that the
-difference can be seen.
+The weights stay in fp32; each call casts weights and activations for the operations that have a fast low-precision
+kernel. Sensitive operations such as softmax and sums stay in fp32, but the casts cost time and memory traffic that the
+direct conversions `bf16` and `fp16` avoid. A climb measures the difference.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -16,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_outputs
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
@@ -28,7 +26,7 @@ PRODUCTS = (
 
 
 class Autocasting(nn.Module):
-    """Calls the model under torch.autocast and gives fp32 back."""
+    """Calls the model under torch.autocast and returns fp32."""
 
     def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,14 +47,14 @@ class Autocasting(nn.Module):
 class Autocast(Rung):
     name: ClassVar[str] = "autocast"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "fp32 weights, cast operation by operation at every call"
+    summary: ClassVar[str] = "torch.autocast: fp32 weights, cast per operation at every call"
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16"})
 
-    dtype: str = option("bf16", "what the fast operations run in", tuple(DTYPES))
+    dtype: str = option("bf16", "dtype of the operations that autocast runs in low precision", tuple(DTYPES))
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
-        """The first dtype that is fast here: bf16 before fp16, because it cannot overflow."""
+        """Returns the first dtype that is fast on this machine; bf16 before fp16, because bf16 does not overflow."""
         return (next((cls(dtype) for dtype in DTYPES if not machine.why_slow(dtype)), cls()),)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
@@ -64,12 +62,12 @@ class Autocast(Rung):
         if slow:
             return slow
         if job is not None and not any(isinstance(m, PRODUCTS) for m in job.model.modules()):
-            return "the model has no Linear or convolution, so there is nothing to cast"
+            return "the model has no Linear or convolution layer to cast"
         return ""
 
     def apply(self, job: Job) -> Job:
         wrapped = Autocasting(job.model, job.device.type, DTYPES[self.dtype])
-        # Looked at here, before anything is compiled: a hook inside a compiled call would break its graph.
+        # Recorded before compilation, because a hook inside a compiled call would break the graph.
         dtypes = _layer_dtypes(wrapped, job.samples[0], job.device) if job.samples else None
         return replace(job.with_evidence(self.name, dtypes), model=wrapped, precision=self.dtype)
 
@@ -77,40 +75,20 @@ class Autocast(Rung):
         dtypes: dict[str, torch.dtype] | None = job.evidence[self.name]
         if dtypes is None:
             layers = sum(isinstance(m, PRODUCTS) for m in job.model.modules())
-            said = f"autocast to {self.dtype} around {layers} layers (no sample to see which of them it took)"
+            said = f"autocast to {self.dtype} around {layers} layers (not verified: no sample inputs)"
             return said if layers else ""
         low = sum(dtype == DTYPES[self.dtype] for dtype in dtypes.values())
-        return f"{low} of the {len(dtypes)} Linear and convolution layers called ran in {self.dtype}" if low else ""
+        return f"{low} of {len(dtypes)} Linear and convolution layers ran in {self.dtype}" if low else ""
 
 
 def _layer_dtypes(model: nn.Module, sample: Inputs, device: torch.device) -> dict[str, torch.dtype]:
-    """The dtype of what each layer gave in one forward pass that leaves no trace in the model."""
-    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
+    """Returns the output dtype of each layer in one forward pass that does not change the model."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, PRODUCTS)}
     seen: dict[str, torch.dtype] = {}
-    handles = []
-    for name, module in model.named_modules():
-        if isinstance(module, PRODUCTS):
 
-            def look(_module: nn.Module, _inputs: Any, output: Tensor, name: str = name) -> None:
-                seen[name] = output.dtype
+    def note(name: str, output: Tensor) -> None:
+        seen[name] = output.dtype
 
-            handles.append(module.register_forward_hook(look))
-    try:
-        with torch.no_grad(), _undisturbed(model, device):
-            call(model, sample)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), state_preserved(model), watch_outputs(layers, note):
+        call(model, on_device(sample, device))
     return seen
-
-
-@contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Random state and buffers (the statistics of BatchNorm in training) are put back."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
-        for buffer, value in before:
-            buffer.copy_(value)

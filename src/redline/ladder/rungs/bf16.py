@@ -1,8 +1,8 @@
-"""bf16: the model's weights and arithmetic in bfloat16, by direct conversion.
+"""bf16: converts the weights and activations of the model to bfloat16.
 
-bfloat16 keeps fp32's range and gives up mantissa bits, so nothing that fits in fp32 overflows. The weights
-are converted once; autocast would convert them again at every call. Only real floating-point tensors change:
-a complex buffer (rotary embeddings are often kept so) would lose its imaginary part.
+bfloat16 has the range of fp32 with fewer mantissa bits, so values that fit in fp32 do not overflow. The weights are
+converted once, whereas `autocast` converts them at every call. Only real floating-point tensors are converted: a
+complex buffer, such as rotary embeddings, would lose its imaginary part.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from redline.machine.machine import Machine
 
 
 def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Every floating-point weight and buffer to `dtype`, in place; each Parameter stays the same object."""
+    """Converts every floating-point weight and buffer to `dtype` in place; each Parameter stays the same object."""
 
     def to_dtype(tensor: Tensor) -> Tensor:
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -28,12 +28,12 @@ def convert(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def count_convertible(model: nn.Module, dtype: torch.dtype) -> int:
-    """How many weights would change."""
+    """Returns the number of weights that `convert` would change."""
     return sum(p.numel() for p in model.parameters() if p.is_floating_point() and p.dtype != dtype)
 
 
 def apply_conversion(job: Job, rung: Rung, dtype: torch.dtype) -> Job:
-    """The job with its model converted, and a boundary that takes the caller's fp32 and gives fp32 back."""
+    """Converts the model and wraps it in a boundary that accepts fp32 inputs and returns fp32 outputs."""
     job = job.with_evidence(rung.name, count_convertible(job.model, dtype))
     return replace(job, model=Boundary(convert(job.model, dtype), dtype), precision=rung.name)
 
@@ -48,7 +48,7 @@ def proof_of_conversion(job: Job, rung: Rung) -> str:
 class Bf16(Rung):
     name: ClassVar[str] = "bf16"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "weights and arithmetic in bfloat16, converted once"
+    summary: ClassVar[str] = "weights and activations in bfloat16, converted once"
     excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
 
     def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
@@ -59,7 +59,7 @@ class Bf16(Rung):
         if slow:
             return slow
         if job is not None and not count_convertible(job.model, torch.bfloat16):
-            return "the model has no weight that is not bf16 already"
+            return "all weights of the model are bf16 already"
         return ""
 
     def apply(self, job: Job) -> Job:

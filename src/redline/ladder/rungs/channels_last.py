@@ -1,9 +1,8 @@
-"""channels_last: 2-D convolution weights and pictures stored with the channel fastest, as tensor cores read
-them.
+"""channels_last: stores images and the weights of 2-D convolutions in the channels-last memory format (NHWC).
 
-Every 4-D input is laid out so on the way in, and convolutions hand the layout on. Code in the model that
-calls `.view` on a picture can refuse the new strides; it then raises, and the trial is a row with that
-reason.
+Tensor cores read this layout directly. Every 4-D input is converted on entry, and convolutions preserve the layout.
+Model code that calls `.view` on an activation can fail with the new strides; the trial then fails with that error as
+its reason.
 """
 
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ def _convolutions(model: nn.Module) -> list[nn.Conv2d | nn.ConvTranspose2d]:
     return [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
 
 
-def _either_way(convolution: nn.Conv2d | nn.ConvTranspose2d) -> bool:
-    """A 1×1 kernel, or a single input channel, is the same bytes in both layouts."""
+def _is_layout_independent(convolution: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+    """Returns whether both layouts are the same bytes: a 1×1 kernel or a single input channel."""
     weight = convolution.weight
     return weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -36,7 +35,7 @@ def _is_channels_last(convolution: nn.Conv2d | nn.ConvTranspose2d) -> bool:
 class ChannelsLast(Rung):
     name: ClassVar[str] = "channels_last"
     stage: ClassVar[Stage] = Stage.LAYOUT
-    summary: ClassVar[str] = "convolutions and pictures stored channels-last"
+    summary: ClassVar[str] = "channels-last memory format for images and 2-D convolutions"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:
@@ -44,14 +43,14 @@ class ChannelsLast(Rung):
         found = _convolutions(job.model)
         if not found:
             return "the model has no 2-D convolution"
-        if all(map(_is_channels_last, found)) and not all(map(_either_way, found)):
-            return "every 2-D convolution is channels-last already"
+        if all(map(_is_channels_last, found)) and not all(map(_is_layout_independent, found)):
+            return "all 2-D convolutions are channels-last already"
         return ""
 
     def apply(self, job: Job) -> Job:
-        rearranged = sum(not _is_channels_last(c) for c in _convolutions(job.model))
+        converted = sum(not _is_channels_last(c) for c in _convolutions(job.model))
         model = job.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        job = job.with_evidence(self.name, rearranged)
+        job = job.with_evidence(self.name, converted)
         return replace(job, model=Boundary(model, memory_format=torch.channels_last))
 
     def proof(self, job: Job) -> str:
@@ -59,7 +58,7 @@ class ChannelsLast(Rung):
         changed = sum(map(_is_channels_last, found))
         if not changed:
             return ""
-        rearranged = job.evidence[self.name]
-        said = f"{changed} of {len(found)} convolutions are channels-last, {rearranged} of them rearranged"
-        alike = sum(map(_either_way, found))
-        return f"{said} ({alike} read the same in both layouts)" if alike else said
+        converted = job.evidence[self.name]
+        said = f"{changed} of {len(found)} convolutions are channels-last, {converted} of them converted"
+        alike = sum(map(_is_layout_independent, found))
+        return f"{said} ({alike} identical in both layouts)" if alike else said

@@ -1,12 +1,12 @@
-"""checkpoint: throw activations away in the forward pass and compute them again in the backward pass.
+"""checkpoint: discards activations in the forward pass and recomputes them in the backward pass.
 
-Training holds every activation until its gradient is taken, and in a deep model that outweighs the weights. A
-checkpointed block keeps its input alone and runs its forward a second time when the gradient reaches it: more
-arithmetic for less memory. `selective` keeps the results of the dear operations (products, convolutions,
-attention) and computes only the cheap pointwise rest again.
+Training keeps every activation until the backward pass uses it, and in a deep model activations need more memory than
+weights. A checkpointed block saves only its input and runs its forward pass again in the backward pass, which trades
+compute for memory. `selective` saves the results of expensive operations (matrix products, convolutions, attention)
+and recomputes only the cheap pointwise operations.
 
-A block stays the same object under the same name with the same parameters; only its class is exchanged for a
-subclass whose forward goes through `torch.utils.checkpoint`. Random state is kept: dropout repeats its mask.
+A block stays the same object with the same name and parameters; its class is replaced by a subclass whose forward
+calls `torch.utils.checkpoint`. The random state is restored, so dropout uses the same mask.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class _Record:
-    """What the wrapped blocks saw: runs in eager mode, traces by a compiler (its graph cannot count)."""
+    """Counts of the wrapped blocks: runs in eager mode, and traces by the compiler, whose graphs cannot count runs."""
 
     wrapped: list[str] = field(default_factory=list)
     forwards: int = 0
@@ -38,14 +38,14 @@ class _Record:
 
 
 def find_blocks(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
-    """The repeated blocks by name: in the outermost lists that hold two or more of one class."""
+    """Returns the repeated blocks by name: members of the outermost lists with two or more modules of one class."""
     found: dict[str, nn.Module] = {}
     children = {name: child for name, child in model.named_children() if _is_block(child)}
     counts = Counter(type(child) for child in children.values()) if isinstance(model, _CONTAINERS) else Counter()
     for name, child in model.named_children():
         inside = find_blocks(child, f"{prefix}{name}.")
         repeated = name in children and counts[type(child)] >= 2
-        # A Sequential of Sequentials of blocks is a list of stages: the blocks are one level down.
+        # In a Sequential of Sequentials, the outer one is a list of stages and the blocks are one level down.
         if repeated and not (isinstance(child, _CONTAINERS) and inside):
             found[prefix + name] = child
         else:
@@ -56,13 +56,13 @@ def find_blocks(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
 def _is_block(module: nn.Module) -> bool:
     if type(module).forward is nn.Module.forward or next(module.parameters(), None) is None:
         return False
-    # One of torch's own single layers saves little more than its input, which a checkpoint keeps anyway.
+    # A single layer of torch saves little more than its input, which a checkpoint saves as well.
     single = next(module.children(), None) is None and type(module).__module__.startswith("torch.nn.")
     return not single
 
 
 def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """The children of blocks that hold layers of their own (attention, mlp)."""
+    """Returns the children of blocks that contain layers (attention, MLP)."""
     return {
         f"{name}.{child_name}": child
         for name, block in blocks.items()
@@ -72,9 +72,9 @@ def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> type[nn.Module]:
-    """A subclass that runs the same forward under a checkpoint."""
+    """Returns a subclass that runs the same forward under a checkpoint."""
 
-    # Runs while the compiler traces. It asks no block's name: a guard on that would compile each apart.
+    # Called while the compiler traces. Does not read the block's name: a guard on it would recompile each block.
     @torch.compiler.assume_constant_result
     def note_trace() -> bool:
         record.traces += 1
@@ -94,7 +94,7 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
     if selective:
         options["context_fn"] = contexts
 
-    # One tuple and one dict, so that no argument's name meets one of checkpoint's own options.
+    # Takes one tuple and one dict, so that argument names cannot collide with options of `checkpoint`.
     def run(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.compiler.is_compiling():
             record.runs += 1
@@ -116,18 +116,18 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
 class Checkpoint(Rung):
     name: ClassVar[str] = "checkpoint"
     stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations computed again in the backward pass instead of kept"
+    summary: ClassVar[str] = "activations recomputed in the backward pass instead of saved"
     inference: ClassVar[bool] = False
-    # Keeping the random state reads it from the GPU, which a captured step may not.
+    # Saving the random state reads it from the GPU, which a CUDA graph capture forbids.
     excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
 
-    granularity: str = option("block", "what is computed again as one", ("block", "layer", "selective"))
-    every: int = option(1, "wrap every n-th block")
+    granularity: str = option("block", "unit of recomputation", ("block", "layer", "selective"))
+    every: int = option(1, "checkpoint every n-th block")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.every < 1:
-            raise RungError(f"{self.name}: every is a whole number of at least 1, not {self.every}.")
+            raise RungError(f"{self.name}: every must be an integer of at least 1, not {self.every}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
@@ -141,7 +141,7 @@ class Checkpoint(Rung):
         if job is None or self._targets(job.model):
             return ""
         if self.granularity == "layer" and find_blocks(job.model):
-            return "no block has a part with layers of its own, so use granularity=block"
+            return "no block has a child with layers: use granularity=block"
         return "the model has no repeated blocks (a ModuleList or Sequential with two or more of one class)"
 
     def apply(self, job: Job) -> Job:
@@ -150,7 +150,7 @@ class Checkpoint(Rung):
         for name, module in self._targets(job.model).items():
             cls = type(module)
             if cls in subclasses.values():
-                continue  # one block used in two places is wrapped once
+                continue  # a block that is used twice is wrapped once
             if cls not in subclasses:
                 subclasses[cls] = _checkpointed(cls, record, self.granularity == "selective")
             module.__class__ = subclasses[cls]
@@ -163,13 +163,13 @@ class Checkpoint(Rung):
         if not again and not record.traces:
             return ""
         what = "parts of blocks" if self.granularity == "layer" else "blocks"
-        said = [f"{len(record.wrapped)} {what} checkpointed"]
+        parts = [f"{len(record.wrapped)} {what} checkpointed"]
         if record.forwards:
-            said.append(f"{again} of {record.forwards} forward passes run again in backward")
+            parts.append(f"{again} of {record.forwards} forward passes recomputed in the backward pass")
         elif again:
-            said.append(f"{again} runs outside of the compiler's graphs")
+            parts.append(f"{again} runs outside of compiled graphs")
         if record.traces:
-            said.append(f"traced {record.traces} times by the compiler with the recomputation")
+            parts.append(f"recomputation traced {record.traces} times by the compiler")
         if self.granularity == "selective":
-            said.append(f"results kept of {', '.join(sorted(record.kept_results)) or 'no operation'}")
-        return "; ".join(said)
+            parts.append(f"results saved of {', '.join(sorted(record.kept_results)) or 'no operation'}")
+        return "; ".join(parts)

@@ -1,12 +1,12 @@
-"""compile: torch.compile, with every option that changes what it makes written in the plan.
+"""compile: compiles the model with torch.compile; the plan contains every option that affects the generated code.
 
-The compiler fuses chains of small operations into kernels of their own and drops Python from between them. It
-pays with time at the first call (and again for new shapes), which measurements show beside the speed.
-`regional` compiles the repeated blocks of a model instead of the whole: nearly the same kernels after a
-fraction of the wait, because blocks of one class share the compiled code.
+The compiler fuses chains of small operations into single kernels and removes the Python overhead between them. The
+first call, and the first call with each new shape, takes longer; measurements report this set-up time separately.
+`regional` compiles the repeated blocks of a model instead of the whole model. The kernels are nearly the same, and the
+compilation takes a fraction of the time, because blocks of one class share their compiled code.
 
-Modes with CUDA graphs hand out memory that the next call overwrites. Here outputs are copied out of it, so
-that a result stays what it was and may be fed back as an input; the measurement includes the copy.
+In modes with CUDA graphs, torch.compile returns memory that the next call overwrites. This rung copies the outputs, so
+that a result stays valid and can be passed back as an input; the measured time includes the copy.
 """
 
 import functools
@@ -31,15 +31,15 @@ from redline.machine.machine import Machine
 from redline.quiet import quiet
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# Fewer repeats than this are not what a model is made of.
-_LEAST_REPEATS = 3
-# How often torch may compile the same code again before it gives up and runs it uncompiled.
+# The minimum number of blocks of one class in a list that `regional` compiles.
+_MIN_REPEATS = 3
+# torch runs code uncompiled once it was recompiled this often.
 _COMPILATIONS_PER_REGION = 8
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the rung leaves: for its proof, and for rungs that must know whether CUDA graphs are inside."""
+    """The state that the proof needs; other rungs read whether the compiled model uses CUDA graphs."""
 
     uses_cuda_graphs: bool
     regions: int
@@ -51,15 +51,21 @@ class Compiled:
 class Compile(Rung):
     name: ClassVar[str] = "compile"
     stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "torch.compile: fused kernels, less Python between them"
+    summary: ClassVar[str] = "torch.compile: fused kernels and less Python overhead"
     excludes: ClassVar[frozenset[str]] = frozenset({"onnxruntime", "tensorrt"})
 
-    mode: str = option("default", "torch.compile's mode", MODES)
-    fullgraph: bool = option(False, "refuse graph breaks instead of running around them")
-    dynamic: str = option("auto", "kernels for any size (true), for the first size (false)", ("auto", "true", "false"))
+    mode: str = option("default", "mode of torch.compile", MODES)
+    fullgraph: bool = option(False, "raise an error at a graph break")
+    dynamic: str = option(
+        "auto",
+        "dynamic shapes: kernels for any size (true) or one per size (false); auto switches on recompilation",
+        ("auto", "true", "false"),
+    )
     regional: bool = option(False, "compile the repeated blocks instead of the whole model")
-    freeze: bool = option(False, "take weights as constants, to fold and re-order them (inference)")
-    coordinate_descent: bool = option(False, "tune each kernel's block sizes by trial (slow to compile)")
+    freeze: bool = option(
+        False, "treat weights as constants, which allows folding and reordering them (inference only)"
+    )
+    coordinate_descent: bool = option(False, "autotune the block sizes of each kernel (slow to compile)")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
@@ -71,9 +77,9 @@ class Compile(Rung):
         return graphs, replace(graphs, freeze=True), cls(mode="max-autotune", freeze=True)
 
     def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
-        """A whole that takes too long, or breaks the compiler, may compile block by block.
+        """Returns regional compilation if compiling the whole model failed or took too long.
 
-        Not where kernels are searched for: the search takes as long for the blocks.
+        Not for modes that autotune kernels: autotuning takes as long for the blocks.
         """
         broke = verdict in ("failed", "unmeasured")
         return ((replace(self, regional=True),),) if broke and not (self.regional or self.searches) else ()
@@ -88,29 +94,29 @@ class Compile(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
-            return "TORCH_COMPILE_DISABLE=1 in the environment switches it off"
+            return "it is disabled by the environment variable TORCH_COMPILE_DISABLE=1"
         if machine.is_cuda:
             if not machine.has("triton"):
-                return "it makes its GPU kernels with Triton, which is not installed: pip install triton"
+                return "it needs Triton for GPU kernels, which is not installed: pip install triton"
         elif not _cpp_compiler():
-            return "its CPU kernels need a C++ compiler, and there is none: install g++ or clang++, or set CXX"
+            return "it needs a C++ compiler for CPU kernels and found none: install g++ or clang++, or set CXX"
         elif self.mode == "reduce-overhead":
-            return "mode=reduce-overhead records CUDA graphs, and this is a CPU"
+            return "mode=reduce-overhead uses CUDA graphs, which a CPU does not have"
         if job is not None and job.training and self.freeze:
-            return "freeze=true takes weights as constants, and training changes them"
+            return "freeze=true treats weights as constants, and training changes them"
         if job is not None and self.regional and not _repeated_blocks(job.model):
-            return f"regional=true saves compiling blocks that repeat, and none is in a list {_LEAST_REPEATS} times"
+            return f"regional=true compiles repeated blocks, and none is in a list of modules {_MIN_REPEATS} times"
         return ""
 
     def apply(self, job: Job) -> Job:
         cuda = job.device.type == "cuda"
         with quiet():
-            compiler = importlib.import_module("torch._inductor.compile_fx")  # its imports warn about themselves
+            compiler = importlib.import_module("torch._inductor.compile_fx")  # its imports emit deprecation warnings
             if cuda:
-                # Its advice comes once in a process: what fp32 products are rounded to is a rung of its own.
+                # Emits its once-per-process advice to enable TF32 now, inside `quiet`: that is the rung tf32.
                 getattr(compiler, "_warn_tf32_disabled", bool)()
         if type(job.model).__module__.startswith("torch."):
-            # Dynamo does not look into torch's own modules when they are the root: it would compile nothing.
+            # Dynamo skips a root module that is one of torch's own classes and would compile nothing.
             job = replace(job, model=Boundary(job.model))
         regions = _repeated_blocks(job.model) if self.regional else [job.model]
         for region in regions:
@@ -122,9 +128,9 @@ class Compile(Rung):
         evidence = Compiled(cuda and self.uses_cuda_graphs, len(regions), _graphs(), _breaks())
         wrappers, contexts = job.wrappers, job.contexts
         if self.regional and job.training:
-            # Around whole steps: blocks also compile for gradients, and for the evaluation between steps, whose inputs
-            # are of a known form while the gradient mode is another.
-            contexts = (*contexts, functools.partial(_room_to_recompile, len(regions)))
+            # A context around whole steps, because blocks compile again for the backward pass and for evaluation
+            # without gradients, even if the input shapes are known.
+            contexts = (*contexts, functools.partial(_recompile_limit, len(regions)))
         elif self.freeze or self.regional:
             wrappers = (
                 *wrappers,
@@ -135,7 +141,7 @@ class Compile(Rung):
         return replace(job, wrappers=wrappers, contexts=contexts).with_evidence(self.name, evidence)
 
     def _options(self, cuda: bool) -> dict[str, Any]:
-        # torch.compile takes a mode or options, not both; a mode is nothing but a set of options.
+        # torch.compile accepts either a mode or options; a mode is a set of options.
         options = dict(torch._inductor.list_mode_options(self.mode))
         if not cuda:
             options.pop("triton.cudagraphs", None)
@@ -152,12 +158,12 @@ class Compile(Rung):
             return ""
         breaks = _breaks() - evidence.breaks_before
         count = sum(breaks.values())
-        said = "no graph break"
+        graph_breaks = "no graph break"
         if count:
             reason = breaks.most_common(1)[0][0].strip().splitlines()[0]
-            said = f"{count} graph break{'s' if count > 1 else ''} (most often: {reason})"
+            graph_breaks = f"{count} graph break{'s' if count > 1 else ''} (most often: {reason})"
         where = f" for {evidence.regions} blocks" if self.regional else ""
-        return f"{graphs} graph{'s' if graphs > 1 else ''} compiled{where}, {said}"
+        return f"{graphs} graph{'s' if graphs > 1 else ''} compiled{where}, {graph_breaks}"
 
 
 def _cpp_compiler() -> str | None:
@@ -173,7 +179,7 @@ def _breaks() -> Counter[str]:
 
 
 def _repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of every list of modules in which one class, with modules inside, comes often."""
+    """Returns the blocks that repeat: modules with children, of a class that occurs often in one list of modules."""
     found: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for container in model.modules():
@@ -182,18 +188,18 @@ def _repeated_blocks(model: nn.Module) -> list[nn.Module]:
         children = [c for c in container if c not in inside and any(True for _ in c.children())]
         repeats = Counter(type(child) for child in children)
         for child in children:
-            if repeats[type(child)] >= _LEAST_REPEATS:
+            if repeats[type(child)] >= _MIN_REPEATS:
                 found.append(child)
                 inside.update(child.modules())
     return found
 
 
 @contextmanager
-def _room_to_recompile(regions: int) -> Iterator[None]:
-    # Imported late: the compiler is large, and most plans are read without it.
+def _recompile_limit(regions: int) -> Iterator[None]:
+    # Imported here because the compiler is large and most plans do not need it.
     from torch._dynamo import config as tracer
 
-    # Set and restored by hand, because `patch` takes ten times as long, and this is entered at every training step.
+    # Not `config.patch`, which takes ten times as long: this context is entered at every training step.
     before = tracer.recompile_limit
     tracer.recompile_limit = max(before, regions * _COMPILATIONS_PER_REGION)
     try:
@@ -208,14 +214,14 @@ def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
 
     with ExitStack() as stack:
         if freeze:
-            # The tracer reads this too, before the options of torch.compile are looked at.
+            # The tracer reads this setting before the options of torch.compile take effect.
             stack.enter_context(inductor.patch(freezing=True))
-        stack.enter_context(_room_to_recompile(regions))
+        stack.enter_context(_recompile_limit(regions))
         yield
 
 
 def _while_compiling(function: Callable[..., Any], freeze: bool, regions: int) -> Callable[..., Any]:
-    """Changes the compiler's settings during calls of a form not seen before: only those can compile."""
+    """Applies compiler settings during the first call with each combination of inputs, the only calls that compile."""
     seen: set[Any] = set()
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +237,7 @@ def _while_compiling(function: Callable[..., Any], freeze: bool, regions: int) -
 
 
 def _owning_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copies outputs out of the memory that the next replay writes to."""
+    """Copies outputs out of the memory that the next replay overwrites."""
 
     def own(leaf: Any) -> Any:
         return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_cuda else leaf

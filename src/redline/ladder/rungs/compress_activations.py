@@ -1,11 +1,10 @@
-"""compress_activations: what the forward pass keeps for the backward pass is kept in fewer bits.
+"""compress_activations: stores the activations saved for the backward pass in fewer bits.
 
-The forward pass computes as before; only the copies that wait for the backward pass shrink (hooks on saved
-tensors), and they are widened again when the gradient needs them. Unlike a checkpoint it computes nothing
-twice, but the gradients are taken at slightly rounded activations, which the gates judge.
+The forward pass is unchanged. Hooks on saved tensors pack the activations, and the backward pass unpacks them. Unlike
+`checkpoint`, nothing is computed twice, but the gradients are computed from rounded activations; the gates check them.
 
-Weights and buffers are never packed: they are kept anyway, and a packed copy would cost memory. An activation
-that several operations save (the input of query, key and value, say) is packed once and shared.
+Weights and buffers are never packed: they stay in memory anyway, so a packed copy would cost memory. An activation that
+several operations save, such as the input of query, key and value, is packed once and shared.
 """
 
 from collections.abc import Iterator
@@ -27,16 +26,16 @@ from redline.machine.machine import Machine
 from redline.notation import format_bytes
 
 _FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
-# int8 has one scale for this many neighbours, so that an outlier costs its neighbours alone.
+# int8 has one scale per group of this many elements, so that an outlier affects only its group.
 _GROUP = 256
-# The largest number of each scaled format stands for infinity (a mask holds it), and the next for the largest value.
+# The largest code of each format encodes infinity, which masks contain; the next encodes the largest finite value.
 _INFINITY = {"fp8": 448.0, "int8": 127.0}
 _LARGEST = {"fp8": 416.0, "int8": 126.0}
 
 
 @dataclass
 class Packed:
-    """The elements in storage order, in few bits, and the scale that brings them back (none for bf16)."""
+    """The packed elements in storage order and the scale to unpack them (None for bf16)."""
 
     values: Tensor
     scale: Tensor | None
@@ -47,11 +46,11 @@ class Packed:
     def of(cls, flat: Tensor, form: str) -> "Packed":
         if form == "bf16":
             return cls(flat.to(torch.bfloat16), None, flat.numel(), flat.dtype)
-        # One scale for all of fp8, which has an exponent of its own.
+        # fp8 has an exponent, so one scale for the whole tensor is sufficient.
         wide = flat.float().view(1, -1)
         if form == "int8":
             wide = nn.functional.pad(wide, (0, -flat.numel() % _GROUP)).view(-1, _GROUP)
-        # Infinities need no scale, and nothing is asked of the device on the way; NaN spreads over its group.
+        # Infinities do not affect the scale. No value is read back from the device. NaN spreads over its group.
         largest = wide.abs().masked_fill_(wide.isinf(), 0.0).amax(1, keepdim=True)
         scale = (largest / _LARGEST[form]).clamp_min(torch.finfo(torch.float32).tiny)
         steps = (wide / scale).clamp_(-_INFINITY[form], _INFINITY[form])
@@ -73,7 +72,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class _View:
-    """One saved tensor: a window on packed elements."""
+    """One saved tensor: a view of packed elements."""
 
     packed: Packed
     shape: torch.Size
@@ -85,7 +84,7 @@ class _View:
 
 @dataclass
 class Compression:
-    """Packs what one step saves; the counts are those of the last step."""
+    """Packs the tensors that one step saves; the counts are those of the last step."""
 
     model: nn.Module
     form: str
@@ -93,7 +92,7 @@ class Compression:
     tensors: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
-    # The largest that was left as it is because it is small.
+    # The largest tensor that was not packed because it is below `min_bytes`.
     largest_small_bytes: int = 0
 
     @contextmanager
@@ -102,9 +101,9 @@ class Compression:
             yield
             return
         self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0
-        # Packed activations live as long as the graph that needs them, no longer.
+        # Weak references: packed activations live as long as the graph that needs them.
         self._seen: WeakValueDictionary[Any, Packed] = WeakValueDictionary()
-        # Asked anew at every step, because other rungs move and convert the weights.
+        # Collected at every step, because other rungs move and convert the weights.
         kept = (*self.model.parameters(), *self.model.buffers())
         self._weights = {t.untyped_storage()._cdata for t in kept if type(t) in (Tensor, nn.Parameter)}
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -116,7 +115,7 @@ class Compression:
         if tensor.dtype.itemsize <= _FORMATS[self.form].itemsize:
             return False
         storage = tensor.untyped_storage()
-        # An expanded tensor would grow, and a trainable leaf is kept by its owner whatever happens here.
+        # Packing would enlarge an expanded tensor, and a trainable leaf stays in memory anyway.
         expanded = tensor.nbytes > storage.nbytes()
         owned = storage._cdata in self._weights or (tensor.is_leaf and tensor.requires_grad)
         if expanded or owned:
@@ -133,7 +132,7 @@ class Compression:
         with torch.no_grad():
             plain = tensor.detach()
             if _covers_its_storage(plain):
-                # Every view of the whole (flattened, transposed, channels-last) shares one packed copy.
+                # All views of the whole storage (flattened, transposed, channels-last) share one packed copy.
                 key = (storage, plain.dtype, tensor._version)
                 flat, stride = plain.as_strided((plain.numel(),), (1,)), plain.stride()
             else:
@@ -159,7 +158,7 @@ class Compression:
 
 
 def _covers_its_storage(tensor: Tensor) -> bool:
-    """Whether the tensor's elements are exactly its storage's, in whatever order."""
+    """Returns whether the tensor contains every element of its storage once, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -178,18 +177,18 @@ def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
 class CompressActivations(Rung):
     name: ClassVar[str] = "compress_activations"
     stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations that wait for the backward pass kept in bf16, fp8 or int8"
+    summary: ClassVar[str] = "activations saved for the backward pass in bf16, fp8 or int8"
     inference: ClassVar[bool] = False
-    # A checkpoint keeps a block's input out of reach of the hooks and saves the rest inside its own.
+    # A checkpoint saves its tensors in its own hooks, out of reach of the hooks of this rung.
     excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
-    format: str = option("bf16", "what saved activations become", tuple(_FORMATS))
-    min_bytes: int = option(65536, "leave smaller tensors as they are")
+    format: str = option("bf16", "format of saved activations", tuple(_FORMATS))
+    min_bytes: int = option(65536, "minimum size in bytes of a packed tensor")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_bytes < 0:
-            raise RungError(f"{self.name}: min_bytes is not below zero, unlike {self.min_bytes}.")
+            raise RungError(f"{self.name}: min_bytes must be at least 0, not {self.min_bytes}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
@@ -205,10 +204,10 @@ class CompressActivations(Rung):
         if not seen.tensors and seen.largest_small_bytes:
             largest = format_bytes(seen.largest_small_bytes)
             raise Refused(
-                f"{self.name}: every activation that waits for the backward pass is below "
-                f"min_bytes={self.min_bytes}; the largest has {largest}."
+                f"{self.name}: every saved activation is smaller than min_bytes={self.min_bytes} "
+                f"(the largest has {largest})."
             )
         if seen.bytes_after >= seen.bytes_before:
             return ""
-        sizes = f"{format_bytes(seen.bytes_before)} became {format_bytes(seen.bytes_after)}"
+        sizes = f"{format_bytes(seen.bytes_before)} reduced to {format_bytes(seen.bytes_after)}"
         return f"{seen.tensors} saved activations packed as {self.format} in the last step: {sizes}"

@@ -1,14 +1,14 @@
-"""cuda_graph: every kernel of a call is recorded once, and from then on launched together.
+"""cuda_graph: captures all kernels of a call in a CUDA graph and replays the graph at later calls.
 
-Small batches leave a GPU idle between kernels, because launching one takes the CPU longer than running it. A
-recorded graph is launched by one command. It reads and writes fixed memory: inputs are copied into static
-buffers, the graph is replayed, outputs are copied out (`clone`), so a result may be kept, or fed back as the
-next input. Each form of input (shapes, dtypes, other values) gets its own graph; all of them share one pool
-of memory, because only one runs at a time.
+With small batches a GPU idles between kernels, because launching a kernel takes the CPU longer than the GPU needs to
+run it. A captured graph is launched by one call. It reads and writes fixed addresses: inputs are copied into static
+buffers, the graph is replayed, and outputs are copied out (`clone`), so that a result stays valid and can be passed
+back as the next input. Each combination of input shapes, dtypes and non-tensor values gets its own graph; all graphs
+share one memory pool, because only one runs at a time.
 
-For training the whole step is recorded, the optimizer too. The first call of a form is a real step without a
-graph; the rehearsals that a recording needs are undone; from the second call on the graph is replayed. So a
-run gives the same losses as without graphs, step by step.
+For training the rung captures the whole step including the optimizer. The first call with a combination is a regular
+step; the warm-up steps that a capture needs are rolled back; from the second call on the graph is replayed. The losses
+are the same as without graphs.
 """
 
 import functools
@@ -33,22 +33,20 @@ from redline.notation import format_bytes
 class CudaGraph(Rung):
     name: ClassVar[str] = "cuda_graph"
     stage: ClassVar[Stage] = Stage.LAUNCH
-    summary: ClassVar[str] = "all kernels of a call recorded once and launched together"
+    summary: ClassVar[str] = "all kernels of a call captured once and replayed as one CUDA graph"
     excludes: ClassVar[frozenset[str]] = frozenset({"onnxruntime"})
 
-    clone: bool = option(
-        True, "copy outputs out of the graph's memory; false hands out memory the next call overwrites"
-    )
-    limit: int = option(8, "how many forms of input get a graph of their own; others run without")
-    rehearsals: int = option(3, "calls made before recording, so that nothing is set up while it records")
+    clone: bool = option(True, "copy outputs out of the graph's memory; with false the next call overwrites them")
+    limit: int = option(8, "maximum number of graphs (one per combination of input shapes); further ones run eagerly")
+    rehearsals: int = option(3, "warm-up calls before the capture")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.limit < 1 or self.rehearsals < 1:
-            raise RungError("cuda_graph: limit and rehearsals are 1 or more.")
+            raise RungError("cuda_graph: limit and rehearsals must be at least 1.")
 
     def beside(self, other: Rung) -> Rung | None:
-        """torch.compile's modes with graphs of their own become the same modes without."""
+        """Replaces torch.compile modes that use CUDA graphs by the same modes without them."""
         if isinstance(other, Compile) and other.uses_cuda_graphs:
             plain = "default" if other.mode == "reduce-overhead" else "max-autotune-no-cudagraphs"
             return replace(other, mode=plain)
@@ -60,11 +58,11 @@ class CudaGraph(Rung):
         if job is None:
             return ""
         if job.host_inputs:
-            return "inputs start in host memory, and a graph replays copies from fixed places only (see streams)"
+            return "inputs start in host memory, and a graph can copy only from fixed addresses (use streams)"
         if job.scaler is not None:
-            return "the loss scaler decides on the CPU whether a step counts, which a graph cannot"
+            return "grad_scaler decides on the CPU whether to skip a step, which a graph cannot do"
         if getattr(job.evidence.get("compile"), "uses_cuda_graphs", False):
-            return "compile records CUDA graphs of its own in this mode: give it one without, such as default"
+            return "compile captures CUDA graphs itself in this mode: use a mode without, such as default"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -85,8 +83,8 @@ class CudaGraph(Rung):
         model: nn.Module,
         recorder: GraphCapturer,
     ) -> GraphedCallable:
-        tally.capturers[:] = [recorder]
-        # The step's optimizer was made just before its wrappers.
+        tally.recorders[:] = [recorder]
+        # The optimizer of the step is created just before its wrappers.
         state = TrainingState(model, optimizers[-1]) if optimizers else None
         return GraphedCallable(
             function,
@@ -104,8 +102,8 @@ class CudaGraph(Rung):
             return ""
         held = format_bytes(sum(recorder.pool_bytes() for recorder in tally.capturers))
         graphs = f"{tally.graphs} graph{'s' if tally.graphs > 1 else ''}"
-        said = f"{graphs} recorded, {tally.replays} replays, {held} in the pool"
-        return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
+        said = f"{graphs} captured, {tally.replays} replays, {held} in the pool"
+        return said + (f", {tally.unrecorded} calls without a graph" if tally.unrecorded else "")
 
 
 def _recorder(device: torch.device) -> GraphCapturer:
@@ -113,12 +111,12 @@ def _recorder(device: torch.device) -> GraphCapturer:
 
 
 def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:
-    """Makes the optimizer keep its counters and learning rate on the GPU, where a graph can follow them."""
+    """Makes the optimizer keep its step counters and learning rate on the GPU, where a graph reads them."""
     optimizer = make(parameters)
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
-            # A scheduler changes the tensor's value, which the graph reads: nothing is recorded again.
+            # The graph reads the tensor, so a scheduler can change its value without a new capture.
             adam = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
             if adam and not isinstance(group["lr"], Tensor):
                 group["lr"] = torch.tensor(group["lr"], device=group["params"][0].device)

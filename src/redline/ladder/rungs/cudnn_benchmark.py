@@ -1,8 +1,7 @@
-"""cudnn_benchmark: cuDNN times its convolution algorithms on the first call with a shape, and keeps the
-fastest.
+"""cudnn_benchmark: lets cuDNN time its convolution algorithms and use the fastest (`torch.backends.cudnn.benchmark`).
 
-Without it cuDNN picks by a heuristic. The search is paid again for every new input shape and needs work
-space, so it suits fixed shapes; the set-up time of the measurement shows what it cost.
+By default cuDNN chooses by a heuristic. The search runs at the first call with each input shape and needs workspace
+memory, so the flag suits models with fixed shapes. The measured set-up time includes the search.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from redline.machine.machine import Machine
 
 @dataclass
 class Seen:
-    """What the rung saw: how many convolutions there are, and the calls in which the flag was on."""
+    """The number of convolutions, and the number of calls with the flag enabled."""
 
     convolutions: int
     calls: int = 0
@@ -47,7 +46,7 @@ def _benchmarking(seen: Seen) -> Iterator[None]:
 class CudnnBenchmark(Rung):
     name: ClassVar[str] = "cudnn_benchmark"
     stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "cuDNN times its convolution algorithms and keeps the fastest"
+    summary: ClassVar[str] = "cuDNN times its convolution algorithms and uses the fastest"
 
     @property
     def searches(self) -> bool:
@@ -69,4 +68,4 @@ class CudnnBenchmark(Rung):
         seen: Seen = job.evidence[self.name]
         if not (seen.calls and seen.convolutions):
             return ""
-        return f"cudnn.benchmark was on in {seen.calls} call(s), for {seen.convolutions} convolution(s)"
+        return f"cudnn.benchmark enabled in {seen.calls} call(s), for {seen.convolutions} convolution(s)"

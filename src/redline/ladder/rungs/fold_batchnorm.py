@@ -1,10 +1,9 @@
-"""fold_batchnorm: in inference a BatchNorm is a fixed scale and shift, which the layer before it can carry.
+"""fold_batchnorm: folds each BatchNorm into the weights of the preceding layer, for inference.
 
-A pair may be folded only when nothing else sees the layer's output. Tracing the model with torch.fx shows
-that; a model that cannot be traced gives only the pairs that stand next to each other in an `nn.Sequential`.
-Either way, if there is a sample, one forward pass confirms that each BatchNorm really receives its layer's
-output. The layer keeps its place and gets new weights, and the BatchNorm becomes a module that does nothing:
-the model stays the user's own.
+In inference a BatchNorm is a fixed scale and shift. It can be folded only if nothing else uses the output of the
+preceding layer. Tracing the model with torch.fx shows this; in a model that cannot be traced, only neighbors in an
+`nn.Sequential` are candidates. If there is a sample, one forward pass confirms that each BatchNorm receives the output
+of its layer. The layer gets new weights, and the BatchNorm is replaced by a module that does nothing.
 """
 
 import copy
@@ -16,15 +15,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import on_device, state_preserved
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
 
-# Exact types: a subclass may use its weight in ways of its own.
+# Exact types, because a subclass may use its weight differently.
 _PARTNERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: nn.BatchNorm1d,
     nn.Conv1d: nn.BatchNorm1d,
@@ -39,17 +38,17 @@ Pair = tuple[str, str]
 
 
 class Folded(nn.Module):
-    """Where a BatchNorm was, behind a Linear: only rows of features (2-D) mean the same to both."""
+    """Replaces a BatchNorm after a Linear. Checks that the input is 2-D, the only case in which folding is exact."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 2:
-            raise RungError(f"fold_batchnorm: the BatchNorm behind a Linear got {x.ndim} dimensions instead of 2.")
+            raise RungError(f"fold_batchnorm: a BatchNorm folded into a Linear needs 2-D inputs, not {x.ndim}-D.")
         return x
 
 
 @dataclass(frozen=True)
 class Found:
-    """The pairs that can be folded, by name, and how they were found."""
+    """The names of the pairs that can be folded, and the method that found them."""
 
     pairs: tuple[Pair, ...]
     method: str
@@ -59,7 +58,7 @@ class Found:
 class FoldBatchnorm(Rung):
     name: ClassVar[str] = "fold_batchnorm"
     stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "each BatchNorm folded into the convolution or Linear before it"
+    summary: ClassVar[str] = "BatchNorm folded into the preceding convolution or Linear"
     training: ClassVar[bool] = False
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
@@ -68,7 +67,7 @@ class FoldBatchnorm(Rung):
         if not any(isinstance(m, _NORMS) for m in job.model.modules()):
             return "the model has no BatchNorm"
         if not find_pairs(job).pairs:
-            return "no BatchNorm with fixed statistics directly follows a layer whose output nothing else uses"
+            return "no BatchNorm with fixed statistics directly follows a layer whose output is not used elsewhere"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -82,32 +81,32 @@ class FoldBatchnorm(Rung):
         if not found.pairs:
             return ""
         left = sum(isinstance(m, _NORMS) for m in job.model.modules())
-        return f"{len(found.pairs)} BatchNorm(s) folded, {left} left; pairs found {found.method}"
+        return f"{len(found.pairs)} BatchNorm(s) folded, {left} remaining; pairs found {found.method}"
 
 
 def find_pairs(job: Job) -> Found:
-    """Every (layer, BatchNorm) that folding leaves exact."""
+    """Returns every (layer, BatchNorm) pair that can be folded exactly."""
     model = job.model
     candidates, method = _traced_pairs(job)
     if candidates is None:
-        candidates = _neighbours_in_sequentials(model)
+        candidates = _neighbors_in_sequentials(model)
     pairs = [pair for pair in candidates if _may_fold(model, *pair)]
     if pairs and job.samples:
-        received = _received(model, pairs, job.samples[0], job.device)
-        pairs = [pair for pair in pairs if pair in received]
+        confirmed = _confirmed_pairs(model, pairs, job.samples[0], job.device)
+        pairs = [pair for pair in pairs if pair in confirmed]
         method += ", confirmed on a sample"
     return Found(tuple(pairs), method)
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
-    """Pairs called once where the BatchNorm is the layer's only reader; None when tracing cannot tell."""
+    """Returns pairs that run once and whose BatchNorm is the only user of the layer; None if tracing fails."""
     in_sequentials = "inside nn.Sequential only"
-    # Tracing runs the user's code with stand-ins, which may be stored: on a copy that shares the weights.
+    # Traces a copy that shares the weights, because the user's code may store the proxies of the tracer.
     weights = [*job.model.parameters(), *job.model.buffers()]
     model = copy.deepcopy(job.model, {id(tensor): tensor for tensor in weights})
     optional = [p for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty]
     if optional and not job.samples:
-        return None, f"{in_sequentials}, because without a sample it is open which optional inputs are given"
+        return None, f"{in_sequentials}, because without sample inputs the optional arguments are unknown"
     given = _given(model, job.samples[0]) if job.samples else set()
     try:
         fixed = {p.name: p.default for p in optional if p.name not in given}
@@ -117,7 +116,7 @@ def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
     modules = dict(model.named_modules(remove_duplicate=False))
     called = [node for node in graph.nodes if node.op == "call_module"]
     uses = Counter(id(modules[str(node.target)]) for node in called)
-    # A weight that the forward pass reads by itself is not only the layer's own.
+    # Layers whose weight is also read directly in the forward pass cannot be folded.
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     read_modules = {id(modules[name]) for name in read if name in modules}
     pairs = []
@@ -132,7 +131,7 @@ def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
 
 
 def _given(model: nn.Module, sample: Inputs) -> set[str]:
-    """The names of the inputs that a call with this sample passes."""
+    """Returns the names of the arguments that a call with this sample passes."""
     signature = inspect.signature(model.forward)
     if isinstance(sample, dict):
         return set(signature.bind_partial(**sample).arguments)
@@ -140,7 +139,7 @@ def _given(model: nn.Module, sample: Inputs) -> set[str]:
     return set(signature.bind_partial(*positional).arguments)
 
 
-def _neighbours_in_sequentials(model: nn.Module) -> list[Pair]:
+def _neighbors_in_sequentials(model: nn.Module) -> list[Pair]:
     pairs = []
     for name, module in model.named_modules():
         if type(module) is nn.Sequential:
@@ -150,7 +149,7 @@ def _neighbours_in_sequentials(model: nn.Module) -> list[Pair]:
 
 
 def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
-    """Whether these two are of the right kind and nobody else holds them or their weights."""
+    """Returns whether the types match and neither the modules nor their weights are shared."""
     layer, norm = model.get_submodule(layer_name), model.get_submodule(norm_name)
     if _PARTNERS.get(type(layer)) is not type(norm):
         return False
@@ -172,9 +171,8 @@ def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
     return places[id(layer)] == places[id(norm)] == 1 and not shared
 
 
-def _received(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch.device) -> set[Pair]:
-    """The pairs whose BatchNorm gets exactly its layer's last output, in one forward pass."""
-    sample = pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, sample)
+def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch.device) -> set[Pair]:
+    """Returns the pairs whose BatchNorm receives exactly the output of its layer in one forward pass."""
     outputs: dict[str, Any] = {}
     agreed, broken, handles = set(), set(), []
     for layer_name, norm_name in pairs:
@@ -189,12 +187,12 @@ def _received(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch
         handles.append(model.get_submodule(layer_name).register_forward_hook(keep))
         handles.append(model.get_submodule(norm_name).register_forward_pre_hook(compare))
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            call(model, sample)
+        with torch.no_grad(), state_preserved(model):
+            call(model, on_device(sample, device))
     finally:
         for handle in handles:
             handle.remove()
-    # An output that no BatchNorm took went somewhere else.
+    # An output that no BatchNorm received was used elsewhere.
     return {pair for pair in agreed - broken if pair[0] not in outputs}
 
 
@@ -202,7 +200,7 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     layer: Any = model.get_submodule(layer_name)
     norm: Any = model.get_submodule(norm_name)
     old = layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    # In fp64, so that the new weights are rounded once.
+    # In fp64, so that the new weights are rounded only once.
     exact: list[Any] = [part.detach().double() if isinstance(part, Tensor) else part for part in old]
     if isinstance(layer, nn.Linear):
         weight, bias = fuse_linear_bn_weights(*exact)

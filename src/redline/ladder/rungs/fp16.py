@@ -1,15 +1,14 @@
-"""fp16: the model's weights and arithmetic in float16, by direct conversion, after an overflow check.
+"""fp16: converts the weights and activations of the model to float16, after an overflow check.
 
-float16 has more mantissa than bfloat16 but ends at 65,504: one larger activation becomes infinite, and a NaN
-in the output follows. So before anything is converted for good, a copy runs on the job's own sample inputs,
-and every module whose output is finite in fp32 must stay finite in fp16. If one does not, the rung becomes
-`bf16`, says which module it was, and the plan that is saved says `bf16`.
+float16 has more mantissa bits than bfloat16, but its largest value is 65,504: a larger activation becomes infinite and
+leads to NaN in the output. The rung therefore first runs a converted copy on the sample inputs. Every module whose
+output is finite in fp32 must be finite in fp16. Otherwise the rung falls back to `bf16` with a warning that names the
+module, and the saved plan contains `bf16`.
 """
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from torch.utils import _pytree as pytree
 from redline.errors import RungError
 from redline.ladder.gate import all_finite
 from redline.ladder.job import Job
+from redline.ladder.rewrites.sample_run import watch_outputs
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.rungs.bf16 import Bf16, apply_conversion, convert, count_convertible, proof_of_conversion
 from redline.ladder.rungs.fp32_attention import Fp32Attention
@@ -34,17 +34,19 @@ LARGEST = torch.finfo(torch.float16).max
 class Fp16(Rung):
     name: ClassVar[str] = "fp16"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "weights and arithmetic in float16, converted once; bf16 instead if the samples overflow"
+    summary: ClassVar[str] = (
+        "weights and activations in float16, converted once; falls back to bf16 if the samples overflow"
+    )
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "autocast"})
 
-    check: bool = option(True, "run the samples in fp16 first, and fall back to bf16 when anything overflows")
+    check: bool = option(True, "run the samples in fp16 first and fall back to bf16 if a value overflows")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         slow = machine.why_slow("fp16", job.mostly if job is not None else "")
         if slow:
             return slow
         if job is not None and not count_convertible(job.model, torch.float16):
-            return "the model has no weight that is not fp16 already"
+            return "all weights of the model are fp16 already"
         return ""
 
     def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
@@ -56,7 +58,7 @@ class Fp16(Rung):
         if not self.check:
             return self
         if not job.samples:
-            raise RungError("fp16: the overflow check needs real inputs: pass samples=, or write fp16(check=false).")
+            raise RungError("fp16: the overflow check needs real inputs: pass samples=, or use fp16(check=false).")
         overflow = find_overflow(job.model, job.samples, job.device)
         if not overflow:
             return self
@@ -70,34 +72,36 @@ class Fp16(Rung):
         sentence = proof_of_conversion(job, self)
         if not sentence:
             return ""
-        checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow was not checked"
+        checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow not checked"
         return f"{sentence}; {checked}"
 
 
 def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.device) -> str:
-    """A sentence naming the first thing that leaves fp16's range; empty when everything stays inside."""
+    """Returns a sentence naming the first weight, input or module that overflows in fp16; empty if none does."""
     for name, weight in model.named_parameters():
         if _leaves_range(weight):
-            return f"the weight {name!r} is beyond {LARGEST:,.0f}"
+            return f"the weight {name!r} exceeds {LARGEST:,.0f}"
     for index, sample in enumerate(samples):
         if any(_leaves_range(leaf) for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)):
-            return f"an input of sample {index} is beyond {LARGEST:,.0f}"
+            return f"an input of sample {index} exceeds {LARGEST:,.0f}"
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         scratch = _copied(model, lambda weight: weight)
-        infinite_anyway = [_run_and_collect(scratch, _prepare(s, device, torch.float32)) for s in samples]
+        infinite_in_fp32 = [_run_and_collect(scratch, _prepare(s, device, torch.float32)) for s in samples]
         scratch = convert(_copied(model, _in_half), torch.float16)
         for index, sample in enumerate(samples):
             for name in _run_and_collect(scratch, _prepare(sample, device, torch.float16)):
-                if name not in infinite_anyway[index]:
+                if name not in infinite_in_fp32[index]:
                     place = f"the output of {name!r}" if name else "the model's output"
                     return f"{place} is not finite in fp16 on sample {index}"
     return ""
 
 
 def _copied(model: nn.Module, weight: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """A copy, because a forward pass in training mode moves the statistics of BatchNorm; of the weights, which are most
-    of it and which no pass changes, only what is asked for."""
+    """Copies the model, because a forward pass in training mode updates the statistics of BatchNorm.
+
+    Weights are large and a forward pass does not change them, so `weight` decides which of them are copied.
+    """
     return copy.deepcopy(model, {id(own): weight(own) for own in model.parameters()})
 
 
@@ -106,7 +110,7 @@ def _in_half(weight: nn.Parameter) -> nn.Parameter:
 
 
 def _leaves_range(tensor: Tensor) -> bool:
-    """Whether a finite number in it becomes infinite in fp16."""
+    """Returns whether a finite element becomes infinite in fp16."""
     if not tensor.is_floating_point():
         return False
     return bool((torch.isfinite(tensor) & ~torch.isfinite(tensor.to(torch.float16))).any())
@@ -122,25 +126,13 @@ def _prepare(sample: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs
 
 
 def _run_and_collect(model: nn.Module, sample: Inputs) -> list[str]:
-    """The modules with a non-finite output, innermost and earliest first."""
-    found: list[str] = []
-    with _watching(model, found):
+    """Runs the model and returns the modules with a non-finite output, innermost and earliest first."""
+    found: dict[str, None] = {}
+
+    def note(name: str, output: Any) -> None:
+        if not all_finite(output):
+            found.setdefault(name)
+
+    with watch_outputs(dict(model.named_modules()), note):
         call(model, sample)
-    return found
-
-
-@contextmanager
-def _watching(model: nn.Module, found: list[str]) -> Iterator[None]:
-    handles = []
-    for name, module in model.named_modules():
-
-        def look(_module: nn.Module, _inputs: Any, output: Any, name: str = name) -> None:
-            if name not in found and not all_finite(output):
-                found.append(name)
-
-        handles.append(module.register_forward_hook(look))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return list(found)

@@ -1,8 +1,8 @@
-"""fp32_attention: scores and softmax in fp32 while the rest of the model runs in fp16 or bf16.
+"""fp32_attention: computes attention scores and softmax in fp32 while the rest of the model runs in fp16 or bf16.
 
-The product of queries and keys is where fp16 overflows first (it ends at 65,504) and where bf16's eight bits
-hurt most, because the softmax exponentiates the error. The inputs of the product stay as they are: only what
-is computed from them is wider.
+The product of queries and keys is usually the first to exceed the range of fp16 (65,504), and it is most sensitive to
+the 8 mantissa bits of bf16, because the softmax exponentiates the rounding error. Query, key and value keep their
+dtype; only the values computed from them are fp32.
 """
 
 from dataclasses import dataclass
@@ -26,25 +26,25 @@ class Fp32Attention(Rung):
         if job is None:
             return ""
         if job.precision not in ("fp16", "bf16"):
-            return f"the arithmetic is {job.precision}, so the scores are as wide already"
+            return f"the model computes in {job.precision}; the rung applies to fp16 and bf16 only"
         if not job.samples:
-            return "it finds attention by running a sample, and none was given (samples=)"
+            return "it needs sample inputs to find attention: pass samples="
         seen = observe(job)
         if not seen.fused and not seen.handwritten:
-            return "no attention was seen: no scaled_dot_product_attention, no softmax between two products"
+            return "no attention found: no scaled_dot_product_attention and no softmax between two matrix products"
         return ""
 
     def apply(self, job: Job) -> Job:
         rewriting = lift_to_fp32(job.model, observe(job), job.training)
         if not rewriting.done:
-            raise RungError(f"fp32_attention: no attention could be rewritten ({rewriting.reasons}).")
+            raise RungError(f"fp32_attention: no attention module could be rewritten ({rewriting.reasons}).")
         return job.with_evidence(self.name, rewriting)
 
     def proof(self, job: Job) -> str:
         rewriting: Rewriting = job.evidence[self.name]
         if not rewriting.done:
             return ""
-        done = f"scores in fp32 in {len(rewriting.done)} attention modules ({', '.join(rewriting.done[:4])}"
+        done = f"fp32 scores in {len(rewriting.done)} attention modules ({', '.join(rewriting.done[:4])}"
         more = f" and {len(rewriting.done) - 4} more" if len(rewriting.done) > 4 else ""
-        left = f"; {len(rewriting.left)} left: {rewriting.reasons}" if rewriting.left else ""
+        left = f"; {len(rewriting.left)} unchanged: {rewriting.reasons}" if rewriting.left else ""
         return done + more + ")" + left

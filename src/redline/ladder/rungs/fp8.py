@@ -1,8 +1,8 @@
-"""fp8: linear layers in 8-bit floats (e4m3: 3 bits of mantissa, up to 448), through torchao.
+"""fp8: quantizes linear layers to 8-bit floats (e4m3: 3 mantissa bits, maximum 448) with torchao.
 
-`weight_only` halves the weight bytes of bf16 and computes as before; `dynamic` also scales each input as it
-comes and multiplies on the fp8 tensor cores. Without a compiler the scaling runs as extra kernels and often
-costs more than the product saves; the climb measures it alone and again under `compile`.
+`weight_only` halves the weight bytes of bf16 and computes in the original dtype. `dynamic` also quantizes each input at
+run time and multiplies on fp8 tensor cores. Without a compiler the quantization runs as separate kernels and often
+costs more than the product saves; a climb measures the rung alone and again under `compile`.
 """
 
 from dataclasses import dataclass, replace
@@ -27,24 +27,24 @@ from redline.ladder.rewrites.quantize import (
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# torch._scaled_mm reads both operands in steps of 16 bytes.
+# torch._scaled_mm needs sizes that are multiples of 16.
 _MULTIPLE = 16
 
 
 @dataclass(frozen=True)
 class Fp8(Rung):
-    mode: str = option("dynamic", "what is fp8: weights, or inputs too", choices=("weight_only", "dynamic"))
+    mode: str = option("dynamic", "quantize weights only, or weights and inputs", choices=("weight_only", "dynamic"))
     granularity: str = option(
         "auto",
-        "one scale per row, or per tensor; auto: per row where it can",
+        "one scale per row or per tensor; auto uses rows where supported",
         choices=("auto", "row", "tensor"),
     )
-    skip: tuple[str, ...] = option((), "names of modules to leave alone")
-    min_features: int = option(64, "leave layers with fewer inputs or outputs alone")
+    skip: tuple[str, ...] = option((), "names of modules that are not quantized")
+    min_features: int = option(64, "minimum number of input and output features of a quantized layer")
 
     name: ClassVar[str] = "fp8"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "linear layers in 8-bit floats: weights alone, or inputs too"
+    summary: ClassVar[str] = "linear layers in 8-bit floats: weights only, or weights and inputs"
     training: ClassVar[bool] = False
     excludes: ClassVar[frozenset[str]] = frozenset({"int8", "onnxruntime", "tensorrt"})
 
@@ -54,15 +54,15 @@ class Fp8(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
-            return f"{machine.name} has no fp8 arithmetic (NVIDIA Ada, Hopper or newer has)"
+            return f"{machine.name} does not support fp8 (NVIDIA Ada, Hopper or newer required)"
         if machine.capability < (8, 9):
-            return f"{machine.name} has no fp8 tensor cores (compute capability 8.9 or newer has)"
+            return f"{machine.name} has no fp8 tensor cores (compute capability 8.9 or newer required)"
         reason = why_no_torchao()
         if reason or job is None:
             return reason
         layers = self._layers(job)
         if self.mode == "dynamic" and self.granularity == "row" and not _all_bf16(layers):
-            return "granularity=row needs bf16 weights: put bf16 before it, or take granularity=tensor"
+            return "granularity=row needs bf16 weights: add bf16 before it, or use granularity=tensor"
         return why_no_layers(layers, job.model, "")
 
     def resolve(self, job: Job) -> Rung:
@@ -80,9 +80,9 @@ class Fp8(Rung):
         found = linear_layers(job.model)
         odd = [name for name, layer in found.items() if name not in layers and not _fits(layer)]
         if odd:
-            remarks.append(f"{len(odd)} left alone because a size is no multiple of {_MULTIPLE}")
+            remarks.append(f"{len(odd)} not quantized because a size is not a multiple of {_MULTIPLE}")
         if others := len(found) - len(layers) - len(odd):
-            remarks.append(f"{others} left alone (skipped or too small)")
+            remarks.append(f"{others} not quantized (skipped or too small)")
         job = job.with_evidence(self.name, Quantized("fp8", self.mode, before, tuple(remarks)))
         precision = job.precision if self.mode == "weight_only" else "fp8"
         return without_replaced(replace(job, precision=precision))
@@ -96,13 +96,13 @@ class Fp8(Rung):
 
     def _config(self, layers: dict[str, nn.Linear]) -> Any:
         if not layers:
-            raise RungError("fp8: the model has no linear layer to convert.")
+            raise RungError("fp8: the model has no linear layer that can be quantized.")
         ao = torchao_quantization()
         per_row = self.granularity == "row" or (
             self.granularity == "auto" and (self.mode == "weight_only" or _all_bf16(layers))
         )
         granularity = ao.PerRow() if per_row else ao.PerTensor()
-        # A library must not change the compiler's global settings: that would leak into other trials.
+        # torchao would otherwise change global settings of the compiler.
         if self.mode == "weight_only":
             return ao.Float8WeightOnlyConfig(granularity=granularity, set_inductor_config=False)
         return ao.Float8DynamicActivationFloat8WeightConfig(granularity=granularity, set_inductor_config=False)

@@ -1,11 +1,11 @@
-"""fused_ops: Redline's own kernels in place of the plain operations, where a model is made of modules that have both.
+"""fused_ops: switches Redline's own modules from their plain PyTorch reference to their fused implementation.
 
-Its models come with every such operation written out in plain PyTorch, which is the specification. This rung lets each
-take the fastest implementation that can run where it is: a Triton kernel on a GPU, torch's fused attention on a CPU.
-Some put their weights into another order for it, where nothing else will change them: for inference.
+The models of Redline are built from modules that have both: the reference is the specification, and the fused
+implementation is a Triton kernel on a GPU or torch's fused attention on a CPU. Each module chooses the fastest
+implementation that supports its device and dtype. For inference some modules also reorder their weights.
 
-In fp32 the kernels keep fp32's accuracy, so the model's convolutions must not round to TF32 either, which torch allows
-them by default. The rung `tf32` allows it.
+The fused fp32 kernels have fp32 accuracy. To match them, the rung disables TF32 for the convolutions of an fp32 model,
+where torch enables it by default; the rung `tf32` enables it again.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ from redline.nn import SwitchableModule
 class FusedOps(Rung):
     name: ClassVar[str] = "fused_ops"
     stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "Redline's own kernels where a model has modules that know them"
+    summary: ClassVar[str] = "fused kernels in modules that Redline provides (Triton on GPU)"
 
-    pack: bool = option(True, "for inference, put weights into the order that is fast here; false for int8 on a GPU")
+    pack: bool = option(True, "reorder weights for inference into the fastest layout; false for int8 on a GPU")
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is not None and not _plain(job.model):
-            return "the model has no module with an implementation of Redline's own to choose"
+            return "the model has no module with a fused implementation by Redline"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -47,7 +47,7 @@ class FusedOps(Rung):
 
     def proof(self, job: Job) -> str:
         modules: tuple[SwitchableModule, ...] = job.evidence[self.name]
-        # Asked now and not before: what can run depends on the dtype that later rungs converted to.
+        # Evaluated here, because the choice depends on the dtype that later rungs convert to.
         with torch.set_grad_enabled(job.training):
             kinds = Counter((type(module).__name__, module.active_implementation()) for module in modules)
         proof = ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))

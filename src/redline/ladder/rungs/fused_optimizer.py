@@ -1,8 +1,8 @@
-"""fused_optimizer: one kernel updates many weights, where the plain optimizer launches several for each.
+"""fused_optimizer: uses an optimizer implementation that updates many weights with one kernel.
 
-The user's own factory makes the optimizer; the rung makes it again, of the same class with the same groups
-and settings, on torch's `fused` or `foreach` implementation (or as apex's class of the same arithmetic).
-`auto` takes the best that is there, and the saved plan says which one that was.
+The plain implementation launches several kernels per weight. The rung rebuilds the user's optimizer with the same
+class, parameter groups and settings on torch's `fused` or `foreach` implementation, or with the equivalent class of
+apex. `auto` uses the best available implementation and writes its name into the saved plan.
 """
 
 import importlib
@@ -22,14 +22,14 @@ from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
 _INSTALL_APEX = "apex is not installed: build it from https://github.com/NVIDIA/apex with its CUDA extensions"
-# In the order of preference of `auto`.
+# In the order in which `auto` prefers them.
 _BACKENDS = ("apex", "fused", "foreach", "plain")
 _FLAGS = {
     "fused": {"fused": True, "foreach": False},
     "foreach": {"fused": False, "foreach": True},
     "plain": {"fused": False, "foreach": False},
 }
-# apex's class for each of torch's, and what it must be told to compute the same.
+# The class of apex for each class of torch, and the arguments that make it compute the same.
 _APEX = {
     Adam: ("FusedAdam", {"adam_w_mode": False}),
     AdamW: ("FusedAdam", {"adam_w_mode": True}),
@@ -38,11 +38,11 @@ _APEX = {
 
 
 class _Unsupported(RungError):
-    """This optimizer has no such implementation; the text says why."""
+    """The optimizer does not support an implementation; the message says why."""
 
 
 def rebuild(optimizer: Optimizer, backend: str) -> Optimizer:
-    """The same optimizer (class, groups, settings, state) on another implementation."""
+    """Returns the same optimizer (class, groups, settings, state) with another implementation."""
     made = _make(optimizer, backend, optimizer.param_groups)
     if optimizer.state:
         saved = optimizer.state_dict()
@@ -55,7 +55,7 @@ def rebuild(optimizer: Optimizer, backend: str) -> Optimizer:
 def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
     cls = type(optimizer)
     if not hasattr(optimizer, "defaults"):
-        raise _Unsupported("these are several optimizers in one, which cannot be rebuilt as one")
+        raise _Unsupported("it combines several optimizers in one, which cannot be rebuilt as one")
     target, flags = _apex_class(optimizer) if backend == "apex" else (cls, _FLAGS[backend])
     known = inspect.signature(target.__init__).parameters
     for flag, wanted in flags.items():
@@ -63,24 +63,24 @@ def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]
             raise _Unsupported(f"{cls.__name__} has no {flag}= implementation")
     flags = {flag: wanted for flag, wanted in flags.items() if flag in known}
     settings: dict[str, Any] = {k: v for k, v in optimizer.defaults.items() if k in known} | flags
-    # What the user set for one group stays, except for who steps it.
+    # Keeps the settings of each group except the implementation flags.
     own: list[dict[str, Any]] = [
         {k: v for k, v in group.items() if k not in _FLAGS["plain"]} | flags for group in groups
     ]
     try:
         return target(own, **settings)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise _Unsupported(f"{cls.__name__} refuses {backend}: {str(error).splitlines()[0]}") from error
+        raise _Unsupported(f"{cls.__name__} does not support {backend}: {str(error).splitlines()[0]}") from error
 
 
 def _apex_class(optimizer: Optimizer) -> tuple[Any, dict[str, Any]]:
     cls = type(optimizer)
     if cls not in _APEX:
-        raise _Unsupported(f"apex has no optimizer that computes what {cls.__name__} does")
+        raise _Unsupported(f"apex has no equivalent of {cls.__name__}")
     name, flags = _APEX[cls]
     for setting in ("amsgrad", "maximize", "differentiable"):
         if any(group.get(setting) for group in optimizer.param_groups):
-            raise _Unsupported(f"apex's {name} has no {setting}")
+            raise _Unsupported(f"apex's {name} does not support {setting}")
     try:
         return getattr(importlib.import_module("apex.optimizers"), name), flags
     except (ImportError, AttributeError) as error:
@@ -88,12 +88,12 @@ def _apex_class(optimizer: Optimizer) -> tuple[Any, dict[str, Any]]:
 
 
 def why_unsupported(optimizer: Optimizer, backend: str) -> str:
-    """A sentence when not; found by really stepping one small weight with the same settings."""
+    """Returns why a backend does not work, or an empty string; runs a step on a small weight to find out."""
     if backend == "plain":
         return ""
     example = optimizer.param_groups[0]["params"][0]
     if backend == "apex" and example.device.type != "cuda":
-        return "apex steps weights on a CUDA device only"
+        return "apex supports CUDA devices only"
     weight = nn.Parameter(torch.ones(2, device=example.device, dtype=example.dtype))
     weight.grad = torch.ones_like(weight)
     try:
@@ -107,7 +107,7 @@ def why_unsupported(optimizer: Optimizer, backend: str) -> str:
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """What steps this optimizer, read from its own groups; torch's default is spelled out."""
+    """Returns the implementation that the optimizer uses, with the default of torch resolved."""
     if type(optimizer).__module__.partition(".")[0] == "apex":
         return "apex"
     found = set()
@@ -130,21 +130,21 @@ def _optimizer_of(job: Job) -> Optimizer:
 class FusedOptimizer(Rung):
     name: ClassVar[str] = "fused_optimizer"
     stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "one kernel for many weights in the optimizer (apex, fused, foreach)"
+    summary: ClassVar[str] = "optimizer that updates many weights per kernel (apex, fused, foreach)"
     inference: ClassVar[bool] = False
 
-    backend: str = option("auto", "who steps the weights; auto takes the best there is", ("auto", *_BACKENDS))
+    backend: str = option("auto", "implementation; auto uses the best one available", ("auto", *_BACKENDS))
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         if not machine.is_cuda:
             return (cls("fused"), cls("foreach"))
-        # On a GPU foreach is what torch does by itself.
+        # On a GPU foreach is the default of torch.
         return (cls("apex"), cls("fused")) if machine.has("apex") else (cls("fused"),)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if self.backend == "apex" and not machine.is_cuda:
-            return "apex steps weights on a CUDA device only"
+            return "apex supports CUDA devices only"
         if self.backend == "apex" and not machine.has("apex"):
             return _INSTALL_APEX
         if job is None or job.optimizer is None or self.backend == "auto":
@@ -179,4 +179,4 @@ class FusedOptimizer(Rung):
             return ""
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         cls = type(optimizer).__name__
-        return f"{cls} steps {count} weight tensors with its {after} implementation (it was {before})"
+        return f"{cls} updates {count} weight tensors with its {after} implementation (before: {before})"

@@ -1,13 +1,13 @@
-"""grad_scaler: multiplies the loss before the backward pass, so that small fp16 gradients do not become zero.
+"""grad_scaler: scales the loss before the backward pass, so that small fp16 gradients do not underflow to zero.
 
-fp16 ends near 6e-8 at the small end and at 65,504 at the large one. The loss is multiplied by a scale; the
-gradients come out multiplied by it, and are divided again before the optimizer sees them. A step whose
-gradients overflowed is skipped and the scale shrinks; after a long clean stretch it grows. A model that
-overflows again and again fits in fp16 at no scale: it is switched to bf16, aloud, and trains on without one.
+The range of fp16 is about 6e-8 to 65,504. The loss is multiplied by a scale, and the gradients are divided by it before
+the optimizer step. If a gradient overflows, the step is skipped and the scale decreases; after `growth_interval` steps
+without overflow it increases. After `switch_after` overflows in a row, the model is converted to bf16 with a warning
+and training continues without a scale.
 
-torch's own GradScaler refuses fp16 gradients, which is what a model converted to fp16 has; this one takes
-them. They are fp16 again once divided, so there the scale protects the backward pass alone; under
-`autocast(dtype=fp16)`, where weights and their gradients stay fp32, it protects all of it.
+torch's GradScaler rejects fp16 gradients, which a model converted to fp16 has; this one accepts them. They are fp16
+again after the division, so in this case the scale protects only the backward pass. Under `autocast(dtype=fp16)`,
+where weights and gradients are fp32, it protects the gradients as well.
 """
 
 import warnings
@@ -24,12 +24,12 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# Beyond this the scaled loss itself leaves fp32's range on a large loss.
+# With a larger scale, a large loss would overflow fp32.
 _LARGEST_SCALE = 2.0**32
 
 
 class AdaptiveGradScaler:
-    """`scale(loss).backward()`, `step(optimizer)`, `update()`; after `step` the gradients are unscaled."""
+    """Scales a loss like `torch.amp.GradScaler`: `scale(loss).backward()`, `step(optimizer)`, `update()`."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class AdaptiveGradScaler:
         self._optimizers: list[Optimizer] = []
 
     def scale(self, loss: Tensor) -> Tensor:
-        # In fp32, because a scaled fp16 loss would overflow by itself.
+        # In fp32, because a scaled fp16 loss would overflow.
         return loss if self.switched else loss.float() * self.current
 
     def step(self, optimizer: Optimizer) -> None:
-        """Divides the gradients by the scale, and steps unless one of them is not finite."""
+        """Divides the gradients by the scale and runs the optimizer step unless a gradient is not finite."""
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         self.steps += 1
@@ -70,7 +70,7 @@ class AdaptiveGradScaler:
             optimizer.step()
 
     def update(self) -> None:
-        """Adjusts the scale to what the last step saw."""
+        """Adjusts the scale after a step."""
         if self.switched:
             return
         if not self._overflowed:
@@ -87,16 +87,16 @@ class AdaptiveGradScaler:
             self._switch_to_bf16()
 
     def _unscale(self, optimizer: Optimizer) -> bool:
-        """Divides every gradient in place; whether one of them is infinite or NaN."""
-        alike: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+        """Divides every gradient in place; returns whether one of them is infinite or NaN."""
+        grouped: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None:
                     values = gradient._values() if gradient.is_sparse else gradient
-                    alike[values.device, values.dtype].append(values)
+                    grouped[values.device, values.dtype].append(values)
         flags = []
-        for (device, _), gradients in alike.items():
+        for (device, _), gradients in grouped.items():
             flag = torch.zeros(1, device=device)
             inverse = torch.full((1,), 1 / self.current, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, inverse)
@@ -106,14 +106,14 @@ class AdaptiveGradScaler:
     def _switch_to_bf16(self) -> None:
         self.switched = True
         warnings.warn(
-            f"grad_scaler: {self.switch_after} steps in a row overflowed fp16, down to a scale of "
-            f"{self.current:g}; the model is switched to bf16 and trains on without a scale.",
+            f"grad_scaler: {self.switch_after} steps in a row overflowed fp16, the last with a scale of "
+            f"{self.current:g}; the model is converted to bf16 and trains on without loss scaling.",
             stacklevel=4,
         )
         with torch.no_grad():
             self.model._apply(_fp16_to_bf16)
         for module in self.model.modules():
-            # The boundary around the model, and autocast, convert to a dtype of their own.
+            # The boundary around the model and autocast store the dtype that they convert to.
             if vars(module).get("dtype") is torch.float16:
                 vars(module)["dtype"] = torch.bfloat16
         for parameter in self.model.parameters():
@@ -131,25 +131,25 @@ def _fp16_to_bf16(tensor: Tensor) -> Tensor:
 class GradScaler(Rung):
     name: ClassVar[str] = "grad_scaler"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "adaptive loss scaling for fp16, with a switch to bf16 when it keeps overflowing"
+    summary: ClassVar[str] = "adaptive loss scaling for fp16; switches to bf16 after repeated overflows"
     inference: ClassVar[bool] = False
-    # Each step asks the device whether its gradients are finite, which a captured step cannot.
+    # Each step reads from the device whether the gradients are finite, which a CUDA graph cannot do.
     excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
 
-    init_scale: float = option(4096.0, "what the loss is multiplied by at first")
-    growth_factor: float = option(2.0, "how the scale grows after a clean stretch")
-    growth_interval: int = option(2000, "how many steps without overflow make a clean stretch")
-    backoff: float = option(0.5, "how the scale shrinks after an overflow")
-    switch_after: int = option(5, "how many overflows in a row switch to bf16; 0 never does")
+    init_scale: float = option(4096.0, "initial scale of the loss")
+    growth_factor: float = option(2.0, "factor of the scale after growth_interval steps without overflow")
+    growth_interval: int = option(2000, "number of steps without overflow before the scale grows")
+    backoff: float = option(0.5, "factor of the scale after an overflow")
+    switch_after: int = option(5, "number of overflows in a row before the switch to bf16; 0 disables the switch")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         limits = {
-            "init_scale is a number above 0": self.init_scale > 0,
-            "growth_factor is a number of at least 1": self.growth_factor >= 1,
-            "growth_interval is a whole number of at least 1": self.growth_interval >= 1,
-            "backoff is a number between 0 and 1": 0 < self.backoff < 1,
-            "switch_after is a whole number that is not negative": self.switch_after >= 0,
+            "init_scale must be greater than 0": self.init_scale > 0,
+            "growth_factor must be at least 1": self.growth_factor >= 1,
+            "growth_interval must be an integer of at least 1": self.growth_interval >= 1,
+            "backoff must be between 0 and 1": 0 < self.backoff < 1,
+            "switch_after must be an integer of at least 0": self.switch_after >= 0,
         }
         for sentence, holds in limits.items():
             if not holds:
@@ -159,7 +159,7 @@ class GradScaler(Rung):
         if job is None:
             return machine.why_slow("fp16")
         if job.precision != "fp16":
-            return f"the arithmetic is {job.precision}, and only fp16 needs its loss scaled"
+            return f"the model computes in {job.precision}, and only fp16 needs loss scaling"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -185,7 +185,7 @@ class GradScaler(Rung):
         if not made or not made[0].steps:
             return ""
         scaler = made[0]
-        said = f"loss scaled in {scaler.steps} steps, {scaler.skipped} skipped for overflow"
+        steps = f"loss scaled in {scaler.steps} steps, {scaler.skipped} skipped after an overflow"
         if scaler.switched:
-            return f"{said}; switched to bf16 after {self.switch_after} overflows in a row"
-        return f"{said}; the scale is {scaler.current:g}, from {self.init_scale:g}"
+            return f"{steps}; switched to bf16 after {self.switch_after} overflows in a row"
+        return f"{steps}; scale {scaler.current:g}, initially {self.init_scale:g}"

@@ -1,14 +1,14 @@
-"""int8: linear layers with 8-bit weights, and on request 8-bit inputs, through torchao.
+"""int8: quantizes the weights of linear layers, and optionally their inputs, to int8 with torchao.
 
-Weights are symmetric with one scale per output channel. What differs is the input of each product:
+Weights are quantized symmetrically with one scale per output channel. The modes differ in the inputs:
 
-- `weight_only` keeps it in float: a quarter of the weight bytes to read, the same arithmetic.
-- `dynamic` measures each row as it comes and multiplies in int8.
-- `static` multiplies in int8 with one scale per layer, found beforehand on the samples.
+- `weight_only` keeps inputs in floating point: a quarter of the fp32 weight bytes, and floating-point arithmetic.
+- `dynamic` computes a scale for each row of the input at run time and multiplies in int8.
+- `static` multiplies in int8 with one scale per layer, calibrated on the sample inputs.
 
-Without a compiler the quantizing steps run as separate kernels and often cost more than they save; the climb
-measures it alone and again under `compile`. `progressive` quantizes layers from the least sensitive on, for
-as long as every gate stays green, and leaves the others as they are.
+Without a compiler the quantization runs as separate kernels and often costs more than it saves; a climb measures the
+rung alone and again under `compile`. `progressive` quantizes layers in order of increasing sensitivity as long as all
+gates pass, and leaves the other layers unchanged.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.nn.switchable import SwitchableModule
 
-# cuBLAS takes int8 products only from this many rows on, and only for sizes that are multiples of 8.
+# cuBLAS supports int8 products only for at least this many rows and for sizes that are multiples of 8.
 _CUDA_ROWS = 17
 _CUDA_MULTIPLE = 8
 
@@ -45,26 +45,30 @@ _CUDA_MULTIPLE = 8
 @dataclass(frozen=True)
 class Int8(Rung):
     mode: str = option(
-        "weight_only", "what is int8: weights, or inputs too", choices=("weight_only", "dynamic", "static")
+        "weight_only",
+        "weight_only, or inputs too with scales per row (dynamic) or calibrated (static)",
+        choices=("weight_only", "dynamic", "static"),
     )
-    calibration: str = option("minmax", "static: how each layer's input limit is found", choices=METHODS)
-    percentile: float = option(99.9, "static: share of values (in %) inside the limit, with calibration=percentile")
-    skip: tuple[str, ...] = option((), "names of modules to leave alone")
-    progressive: bool = option(False, "quantize layers by measured sensitivity until a gate would fail")
-    min_features: int = option(64, "leave layers with fewer inputs or outputs alone")
+    calibration: str = option(
+        "minmax", "mode=static: method that determines the input range of each layer", choices=METHODS
+    )
+    percentile: float = option(99.9, "calibration=percentile: percentage of values inside the range")
+    skip: tuple[str, ...] = option((), "names of modules that are not quantized")
+    progressive: bool = option(False, "quantize layers by increasing sensitivity until a gate would fail")
+    min_features: int = option(64, "minimum number of input and output features of a quantized layer")
 
     name: ClassVar[str] = "int8"
     stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "linear layers in int8: weights alone, or inputs too (dynamic or calibrated)"
+    summary: ClassVar[str] = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
     training: ClassVar[bool] = False
     excludes: ClassVar[frozenset[str]] = frozenset({"fp8", "onnxruntime", "tensorrt"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.percentile <= 100:
-            raise RungError(f"int8: percentile is above 0 and at most 100, not {self.percentile}.")
+            raise RungError(f"int8: percentile must be above 0 and at most 100, not {self.percentile}.")
         if self.mode != "static" and self.calibration != "minmax":
-            raise RungError(f"int8: calibration={self.calibration} belongs to mode=static, not to mode={self.mode}.")
+            raise RungError(f"int8: calibration={self.calibration} needs mode=static, not mode={self.mode}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
@@ -88,8 +92,8 @@ class Int8(Rung):
         if reason or job is None:
             return reason
         if not job.samples and (self.mode == "static" or self.progressive):
-            need = "static mode calibrates" if self.mode == "static" else "progressive judges layers"
-            return f"{need} on sample inputs, and none were given"
+            need = "mode=static" if self.mode == "static" else "progressive=true"
+            return f"{need} needs sample inputs: pass samples="
         otherwise = "" if machine.is_cuda else "; onnxruntime(int8=static) quantizes convolutions on a CPU"
         return why_no_layers(self._layers(job), job.model, otherwise)
 
@@ -102,7 +106,7 @@ class Int8(Rung):
             }
             if not layers:
                 raise RungError(
-                    f"int8: every layer sees fewer than {_CUDA_ROWS} rows, too few for int8 products on CUDA."
+                    f"int8: every layer gets fewer than {_CUDA_ROWS} rows, the minimum for int8 products on CUDA."
                 )
         if self.progressive:
             quantize, layers = self._quantizer(job, layers)
@@ -110,8 +114,8 @@ class Int8(Rung):
             count = longest_passing(job, order, layers, quantize)
             if not count:
                 raise RungError(
-                    f"int8: with {order[0]!r} alone, the least sensitive of {len(order)} layers, a gate fails or has "
-                    "less than a tenth of its limit left for other inputs."
+                    f"int8: quantizing only {order[0]!r}, the least sensitive of {len(order)} layers, fails a gate or "
+                    "uses more than 90% of its limit."
                 )
             layers = {name: layers[name] for name in order[:count]}
         left = [name for name in self._layers(job) if name not in layers]
@@ -122,14 +126,14 @@ class Int8(Rung):
         quantize, layers = self._quantizer(job, self._layers(job))
         for name, layer in layers.items():
             quantize(name, layer)
-            # Ours look at the new weight now: a compiler could not let them.
+            # Modules of Redline choose their implementation now, because they cannot do so inside a compiled call.
             if isinstance(layer, SwitchableModule):
                 layer.pack(job.device)
         remarks = []
         if self.mode == "static":
             remarks.append(f"inputs calibrated by {self.calibration} on {len(job.samples)} batches")
         if len(layers) < found:
-            remarks.append(f"{found - len(layers)} left alone (skipped, too small, or not seen on the samples)")
+            remarks.append(f"{found - len(layers)} not quantized (skipped, too small, or not run on the samples)")
         job = job.with_evidence(self.name, Quantized("int8", self.mode, before, tuple(remarks)))
         precision = job.precision if self.mode == "weight_only" else "int8"
         return without_replaced(replace(job, precision=precision))
@@ -148,9 +152,9 @@ class Int8(Rung):
         }
 
     def _quantizer(self, job: Job, layers: dict[str, nn.Linear]) -> tuple[Quantize, dict[str, nn.Linear]]:
-        """What turns one layer into int8, and the layers that it can be used on."""
+        """Returns a function that quantizes one layer, and the layers that it supports."""
         ao = torchao_quantization()
-        # A library must not change the compiler's global settings: that would leak into other trials.
+        # torchao would otherwise change global settings of the compiler.
         common: dict[str, Any] = {"set_inductor_config": False}
         if self.mode == "weight_only":
             return lambda name, layer: quantize_layer(self.name, name, layer, ao.Int8WeightOnlyConfig(**common)), layers
@@ -160,12 +164,10 @@ class Int8(Rung):
             config = ao.Int8DynamicActivationInt8WeightConfig(granularity=ao.PerRow(), **common)
             return lambda name, layer: quantize_layer(self.name, name, layer, config), layers
         if not job.samples:
-            raise RungError("int8: static mode calibrates on sample inputs, and none were given.")
+            raise RungError("int8: mode=static needs sample inputs: pass samples=.")
         limits = clipping_limits(job, layers, self.calibration, self.percentile)
         if not limits:
-            raise RungError(
-                "int8: no layer could be calibrated: none of them ran on the samples with inputs above zero."
-            )
+            raise RungError("int8: no layer could be calibrated: none ran on the samples with nonzero inputs.")
 
         def static(name: str, layer: nn.Linear) -> None:
             limit, rank = limits[name]
@@ -179,7 +181,7 @@ class Int8(Rung):
 
 @cache
 def products_are_exact(device: torch.device) -> bool:
-    """Whether int8 products keep every bit; some CPUs saturate in 16 bits, and then need a smaller range."""
+    """Returns whether int8 products are exact; some CPUs saturate at 16 bits and need a smaller range."""
     if device.type != "cpu":
         return True
     generator = torch.Generator().manual_seed(0)

@@ -1,11 +1,12 @@
-"""keep_memory: what a CPU model frees stays with the process, so that its next layer finds the pages in place.
+"""keep_memory: tells the CPU allocator to keep freed memory, so that the next layer reuses mapped pages.
 
-glibc takes every block above 32 MiB from the kernel and gives it back as soon as it is freed. The activations of a
-large picture are such blocks: in each layer the kernel clears their pages and maps them anew, which can take as long
-as the layer itself. Here the allocator is told to keep what it has. The price is memory: the process holds its peak
-between calls, and pieces that do not fit each other add to it.
+glibc requests every block above 32 MiB from the kernel and returns it as soon as it is freed. The activations of a
+large image are such blocks, so in each layer the kernel maps and clears their pages again, which can take as long as
+the layer itself. The cost of keeping them is memory: the process keeps its peak between calls, and fragmentation adds
+to it.
 
-The one rung that changes more than its own calls: glibc does not say what it was told before, so it stays told.
+Unlike all other rungs, this one changes the process beyond its own calls: glibc has no way to read the previous
+setting, so it cannot be restored.
 """
 
 import resource
@@ -23,7 +24,7 @@ from redline.machine.machine import Machine
 
 @dataclass
 class Seen:
-    """How many pages were new to the process in its first call, in its last, and how many calls there were."""
+    """The page faults of the first call and of the most recent call, and the number of calls."""
 
     first: int = 0
     last: int = 0
@@ -32,15 +33,15 @@ class Seen:
 
 @contextmanager
 def _counting(seen: Seen) -> Iterator[None]:
-    before = _new_pages()
+    before = _page_faults()
     yield
-    seen.last = _new_pages() - before
+    seen.last = _page_faults() - before
     if not seen.calls:
         seen.first = seen.last
     seen.calls += 1
 
 
-def _new_pages() -> int:
+def _page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -48,13 +49,13 @@ def _new_pages() -> int:
 class KeepMemory(Rung):
     name: ClassVar[str] = "keep_memory"
     stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "freed memory stays with the process, and its pages are not made anew in every layer"
+    summary: ClassVar[str] = "the CPU allocator keeps freed memory, so that layers do not fault in new pages"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if machine.is_cuda:
-            return "a GPU's memory is kept by torch already"
+            return "torch already caches GPU memory"
         if not torch_allocates_by_glibc():
-            return "torch does not take its memory from glibc here, whose allocator it tells what to keep"
+            return "torch does not allocate with glibc malloc in this process"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -67,8 +68,8 @@ class KeepMemory(Rung):
         seen: Seen = job.evidence[self.name]
         if seen.calls < 2 or 2 * seen.last >= seen.first:
             return ""
-        return f"{seen.first:,} pages were new in the first call, {seen.last:,} in the last of {seen.calls}"
+        return f"{seen.first:,} page faults in the first call, {seen.last:,} in the last of {seen.calls} calls"
 
     def why_nothing(self, job: Job) -> str:
         seen: Seen = job.evidence[self.name]
-        return f"{seen.last:,} pages were new in the last of {seen.calls} call(s), {seen.first:,} in the first"
+        return f"{seen.last:,} page faults in the last of {seen.calls} call(s), {seen.first:,} in the first"

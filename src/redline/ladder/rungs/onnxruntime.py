@@ -1,8 +1,8 @@
-"""onnxruntime: the model as an ONNX graph in an ONNX Runtime session, on its CPU, CUDA or TensorRT provider.
+"""onnxruntime: exports the model to ONNX and runs it in ONNX Runtime with its CPU, CUDA or TensorRT provider.
 
-ONNX Runtime fuses the whole graph ahead of time and picks its own kernels. On a CPU its int8 convolutions are
-often the largest single gain there is; `int8=static` calibrates them on the samples. A graph has fixed
-shapes: a call with another shape exports once more, and that call pays for it.
+ONNX Runtime optimizes the whole graph ahead of time and uses its own kernels. On a CPU its int8 convolutions are often
+the largest single gain; `int8=static` calibrates them on the sample inputs. A graph has fixed shapes: the first call
+with a new shape exports the model again and takes correspondingly longer.
 """
 
 import importlib.util
@@ -36,13 +36,13 @@ _PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-# A protobuf file holds at most 2 GiB; quantizing is kept well below it.
+# A protobuf file is limited to 2 GiB; larger models store their weights in an external file.
 _EXTERNAL_BYTES = 2**30
 _HALF_PRECISION = ("bf16", "fp16", "autocast")
 
 
 class OnnxModule(PerShape[OnnxEngine]):
-    """The applied model; `weight_bytes` is what its sessions hold."""
+    """A model that runs in ONNX Runtime sessions, one per combination of input shapes."""
 
     @property
     def weight_bytes(self) -> int:
@@ -51,28 +51,34 @@ class OnnxModule(PerShape[OnnxEngine]):
 
 @dataclass(frozen=True)
 class Onnxruntime(Rung):
-    provider: str = option("auto", "what runs the graph; auto: where the model is", choices=("auto", *_PROVIDERS))
-    int8: str = option(
-        "none", "int8 arithmetic: no, scaled per call, or calibrated", choices=("none", "dynamic", "static")
+    provider: str = option(
+        "auto", "execution provider; auto uses the device of the model", choices=("auto", *_PROVIDERS)
     )
-    calibration: str = option("minmax", "int8=static: how the ranges are found on the samples", choices=METHODS)
-    percentile: float = option(99.999, "share of values (in %) inside the range, with calibration=percentile")
-    threads: int = option(0, "threads per operator; 0: as many as torch uses")
+    int8: str = option(
+        "none",
+        "int8 arithmetic: none, scaled at each call (dynamic) or calibrated (static)",
+        choices=("none", "dynamic", "static"),
+    )
+    calibration: str = option(
+        "minmax", "int8=static: method that determines the ranges on the samples", choices=METHODS
+    )
+    percentile: float = option(99.999, "calibration=percentile: percentage of values inside the range")
+    threads: int = option(0, "threads per operator; 0 uses the number of torch threads")
 
     name: ClassVar[str] = "onnxruntime"
     stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "the whole graph in ONNX Runtime (CPU, CUDA or TensorRT), in int8 on request"
+    summary: ClassVar[str] = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
     training: ClassVar[bool] = False
     excludes: ClassVar[frozenset[str]] = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.int8 != "static" and self.calibration != "minmax":
-            raise RungError(f"onnxruntime: calibration={self.calibration} belongs to int8=static.")
+            raise RungError(f"onnxruntime: calibration={self.calibration} needs int8=static.")
         if not 50 < self.percentile <= 100:
-            raise RungError(f"onnxruntime: percentile is above 50 and at most 100, not {self.percentile}.")
+            raise RungError(f"onnxruntime: percentile must be above 50 and at most 100, not {self.percentile}.")
         if self.threads < 0:
-            raise RungError(f"onnxruntime: threads is zero or more, not {self.threads}.")
+            raise RungError(f"onnxruntime: threads must be at least 0, not {self.threads}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
@@ -82,7 +88,7 @@ class Onnxruntime(Rung):
         return tuple(cls(provider=kind) for kind in found or ("cuda",))
 
     def beside(self, other: Rung) -> Rung | None:
-        """ONNX Runtime quantizes an fp32 graph: half precision before it would leave its quantizer without kernels."""
+        """Removes half-precision rungs when int8 is used, because ONNX Runtime quantizes fp32 graphs only."""
         return None if self.int8 != "none" and other.name in _HALF_PRECISION else other
 
     @property
@@ -96,21 +102,21 @@ class Onnxruntime(Rung):
             extra = "onnx" if kind == "cpu" else "onnx-gpu"
             return f'{" and ".join(missing)} not installed: pip install "redline[{extra}]"'
         if kind == "cpu" and machine.is_cuda:
-            return "the model is on a GPU and provider=cpu runs on the host: take provider=cuda"
+            return "provider=cpu cannot run a model that is on a GPU: use provider=cuda"
         if kind != "cpu" and not machine.is_cuda:
             return f"provider={kind} needs a CUDA GPU, and the model is on the CPU"
         if _PROVIDERS[kind] not in _available():
-            return f'this onnxruntime has no {_PROVIDERS[kind]}: pip install "redline[onnx-gpu]"'
+            return f'the installed onnxruntime has no {_PROVIDERS[kind]}: pip install "redline[onnx-gpu]"'
         if kind == "cuda" and self.int8 != "none":
-            return "the CUDA provider has no int8 kernels: take provider=tensorrt, or the rung int8"
+            return "the CUDA provider has no int8 kernels: use provider=tensorrt or the rung int8"
         if job is None:
             return ""
         if not job.samples:
-            return "the graph is exported from sample inputs, and none were given"
+            return "it needs sample inputs to export the graph: pass samples="
         if self.int8 != "none" and job.precision not in ("fp32", "tf32"):
-            return f"its quantizer starts from fp32, and the model is in {job.precision}"
+            return f"int8 needs an fp32 model, and the model computes in {job.precision}"
         if kind == "cpu" and job.precision == "bf16":
-            return "ONNX Runtime has no bf16 kernels on a CPU: leave the model in fp32, or take int8=static"
+            return "ONNX Runtime has no bf16 kernels on a CPU: keep the model in fp32 or use int8=static"
         return ""
 
     def resolve(self, job: Job) -> Rung:
@@ -118,7 +124,7 @@ class Onnxruntime(Rung):
 
     def apply(self, job: Job) -> Job:
         if not job.samples:
-            raise RungError("onnxruntime: the graph is exported from sample inputs, and none were given.")
+            raise RungError("onnxruntime: needs sample inputs to export the graph: pass samples=.")
         samples = [as_call(batch, job.device) for batch in job.samples]
         builder = _Builder(self, self._kind(job.device.type == "cuda"), samples)
         module = OnnxModule(job.model, builder.build)
@@ -137,9 +143,11 @@ class Onnxruntime(Rung):
         if self.int8 != "none":
             converted = Counter(node.operator for node in nodes if is_int8(node.operator))
             if not converted and wanted == _PROVIDERS["cpu"]:
-                return ""  # asked for int8, and every product stayed in float
+                return ""  # int8 was requested, but no product was quantized
             listed = ", ".join(f"{operator} {count}" for operator, count in converted.most_common())
-            parts.append(f"{converted.total()} of them in int8 ({listed})" if converted else "int8 inside its engines")
+            parts.append(
+                f"{converted.total()} of them in int8 ({listed})" if converted else "int8 inside TensorRT engines"
+            )
         parts.append(f"{len(engines)} session{'s' if len(engines) > 1 else ''}, one per input shape")
         return "; ".join(parts)
 
@@ -151,7 +159,7 @@ class Onnxruntime(Rung):
 
 @dataclass(frozen=True)
 class _Builder:
-    """Makes the engine for one form of input."""
+    """Builds the engine for one combination of input shapes."""
 
     rung: Onnxruntime
     kind: str
@@ -165,7 +173,7 @@ class _Builder:
             if self.rung.int8 == "dynamic":
                 quantize_dynamic(source, target, external)
                 return
-            batches = calibration_batches(self._alike(model, args, kwargs), names)
+            batches = calibration_batches(self._samples_of_form(model, args, kwargs), names)
             quantize_static(
                 source,
                 target,
@@ -185,20 +193,20 @@ class _Builder:
             rewrite=rewrite if self.rung.int8 != "none" else None,
         )
 
-    def _alike(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Tensor]]:
-        """The samples of this form; a graph of fixed shapes cannot be calibrated on others."""
+    def _samples_of_form(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Tensor]]:
+        """Returns the samples with the same input shapes; a graph of fixed shapes cannot run the others."""
         form = input_form(args, kwargs)
         alike = [sample for sample in self.samples if input_form(*sample) == form]
         if not alike:
             warnings.warn(
-                "onnxruntime: no sample has this call's shape, so int8 is calibrated on its inputs alone.",
+                "onnxruntime: no sample has the input shapes of this call, so its own inputs calibrate int8.",
                 stacklevel=2,
             )
             alike = [(args, kwargs)]
         for sample in alike:
             with torch.no_grad():
                 if not all_finite(model(*sample[0], **sample[1])):
-                    raise RungError("onnxruntime: the model gives a NaN or an infinity on a sample to calibrate on.")
+                    raise RungError("onnxruntime: calibration failed: the model returns NaN or infinity for a sample.")
         return [flat_tensors(*sample) for sample in alike]
 
 
@@ -211,6 +219,6 @@ def _available() -> list[str]:
 
 
 def _provider_list(kind: str, device: torch.device) -> list[tuple[str, dict[str, Any]]]:
-    """The provider asked for, and behind it the ones that take the nodes it cannot run."""
+    """Returns the requested provider, followed by the providers that run the nodes it does not support."""
     order = {"cpu": ["cpu"], "cuda": ["cuda", "cpu"], "tensorrt": ["tensorrt", "cuda", "cpu"]}[kind]
     return [(_PROVIDERS[k], {} if k == "cpu" else {"device_id": str(device.index or 0)}) for k in order]

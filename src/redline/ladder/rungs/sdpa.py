@@ -1,9 +1,9 @@
-"""sdpa: attention by torch's fused kernels, and by the one that is fastest for the shapes at hand.
+"""sdpa: replaces hand-written attention by `scaled_dot_product_attention` and chooses its fastest kernel.
 
-Hand-written softmax attention writes its scores, all queries times all keys, to memory and reads them back
-three times; a fused kernel never does. So it is replaced wherever equality can be proven. Torch then has
-several fused kernels and takes the first that can run, not the fastest; `backend=auto` times them and the
-plan keeps the winner.
+Hand-written softmax attention writes its scores (queries × keys) to memory and reads them three times; a fused kernel
+does not store them. The rung replaces hand-written attention where it can prove that the results are equal. torch has
+several fused kernels and uses the first that supports the inputs, not the fastest; `backend=auto` times them and
+writes the fastest into the plan.
 """
 
 import itertools
@@ -36,9 +36,9 @@ _REPEATS = 10
 
 
 class _Prefer:
-    """Puts one kernel first for the length of a call; the others stay allowed, for shapes it cannot take.
+    """Gives one kernel priority during a call; the others stay enabled for shapes it does not support.
 
-    `torch.nn.attention.sdpa_kernel` does so by twenty-odd settings; setting the order alone costs far less.
+    Changes only the priority order, which is much cheaper than `torch.nn.attention.sdpa_kernel` with all its settings.
     """
 
     def __init__(self, backend: str) -> None:
@@ -60,7 +60,7 @@ class _Prefer:
 
 
 def _context(backend: str) -> Context:
-    # Unfused is never torch's first choice while another can run, so the others are shut.
+    # torch uses the math kernel only if no other can run, so for `math` the others are disabled.
     return (lambda: sdpa_kernel(SDPBackend.MATH)) if backend == "math" else (lambda: _Prefer(backend))
 
 
@@ -74,16 +74,16 @@ class _Evidence:
 class Sdpa(Rung):
     name: ClassVar[str] = "sdpa"
     stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "fused attention in place of hand-written, by the kernel that is fastest for its shapes"
+    summary: ClassVar[str] = "fused attention instead of hand-written attention, with the fastest kernel"
 
     backend: str = option(
         "auto",
-        "the kernel to prefer; auto times them, default leaves it to torch",
+        "the kernel to prefer; auto times all of them, default leaves the choice to torch",
         ("auto", *BACKENDS, "default"),
     )
     dtype: str = option(
         "auto",
-        "what the kernels are timed in; auto is bf16 where the GPU has it",
+        "dtype in which auto times the kernels; auto is bf16 if the GPU supports it",
         ("auto", "bf16", "fp16", "fp32"),
     )
 
@@ -94,16 +94,18 @@ class Sdpa(Rung):
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if self.backend in BACKENDS and self.backend not in machine.attention_kernels:
             there = ", ".join(machine.attention_kernels)
-            return f"{machine.name} has no {self.backend} attention kernel (it has {there})"
+            return f"{machine.name} has no {self.backend} attention kernel (available: {there})"
         if job is None or not job.samples:
             return ""
         seen = observe(job)
         if not seen.calls and not seen.handwritten:
             if any(isinstance(module, nn.MultiheadAttention) for module in job.model.modules()):
-                return "torch's own attention layers take their fast path here, one operation without a call to switch"
-            return "no attention was seen: no scaled_dot_product_attention, no softmax between two products"
+                return (
+                    "nn.MultiheadAttention uses its fast path here, which is one operation without a choice of kernels"
+                )
+            return "no attention found: no scaled_dot_product_attention and no softmax between two matrix products"
         if not seen.handwritten and self.backend in ("auto", "default") and not machine.is_cuda:
-            return "the model's attention is fused already, and there is one kernel for it here"
+            return "the attention of the model is fused already, and this device has only one kernel for it"
         return ""
 
     def resolve(self, job: Job) -> "Sdpa":
@@ -113,7 +115,7 @@ class Sdpa(Rung):
             return replace(self, backend="default")
         machine = Machine.detect(str(job.device))
         dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
-        # The shapes are known once the model is rewritten; that is taken back, because apply does it.
+        # The model is rewritten to find the shapes of its attention calls, and restored: `apply` rewrites it.
         switching = switch_to_fused(job)
         rewriting = fuse(job.model, observe(job), job.training)
         try:
@@ -132,7 +134,7 @@ class Sdpa(Rung):
         if not job.samples:
             if any("softmax" in type(m).forward.__code__.co_names for m in job.model.modules() if _own(m)):
                 warnings.warn(
-                    "sdpa: without samples= hand-written attention cannot be proven equal, so it is left.",
+                    "sdpa: hand-written attention stays unchanged: proving equality needs samples=.",
                     stacklevel=2,
                 )
             return job
@@ -143,7 +145,7 @@ class Sdpa(Rung):
 
     def why_nothing(self, job: Job) -> str:
         evidence: _Evidence | None = job.evidence.get(self.name)
-        return f"left as it was: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
+        return f"unchanged: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
 
     def proof(self, job: Job) -> str:
         evidence: _Evidence | None = job.evidence.get(self.name)
@@ -154,19 +156,19 @@ class Sdpa(Rung):
         if done:
             parts.append(f"{_count(len(done), 'attention module')} rewritten ({_some(done)})")
         if left:
-            parts.append(f"{len(left)} left: " + evidence.rewriting.reasons)
+            parts.append(f"{len(left)} unchanged: " + evidence.rewriting.reasons)
         dtype = _dtype(job)
         kernels: dict[str, int] = {}
         for seen, count in evidence.seen.calls.items():
             kernel = _kernel(job, seen, dtype)
             kernels[kernel] = kernels.get(kernel, 0) + count
-        ran = ", ".join(f"{_count(count, 'call')} by the {kernel} kernel" for kernel, count in kernels.items())
+        ran = ", ".join(f"{_count(count, 'call')} with the {kernel} kernel" for kernel, count in kernels.items())
         name = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
         return "; ".join([*parts, f"a forward pass makes {ran} in {name}"])
 
 
 def _dtype(job: Job) -> torch.dtype:
-    """What attention is computed in at the end of the plan; int8 and fp8 weights leave it as it is."""
+    """Returns the dtype of attention under the whole plan; int8 and fp8 weights do not change it."""
     floats = Counter(p.dtype for p in job.model.parameters() if p.dtype in DTYPES.values())
     common = floats.most_common(1)[0][0] if floats else torch.float32
     return DTYPES.get(job.precision, common)
@@ -185,7 +187,7 @@ def _some(names: list[str]) -> str:
 
 
 def _kernel(job: Job, seen: AttentionCall, dtype: torch.dtype) -> str:
-    """The dispatcher's own answer, under the plan's settings and in the dtype that the plan ended with."""
+    """Returns the kernel that the dispatcher chooses under the settings and the final dtype of the plan."""
     given = seen.inputs(dtype, job.device, gradients=job.training)
     with torch.set_grad_enabled(job.training), entered(job.contexts):
         chosen = torch._fused_sdp_choice(**given)
@@ -195,7 +197,7 @@ def _kernel(job: Job, seen: AttentionCall, dtype: torch.dtype) -> str:
 def _total_seconds(
     backend: str, calls: dict[AttentionCall, int], dtype: torch.dtype, device: torch.device, training: bool
 ) -> float:
-    """One forward pass's attention by this kernel; infinite where it cannot run all of the shapes."""
+    """Returns the time of all attention calls of one forward pass; infinite if the kernel does not support a shape."""
     total = 0.0
     for seen, count in calls.items():
         given = seen.inputs(dtype, device, training)
@@ -208,7 +210,7 @@ def _total_seconds(
 
         try:
             with sdpa_kernel(BACKENDS[backend]), torch.set_grad_enabled(training), warnings.catch_warnings():
-                # A kernel that cannot run explains itself in warnings; the error that follows is what counts.
+                # A kernel that cannot run emits warnings before it raises; the error is sufficient.
                 warnings.simplefilter("ignore")
                 total += count * _seconds(step, device)
         except RuntimeError:

@@ -1,7 +1,7 @@
-"""tensorrt: the model compiled by torch-tensorrt into TensorRT engines, ahead of time, for fixed shapes.
+"""tensorrt: compiles the model with torch-tensorrt into TensorRT engines for fixed input shapes.
 
-What TensorRT has no operator for stays in PyTorch between the engines, and the proof counts it. A call with
-another shape compiles once more, and that call pays for it.
+Operators that TensorRT does not support run in PyTorch between the engines; the proof counts them. The first call with
+a new shape compiles another engine and takes correspondingly longer.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from redline.quiet import quiet
 
 @dataclass(frozen=True)
 class _Compiled:
-    """One compiled model, for one form of input."""
+    """The compiled model for one combination of input shapes."""
 
     module: nn.Module
     flat: FlatModel
@@ -31,11 +31,11 @@ class _Compiled:
         return self.flat.restore((results,) if isinstance(results, Tensor) else results)
 
     def engines(self) -> int:
-        """torch-tensorrt runs each engine as a module of its own, in C++ or in Python."""
+        """Returns the number of engines; torch-tensorrt wraps each in a module, in C++ or in Python."""
         return sum(type(m).__name__.endswith("TorchTensorRTModule") for m in self.module.modules())
 
-    def operators_left(self) -> int:
-        """The operators that still run in PyTorch, between the engines."""
+    def pytorch_operators(self) -> int:
+        """Returns the number of operators that run in PyTorch, between the engines."""
         graphs = [m.graph for m in self.module.modules() if isinstance(m, fx.GraphModule)]
         kinds = ("call_function", "call_method")
         nodes = [node for graph in graphs for node in graph.nodes if node.op in kinds]
@@ -44,12 +44,14 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Tensorrt(Rung):
-    precision: str = option("keep", "the dtypes of the model, or fp16 where it is safe", choices=("keep", "fp16"))
-    optimization_level: int = option(3, "how long TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
+    precision: str = option(
+        "keep", "keep the dtypes of the model, or use fp16 where it is safe", choices=("keep", "fp16")
+    )
+    optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
 
     name: ClassVar[str] = "tensorrt"
     stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "the graph as TensorRT engines, through torch-tensorrt"
+    summary: ClassVar[str] = "TensorRT engines, compiled with torch-tensorrt"
     training: ClassVar[bool] = False
     excludes: ClassVar[frozenset[str]] = frozenset({"compile", "onnxruntime", "int8", "fp8"})
 
@@ -63,20 +65,20 @@ class Tensorrt(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if not machine.is_cuda:
-            return f"TensorRT needs an NVIDIA GPU, and the device is {machine.name}"
+            return f"TensorRT needs an NVIDIA GPU, not {machine.name}"
         if importlib.util.find_spec("torch_tensorrt") is None:
             return 'torch-tensorrt is not installed: pip install "redline[tensorrt]"'
         if job is None:
             return ""
         if not job.samples:
-            return "engines are compiled from sample inputs, and none were given"
+            return "it needs sample inputs to compile the engines: pass samples="
         if self.precision == "fp16" and job.precision in ("bf16", "fp16"):
-            return f"the model is {job.precision} already: take precision=keep"
+            return f"the model is {job.precision} already: use precision=keep"
         return ""
 
     def apply(self, job: Job) -> Job:
         if not job.samples:
-            raise RungError("tensorrt: engines are compiled from sample inputs, and none were given.")
+            raise RungError("tensorrt: needs sample inputs to compile the engines: pass samples=.")
         module = PerShape(job.model, self._compile)
         with entered(job.contexts):
             module.prepare(*as_call(job.samples[0], job.device))
@@ -88,10 +90,10 @@ class Tensorrt(Rung):
         count = sum(one.engines() for one in compiled)
         if not count:
             return ""
-        left = sum(one.operators_left() for one in compiled)
+        left = sum(one.pytorch_operators() for one in compiled)
         shapes = f"{len(compiled)} input shape{'s' if len(compiled) > 1 else ''}"
         engines = f"{count} TensorRT engine{'s' if count > 1 else ''}"
-        return f"{engines} for {shapes}; {left} operators left to PyTorch"
+        return f"{engines} for {shapes}; {left} operators run in PyTorch"
 
     def _compile(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
         settings: dict[str, Any] = {"optimization_level": self.optimization_level}
@@ -107,5 +109,5 @@ class Tensorrt(Rung):
         except Exception as error:
             lines = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
-            raise RungError(f"tensorrt: the model cannot be compiled: {reason}.") from error
+            raise RungError(f"tensorrt: compiling the model failed: {reason}.") from error
         return _Compiled(compiled, flat)

@@ -1,9 +1,9 @@
-"""tf32: fp32 matrix products on tensor cores, with 10 bits of mantissa.
+"""tf32: computes fp32 matrix products on tensor cores with TF32, which has 10 mantissa bits.
 
-torch lets convolutions use TF32 by default and matrix products not, so it is mostly the Linear layers that
-gain. Two generations of switches exist: `allow_tf32` and the newer `fp32_precision`. Setting the old one also
-sets the new one, but reading the old one raises when the two disagree, and torch.compile reads both. So both
-are set around each call, and both are put back exactly as they were, whichever of them the user had chosen.
+By default torch enables TF32 for convolutions and disables it for matrix products, so mainly Linear layers get faster.
+torch has two generations of settings: `allow_tf32` and the newer `fp32_precision`. Writing the old setting also writes
+the new one, but reading the old one raises if the two disagree, and torch.compile reads both. This module therefore
+sets both around each call and restores both to their exact previous values.
 """
 
 import warnings
@@ -21,17 +21,17 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage
 from redline.machine.machine import Machine
 
-# The functions behind torch.backends' attributes: reading those costs several times more, at every call.
+# The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A switch that says "none" follows the first, and that one follows _EVERYTHING.
+# A setting of "none" inherits: the other switches from the first, and the first from _EVERYTHING.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 
 
 @dataclass
 class Seen:
-    """What the rung saw: the layers it can speed up, and the calls in which the switch was on."""
+    """The layers that TF32 can speed up, and the number of calls with TF32 enabled."""
 
     products: int
     convolutions: int
@@ -40,7 +40,10 @@ class Seen:
 
 
 def _own_settings() -> tuple[str, ...]:
-    """What each switch says itself: one at "none" reads as its parent, so the parents step aside to look."""
+    """Returns the own value of each switch.
+
+    A switch set to "none" reads as its parent, so the parents are set to "none" while reading.
+    """
     everything = _read(*_EVERYTHING)
     if everything != "none":
         _write(*_EVERYTHING, "none")
@@ -58,7 +61,7 @@ def _own_settings() -> tuple[str, ...]:
 def _old_matmul_switch() -> bool:
     try:
         return torch._C._get_cublas_allow_tf32()
-    except RuntimeError:  # raised exactly when it disagrees with the new one
+    except RuntimeError:  # raised if and only if it disagrees with the new setting
         return _read("cuda", "matmul") != "tf32"
 
 
@@ -67,13 +70,13 @@ def _old_cudnn_switch() -> bool:
         return torch._C._get_cudnn_allow_tf32()
     except RuntimeError:
         convolution, recurrence = (_read("cuda", op) == "tf32" for op in ("conv", "rnn"))
-        # When those two differ the old value cannot be known; True is torch's default and needs no change.
+        # If the two differ, the old value is unknown; True is the default of torch.
         return not convolution if convolution == recurrence else True
 
 
 @cache
 def _swallow_deprecation_warning() -> None:
-    """Some releases warn once per process that the old switches will go; until then both must agree."""
+    """Suppresses the deprecation warning of the old settings, which some releases emit once per process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _old_matmul_switch()
@@ -81,7 +84,7 @@ def _swallow_deprecation_warning() -> None:
 
 @contextmanager
 def tf32(seen: Seen | None = None) -> Iterator[None]:
-    """Turns TF32 on, then restores every switch of both generations."""
+    """Enables TF32 and restores all settings of both generations on exit."""
     with _every_switch("tf32"):
         if seen is not None:
             seen.calls += _read("cuda", "matmul") == "tf32"
@@ -90,7 +93,7 @@ def tf32(seen: Seen | None = None) -> Iterator[None]:
 
 @contextmanager
 def strict_fp32() -> Iterator[None]:
-    """Turns TF32 off, also for convolutions, where torch allows it by default; then restores every switch."""
+    """Disables TF32, also for convolutions, where torch enables it by default; restores all settings on exit."""
     with _every_switch("ieee"):
         yield
 
@@ -100,7 +103,7 @@ def _every_switch(precision: str) -> Iterator[None]:
     _swallow_deprecation_warning()
     on = precision == "tf32"
     matmul_was_on, cudnn_was_on, own = _old_matmul_switch(), _old_cudnn_switch(), _own_settings()
-    # Setting a switch to the value that it has would turn the precision "medium" into "high".
+    # Writing a switch, even with its current value, would change the matmul precision "medium" to "high".
     matmul_precision = _matmul_precision()
     if matmul_was_on != on:
         torch._C._set_cublas_allow_tf32(on)
@@ -125,12 +128,12 @@ def _every_switch(precision: str) -> Iterator[None]:
 def _matmul_precision() -> str:
     try:
         return torch._C._get_float32_matmul_precision()
-    except RuntimeError:  # raised when the two generations disagree
+    except RuntimeError:  # raised if the two generations disagree
         return ""
 
 
 def _is_product(module: nn.Module) -> bool:
-    """Whether it owns an fp32 weight matrix to multiply with: Linear, RNN, attention, or a user's own."""
+    """Returns whether the module owns an fp32 weight matrix: Linear, RNN, attention or a user-defined layer."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, _ConvNd)):
         return False
     own = module.named_parameters(recurse=False)
@@ -142,6 +145,7 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def look_at(model: nn.Module) -> Seen:
+    """Counts the layers of the model that TF32 affects."""
     modules = list(model.modules())
     had_it = _read("cuda", "conv") == "tf32"
     return Seen(sum(map(_is_product, modules)), sum(map(_is_convolution, modules)), had_it)
@@ -155,11 +159,11 @@ class Tf32(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if "tf32" not in machine.hardware_dtypes:
-            return f"{machine.name} has no TF32 tensor cores (NVIDIA Ampere or newer has)"
+            return f"{machine.name} has no TF32 tensor cores (NVIDIA Ampere or newer required)"
         if job is None:
             return ""
         if job.precision != "fp32":
-            return f"the arithmetic is {job.precision}, so no fp32 product is left to speed up"
+            return f"the model computes in {job.precision}, so it has no fp32 products to speed up"
         found = look_at(job.model)
         return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
 
@@ -172,8 +176,8 @@ class Tf32(Rung):
         seen: Seen = job.evidence[self.name]
         if not seen.calls or not (seen.products or seen.convolutions):
             return ""
-        before = " (on before, by torch's default)" if seen.convolutions and seen.convolutions_had_it else ""
+        before = " (enabled before by torch's default)" if seen.convolutions and seen.convolutions_had_it else ""
         return (
-            f"TF32 was on in {seen.calls} call(s), for {seen.products} layer(s) with matrix products "
+            f"TF32 enabled in {seen.calls} call(s), for {seen.products} layer(s) with matrix products "
             f"and {seen.convolutions} convolution(s){before}"
         )

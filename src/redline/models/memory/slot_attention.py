@@ -29,7 +29,6 @@ from redline.models.memory.slot_bank import SlotBank, gather_rows
 from redline.models.memory.token_positions import TokenPositions
 from redline.models.memory.windowed_attention import attention_of_last_tokens, logits, mix, windowed_attention
 from redline.nn.causal_attention import span_kernels_are_faster
-from redline.nn.choosing import SwitchableModule
 from redline.nn.linear import Linear
 from redline.nn.switchable import SwitchableModule
 

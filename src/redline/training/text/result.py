@@ -4,23 +4,20 @@ import json
 import platform
 import statistics
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from redline.evaluation.recall.tasks import describe
 from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
+from redline.pages import ChartCard, Tile, render_page
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import read_journal
 from redline.training.loop import Outcome
 from redline.training.text.language_task import LanguageTask
-from redline.version import VERSION
 
 MODEL, PAGE = "model", "summary.html"
 
@@ -55,15 +52,13 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
         _median(logged, "utilization"),
         task.padding_share,
     )
-    write_text(out / PAGE, render_page(task, outcome, result, entries, active))
+    write_text(out / PAGE, render_training_page(task, outcome, result, entries, active))
     return result
 
 
-def render_page(
+def render_training_page(
     task: LanguageTask, outcome: Outcome, result: TextResult, entries: list[dict[str, Any]], active: list[str]
 ) -> str:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("redline.training").joinpath("summary.html.jinja").read_text("utf-8"))
     settings, position = asdict(task.training), outcome.position
     # Where the text lay is nobody's business; what the files were called says enough.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
@@ -71,7 +66,7 @@ def render_page(
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
     settings["recall"] = describe(task.training.recall) if task.training.recall else None
     loss = Curve.of(entries, "loss", "training")
-    judged = Curve.of(entries, "validation_loss", "validation", "second")
+    judged = Curve.of(entries, "validation_loss", "validation", "c1")
     charts = (
         ("Loss", _about_loss(entries), (loss, judged)),
         ("Recall", "The share of what was asked that was right.", (Curve.of(entries, "recall", "recall"),)),
@@ -79,15 +74,17 @@ def render_page(
         ("Gradient", "Its norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
         ("Learning rate", "As the schedule set it.", (Curve.of(entries, "learning_rate"),)),
     )
-    drawn = [(title, note, draw_curves(title, some, title.split()[0].lower())) for title, note, some in charts]
-    return template.render(
-        version=VERSION,
-        css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
+    drawn = [
+        ChartCard(title, note, draw_curves(title, curves, title.split()[0].lower())) for title, note, curves in charts
+    ]
+    return render_page(
+        "redline.training",
+        "summary.html.jinja",
         name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
         meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trainee.precision}",
         headline=_headline(result, position.step, position.elapsed_s),
         tiles=_tiles(task, outcome, result),
-        charts=[chart for chart in drawn if chart[2]],
+        charts=[chart for chart in drawn if chart.drawing],
         active=active,
         settings=json.dumps(settings, indent=2),
     )
@@ -110,16 +107,16 @@ def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:
     return f"{said}." if result.loss is None else f"{said}; the loss ended at {result.loss:.4f}."
 
 
-def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[tuple[str, str, str]]:
-    tiles = [("tokens a second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
+def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[Tile]:
+    tiles = [Tile("tokens per second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
     if result.utilization:
-        tiles.append(("of the machine's ceiling", f"{result.utilization:.1%}", "model FLOP over measured FLOP/s"))
-    tiles.append(("peak memory", format_bytes(outcome.peak_bytes), ""))
+        tiles.append(Tile("of the machine's ceiling", f"{result.utilization:.1%}", "model FLOP over measured FLOP/s"))
+    tiles.append(Tile("peak memory", format_bytes(outcome.peak_bytes)))
     if result.padding_share is not None:
         batch = f"of tokens, at batch {task.training.data.batch}"
-        tiles.append(("padding avoided", f"{result.padding_share:.0%}", batch))
+        tiles.append(Tile("padding avoided", f"{result.padding_share:.0%}", batch))
     if outcome.position.skipped:
-        tiles.append(("steps skipped", f"{outcome.position.skipped:,}", "loss or gradient not finite"))
+        tiles.append(Tile("steps skipped", f"{outcome.position.skipped:,}", "loss or gradient not finite"))
     return tiles
 
 

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_bytes, format_seconds
+from redline.pages import render_page
+from redline.pages.render import read_resource
 from redline.upscale.compare.films import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
 from redline.upscale.listener import Outcome
@@ -80,10 +78,10 @@ def render_comparison(outcomes: Sequence[Outcome], most_pictures: int = MOST_PIC
     with ThreadPoolExecutor(_AT_ONCE, "comparing") as pool:
         made = list(pool.map(show, shown))
     left_out = [LeftOut(names[outcome.task], _text(outcome.error)) for outcome in outcomes if outcome.error]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_resource("page.html.jinja")).render(
-        css=Markup(_resource("page.css")),
-        script=Markup(_resource("page.js")),
+    return render_page(
+        "redline.upscale.compare",
+        "page.html.jinja",
+        script=read_resource("redline.upscale.compare", "page.js"),
         entries=[one for one in made if isinstance(one, Entry)],
         left_out=[one for one in made if isinstance(one, LeftOut)] + left_out,
         too_many=len(done) - len(shown),
@@ -127,7 +125,3 @@ def _names(tasks: Sequence[Task]) -> dict[Task, str]:
 def _text(text: str) -> str:
     """A file's name may hold bytes that are no UTF-8; a page may not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def _resource(name: str) -> str:
-    return files("redline.upscale.compare").joinpath(name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The report's pictures: one file each, drawn as SVG from a climb, for a given width in pixels.
+"""The charts of the report: one file each, drawn as SVG for a width in pixels.
 
-A picture is drawn once per width instead of being scaled, so that its text stays readable on a phone; the
-page's style sheet shows the one that fits.
+Each chart is drawn once per width instead of being scaled, so that its text is readable on a phone; the style sheet
+shows the drawing that fits.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ FULL, HALF = (340, 560, 920), (340, 440, 640)
 
 
 def draw_all(climb: Climb) -> dict[str, Markup]:
-    """Every picture that this climb has data for, by name."""
+    """Returns all charts that the climb has data for, by name."""
     charts: tuple[tuple[str, Draw, tuple[int, ...]], ...] = (
         ("ladder", draw_ladder, FULL),
         ("quality", draw_quality, HALF),

@@ -1,19 +1,18 @@
-"""What each rung is worth in the final plan: how much slower a step gets when it alone is taken out."""
+"""The ablation chart: how much slower a step becomes without each rung of the final plan."""
 
 from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import Climb, Entry, format_ratio
-from redline.ladder.report.worth import worth_of
 from redline.ladder.statistics import Interval
 
 
 def draw_ablation(climb: Climb, width: int) -> Drawing | None:
-    bars = [(e, worth) for e in climb.ablations if (worth := worth_of(e)) is not None]
+    bars = [(e, slowdown) for e in climb.ablations if (slowdown := e.slowdown_without) is not None]
     if not bars:
         return None
     bars.sort(key=lambda bar: -bar[1].middle)
     stacked = width < 480
     row, top = (38, 26) if stacked else (29, 28)
-    notes = [_note(entry, worth) for entry, worth in bars]
+    notes = [_note(entry, slowdown) for entry, slowdown in bars]
     left = 0 if stacked else min(230, 26 + max(text_width(e.row.rung) for e, _ in bars))
     right = width - (0 if stacked else 18 + max(map(text_width, notes)))
     height = top + row * len(bars) + 4
@@ -25,7 +24,7 @@ def draw_ablation(climb: Climb, width: int) -> Drawing | None:
         drawing.line(scale(tick), top - 6, scale(tick), height - 4, "axis" if tick == 1 else "grid")
         anchor = "start" if tick == scale.low else "end" if scale(tick) > width - 16 else "middle"
         drawing.text(scale(tick), top - 12, f"{tick:.3g}×", "tick", anchor)
-    for index, ((entry, worth), note) in enumerate(zip(bars, notes, strict=True)):
+    for index, ((entry, slowdown), note) in enumerate(zip(bars, notes, strict=True)):
         y = top + index * row
         kept = entry.row.verdict == "kept"
         words = "strong" if kept else "quiet"
@@ -34,14 +33,14 @@ def draw_ablation(climb: Climb, width: int) -> Drawing | None:
         )
         drawing.label(0, label_y, entry.row.rung, room, words)
         drawing.text(width, label_y, note, "figure" if kept else "quiet", "end")
-        one, end = scale(1.0), scale(worth.middle)
+        one, end = scale(1.0), scale(slowdown.middle)
         drawing.bar(min(one, end), bar_y, abs(end - one), 14, "m-kept" if kept else "m-faint", entry.row.reason)
-        if worth.low > 0:
-            low, high, middle = scale(worth.low), scale(worth.high), bar_y + 7
+        if slowdown.low > 0:
+            low, high, middle = scale(slowdown.low), scale(slowdown.high), bar_y + 7
             ends = f"M{low:.1f} {middle - 3.5:.1f}v7M{high:.1f} {middle - 3.5:.1f}v7"
             drawing.path(f"M{low:.1f} {middle:.1f}H{high:.1f}{ends}", "whisker")
     return drawing
 
 
-def _note(entry: Entry, worth: Interval) -> str:
-    return format_ratio(worth.middle) + ("" if entry.row.verdict == "kept" else " · removed")
+def _note(entry: Entry, slowdown: Interval) -> str:
+    return format_ratio(slowdown.middle) + ("" if entry.row.verdict == "kept" else " · removed")

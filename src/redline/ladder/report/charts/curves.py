@@ -1,4 +1,4 @@
-"""Values against steps, frames or seconds as curves: one SVG for each width that a page may have."""
+"""Line charts of values by step, frame or second, drawn as one SVG per page width."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,28 +10,28 @@ from markupsafe import Markup
 from redline.ladder.report.charts.svg import Drawing, Scale, format_tick
 
 _WIDTHS = (340, 440, 640)
-# More points than pixels draw the same line, only larger.
+# More points than pixels do not change the line.
 _MOST_POINTS = 600
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`kind` is its class in the style sheet, and `end-` before it that of its last point."""
+    """A line of a chart. `kind` is its class in the style sheet; its last point has the class `end-{kind}`."""
 
     name: str
     points: tuple[tuple[float, float], ...]
-    kind: str = "curve"
+    kind: str = "c0"
 
     @classmethod
-    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "curve") -> "Curve":
-        """Of entries that have a step."""
+    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "c0") -> "Curve":
+        """Returns the curve of `key` over `step` in the entries of a training journal."""
         found = [(entry["step"], entry[key]) for entry in entries if isinstance(entry.get(key), (int, float))]
         return cls(name or key, tuple((step, value) for step, value in found if math.isfinite(value)), kind)
 
     @property
     def thinned(self) -> tuple[tuple[float, float], ...]:
         stride = -(-len(self.points) // _MOST_POINTS) or 1
-        # From the end, so that the last value is always there.
+        # Counted from the end, so that the last value is included.
         return self.points[::-1][::stride][::-1]
 
 
@@ -43,9 +43,15 @@ def draw_curves(
     write: Callable[[float], str] = format_tick,
     span: tuple[float, float | None] | None = None,
 ) -> Markup:
-    """The same picture at every width; nothing when there are not two points to join.
+    """Returns the chart at every width; empty if no curve has two points.
 
-    `write` makes the words of the upward axis; `span` says where it begins, and perhaps where it ends.
+    Args:
+        title: the title for screen readers.
+        curves: the curves; those without points are omitted.
+        name: a prefix for element ids, unique on the page.
+        along: the label of the x axis.
+        write: formats the values of the y axis.
+        span: the start and (unless None) the end of the y axis; by default the range of the values.
     """
     shown = [curve for curve in curves if curve.points]
     if max((len(curve.points) for curve in shown), default=0) < 2:

@@ -1,4 +1,4 @@
-"""The raw samples of each plan: a point is one timed step, the box their middle half, the tick the median."""
+"""The sample chart: one point per timed step, a box for the middle half, and a tick for the median."""
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def _draw_samples(drawing: Drawing, entry: Entry, scale: Scale, y: float) -> Non
     samples = np.asarray(_samples(entry))
     first, middle, third = np.quantile(samples, (0.25, 0.5, 0.75))
     picked = samples[:: max(1, -(-len(samples) // _MOST_POINTS))]
-    # A fixed sequence spreads the points, so that the same file always gives the same picture.
+    # A fixed sequence spreads the points, so that the drawing is deterministic.
     spread = [((index * 0.618034) % 1 - 0.5) * 17 for index in range(len(picked))]
     drawing.dots([(scale(value), y + dy) for value, dy in zip(picked, spread, strict=True)], f"s-{kind}")
     x1, x3 = scale(float(first)), scale(float(third))

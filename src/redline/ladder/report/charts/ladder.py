@@ -1,4 +1,4 @@
-"""The ladder as a waterfall: what a step costs after each rung, and what that rung took off."""
+"""The ladder chart: the cost of a step after each rung, and what the rung saved, as a waterfall."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ def draw_ladder(climb: Climb, width: int) -> Drawing | None:
     row, top = (38, 26) if stacked else (27, 28)
     left = 0 if stacked else min(230, 26 + max(text_width(s.label) for s in steps))
     right = width - (0 if stacked else 14 + max(text_width(s.note) for s in steps))
-    # A row without a bar needs one line on a phone, not two.
+    # On a narrow page, a row without a bar needs one line instead of two.
     rows = [22 if stacked and step.value is None else row for step in steps]
     height = top + sum(rows) + 6
     what = "Peak memory" if memory else "Time per step"
@@ -50,7 +50,7 @@ def draw_ladder(climb: Climb, width: int) -> Drawing | None:
 
 
 def _draw_axis(drawing: Drawing, scale: Scale, memory: bool, top: float) -> None:
-    # Sizes are round in powers of two, so their ticks are counted in GiB or MiB.
+    # Ticks of sizes are multiples of GiB or MiB.
     size = 2**30 if scale.high >= 2**30 else 2**20
     counted = Scale(0.0, scale.high / size, scale.start, scale.end) if memory else scale
     for tick in counted.ticks(4 if drawing.width < 480 else 7):
@@ -62,7 +62,7 @@ def _draw_axis(drawing: Drawing, scale: Scale, memory: bool, top: float) -> None
 
 
 def _references(climb: Climb, scale: Scale, memory: bool) -> list[tuple[float, str]]:
-    """Where torch.compile ends, dashed, and where the machine's own limit is, in red."""
+    """Returns the reference lines: torch.compile (dashed) and the lower bound of the machine (red)."""
     compiled = climb.compiled.row if climb.compiled is not None else None
     value = None if compiled is None else compiled.peak_bytes if memory else compiled.median_s
     lines = [(scale(value), "reference")] if value else []
@@ -105,7 +105,7 @@ def _step(entry: Entry, memory: bool, last_bytes: int | None) -> _Step:
     row, m = entry.row, entry.measurement
     kinds = {"baseline": "base", "compile": "compiled", "final": "final"}
     kind = kinds.get(row.role, "kept" if row.verdict == "kept" else "faint")
-    # A red gate has no figures, of speed or of memory.
+    # If a gate failed, neither speed nor memory is shown.
     value = (row.peak_bytes if memory else row.median_s) if entry.timed else None
     before: float | None = None
     if memory:

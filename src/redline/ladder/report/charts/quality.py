@@ -1,4 +1,4 @@
-"""Speed against quality: each plan's speed-up and its score at the first gate, the gate as the red line."""
+"""The quality chart: speed-up and score at the first gate for each plan, with the limit as a red line."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
     height, left, right, top = int(min(380, width * 0.82)), 54, width - 14, 14
     bottom = height - 44
     speeds = [e.row.over_start or 1.0 for e, _ in placed]
-    # Refused plans have a score and no speed: they stand in a lane of their own.
+    # Refused plans have a score but no speed, so they are drawn in a separate lane.
     lane = 22 if untimed else 0
     x = Scale(min(0.9, *speeds) * 0.95, max(1.2, *speeds) * 1.06, left + lane, right)
     y = _score_scale([s.value for _, s in placed + untimed], gate, bottom, top)
@@ -53,7 +53,7 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
 
 
 def _score(entry: Entry, gate: Score | None) -> Score | None:
-    """This entry's score at the gate; a NaN has no place on an axis and is told in the table instead."""
+    """Returns the score of the entry at the gate; None if missing or not finite (only the table shows it)."""
     found = (s for s in entry.measurement.scores if gate is not None and s.metric == gate.metric)
     score = next(found, None)
     return score if score is not None and math.isfinite(score.value) else None
@@ -61,7 +61,7 @@ def _score(entry: Entry, gate: Score | None) -> Score | None:
 
 def _score_scale(values: Sequence[float], gate: Score, bottom: float, top: float) -> Scale:
     if gate.better == "lower" and gate.limit > 0:
-        # An exact match is an error of zero: it stands at the floor of a logarithmic axis.
+        # An error of zero is drawn at the bottom of the logarithmic axis.
         positive = [v for v in values if v > 0] + [gate.limit]
         low, high = padded([max(min(positive), gate.limit * 1e-6), max(positive)], 2.5)
         return Scale(low, high, bottom, top, log=True)
@@ -85,7 +85,7 @@ def _draw_axes(drawing: Drawing, x: Scale, y: Scale, name: str, gate: Score, lan
 
 
 def _draw_path(drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Score]], x: Scale, y: Scale) -> None:
-    """The way of the climb: from the baseline over the kept rungs to the final plan."""
+    """Connects the baseline, the kept rungs and the final plan."""
     scores = {id(entry): score for entry, score in placed}
     way = [e for e in (climb.baseline, *climb.kept, climb.final) if e is not None and id(e) in scores]
     points = [f"{x(e.row.over_start or 1.0):.1f} {y(scores[id(e)].value):.1f}" for e in way]

@@ -1,8 +1,8 @@
-"""The roofline: the machine's measured ceilings in red, and how far under them the model runs."""
+"""The roofline chart: the measured ceilings of the machine in red, and the model before and after the climb."""
 
 from redline.ladder.report.charts.svg import Box, Drawing, Scale
 from redline.ladder.report.climb import Climb, Entry
-from redline.ladder.report.roofline import Roofline, ceiling_flops_per_s, place
+from redline.ladder.report.roofline import Roofline, place
 from redline.notation import format_rate
 
 
@@ -12,8 +12,7 @@ def draw_roofline(climb: Climb, width: int) -> Drawing | None:
     points = [(e, kind, r) for e, kind in entries if (r := place(e.measurement)) is not None]
     if not points:
         return None
-    machine = climb.subject.machine
-    dtypes = {e.measurement.precision: ceiling_flops_per_s(machine, e.measurement.precision) for e, _, _ in points}
+    dtypes = {e.measurement.precision: climb.machine.flops_per_s(e.measurement.precision) for e, _, _ in points}
     bandwidth = points[0][2].ceiling_bytes_per_s
     ridges = [peak / bandwidth for peak in dtypes.values()]
     heights = [r.achieved_flops_per_s for _, _, r in points]

@@ -1,4 +1,4 @@
-"""A sheet to draw on. Colours are classes, so that the page decides them, in light and in dark."""
+"""Drawing primitives for SVG. Colors are CSS classes, so that the style sheet sets them for light and dark."""
 
 import math
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
 
-_CHARACTER = 7.0  # pixels of an average bold character at the charts' 12 px
+_CHARACTER = 7.0  # average width of a bold character at 12 px
 Box = tuple[float, float, float, float]
 
 
 @dataclass
 class Drawing:
-    """An SVG picture of a fixed size in pixels; every text is escaped."""
+    """An SVG drawing with a fixed size in pixels; all text is escaped."""
 
     width: int
     height: int
     title: str
     description: str
     parts: list[Markup] = field(default_factory=list)
-    # Boxes that a point's label may not cover.
+    # Boxes that the label of a point must not overlap.
     taken: list[Box] = field(default_factory=list)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
@@ -36,7 +36,7 @@ class Drawing:
         self.parts.append(Markup(form).format(kind, x, y, radius, _tip(tip)))
 
     def dots(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Many small points as one path: strokes of no length with round ends."""
+        """Draws many small points as one path: strokes of zero length with round caps."""
         self.path("".join(f"M{x:.1f} {y:.1f}h0" for x, y in points), kind)
 
     def path(self, data: str, kind: str) -> None:
@@ -47,17 +47,17 @@ class Drawing:
         self.parts.append(Markup(form).format(kind, x, y, anchor, text, _tip(tip)))
 
     def label(self, x: float, y: float, text: str, room: float, kind: str = "", anchor: str = "start") -> None:
-        """Text shortened to the room there is; the whole of it shows on hovering."""
+        """Draws text shortened to `room` pixels, with the full text as its tooltip."""
         short = shorten(text, room)
         self.text(x, y, short, kind, anchor, tip=text if short != text else "")
 
     def reserve(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Keeps labels away from a text that stands at a fixed place."""
+        """Keeps labels of points away from a text at a fixed position."""
         left = x - text_width(text) if anchor == "end" else x
         self.taken.append((left - 2, y - 12, left + text_width(text) + 2, y + 4))
 
     def label_point(self, x: float, y: float, text: str, inside: Box, kind: str = "") -> None:
-        """A label beside its point where nothing is in the way; otherwise hovering has to do."""
+        """Draws a label beside its point at the first free position; draws nothing if there is none."""
         w = text_width(text) * 0.95
         places = (
             (9, 4),
@@ -100,10 +100,25 @@ class Drawing:
             body=body,
         )
 
+    def document(self, style: str) -> Markup:
+        """Returns a standalone SVG file with `style` as its style sheet."""
+        form = (
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+            'role="img"><title>{title}</title><desc>{desc}</desc><style>{style}</style>{body}</svg>\n'
+        )
+        return Markup(form).format(
+            width=self.width,
+            height=self.height,
+            title=self.title,
+            desc=self.description,
+            style=Markup(style),
+            body=Markup("\n").join(self.parts),
+        )
+
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to pixels, straight or logarithmic."""
+    """Maps values to pixels, linearly or logarithmically."""
 
     low: float
     high: float
@@ -114,13 +129,13 @@ class Scale:
     def __call__(self, value: float) -> float:
         low, high = self.low, self.high
         if self.log:
-            # Zero has no logarithm: what lies below the scale stands at its foot.
+            # Values below the scale, such as zero, are drawn at its start.
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
         return self.start + (value - low) / ((high - low) or 1.0) * (self.end - self.start)
 
     def ticks(self, count: int = 6) -> list[float]:
-        """Round values inside the scale, about as many as asked for."""
-        # Within a factor of four a logarithmic axis has too few round powers, and even steps read as well.
+        """Returns about `count` round values inside the scale."""
+        # A logarithmic axis that spans less than a factor of four has too few round powers: linear steps instead.
         if self.log and self.high > 4 * self.low:
             return self._log_ticks(count)
         step = _round_step((self.high - self.low) / max(count, 1))
@@ -140,7 +155,7 @@ class Scale:
 
 
 def padded(values: Sequence[float], factor: float) -> tuple[float, float]:
-    """The span of positive values, widened on a logarithmic scale."""
+    """Returns the range of positive values, widened by `factor` on both sides."""
     return min(values) / factor, max(values) * factor
 
 
@@ -161,7 +176,7 @@ def _round_step(rough: float) -> float:
 
 
 def format_tick(value: float) -> str:
-    """A power of ten below a thousandth as 10⁻⁴, anything else as it is."""
+    """Formats powers of ten below 0.001 as 10⁻⁴ and other values as decimals."""
     power = round(math.log10(value)) if value > 0 else 0
     if power < -3 and math.isclose(value, 10.0**power):
         return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
