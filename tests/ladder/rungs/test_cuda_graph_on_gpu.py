@@ -105,8 +105,8 @@ def test_on_cuda_a_recording_has_scratch_memory_of_its_own() -> None:
     recorder = CudaGraphCapturer(torch.device(GPU))
     # So deep that parts of a sum are added up by way of scratch memory.
     left, right = (torch.randn(shape, device=GPU, dtype=torch.bfloat16) for shape in ((64, 65536), (65536, 64)))
-    expected = recorder.rehearse(lambda: left @ right)
-    output, replay = recorder.record(lambda: left @ right)
+    expected = recorder.warm_up(lambda: left @ right)
+    output, replay = recorder.capture(lambda: left @ right)
     torch._C._cuda_clearCublasWorkspaces()
     with torch.cuda.stream(recorder.stream):
         others = [torch.ones(2**20, device=GPU) for _ in range(64)]

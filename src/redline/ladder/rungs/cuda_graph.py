@@ -83,7 +83,7 @@ class CudaGraph(Rung):
         model: nn.Module,
         recorder: GraphCapturer,
     ) -> GraphedCallable:
-        tally.recorders[:] = [recorder]
+        tally.capturers[:] = [recorder]
         # The optimizer of the step is created just before its wrappers.
         state = TrainingState(model, optimizers[-1]) if optimizers else None
         return GraphedCallable(
@@ -103,7 +103,7 @@ class CudaGraph(Rung):
         held = format_bytes(sum(recorder.pool_bytes() for recorder in tally.capturers))
         graphs = f"{tally.graphs} graph{'s' if tally.graphs > 1 else ''}"
         said = f"{graphs} captured, {tally.replays} replays, {held} in the pool"
-        return said + (f", {tally.unrecorded} calls without a graph" if tally.unrecorded else "")
+        return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
 
 
 def _recorder(device: torch.device) -> GraphCapturer:
