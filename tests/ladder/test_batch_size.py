@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from redline.ladder.batch_size import (
     find_optimal_batch_size,
     search,
 )
+from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.machine.memory import is_out_of_memory
 
 GIBIBYTE = 2**30
@@ -29,7 +31,7 @@ GIBIBYTE = 2**30
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child process finds the functions below by the name of this module."""
+    """Lets a child process import this module by its name."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
@@ -121,8 +123,13 @@ def test_bad_requests() -> None:
             find_optimal_batch_size(tiny, rows, device="cpu", **options)
     with pytest.raises(RedlineError, match="loss= and optimizer="):
         find_optimal_batch_size(tiny, rows, device="cpu", training=True)
-    with pytest.raises(RedlineError, match="no lambdas"):
-        find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu")
+    lock = threading.Lock()
+    with pytest.raises(RedlineError, match="cannot be pickled: .*lock"):
+        find_optimal_batch_size(tiny, lambda n: lock, device="cpu")
+
+
+def test_lambdas_run_in_the_child_process() -> None:
+    assert find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu", max_batch=1).batch == 1
 
 
 def test_a_training_step_on_the_users_own_model_leaves_it_alone() -> None:
@@ -139,7 +146,7 @@ def test_a_training_step_on_the_users_own_model_leaves_it_alone() -> None:
 def test_a_killed_child_is_an_ordinary_answer() -> None:
     result = find_optimal_batch_size(tiny, deadly, device="cpu")
     assert result.batch == 1
-    assert result.tried[1] == Probe(2, False, reason="its process was ended by signal 9")
+    assert result.tried[1] == Probe(2, False, reason="the process died of SIGKILL (out of memory?)")
 
 
 def test_an_allocation_beyond_the_limit_is_an_ordinary_answer() -> None:
@@ -155,8 +162,8 @@ def test_an_error_of_the_users_own_is_one_sentence() -> None:
         find_optimal_batch_size(tiny, wrong, device="cpu")
 
 
-def test_a_batch_that_takes_too_long_ends_the_search() -> None:
-    answer, _ = batch_size._probe_in_child(ModelCase(tiny, sleepy), 4, "cpu", GIBIBYTE, 0.5)
+def test_a_batch_that_takes_too_long_ends_the_search(pool: WorkerPool) -> None:
+    answer, _ = batch_size._probe_in_child(ModelCase(tiny, sleepy), 4, GIBIBYTE, 0.5, lambda: pool)
     assert answer == Probe(4, False, reason="it took longer than 500 ms")
 
 

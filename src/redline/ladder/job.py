@@ -7,14 +7,14 @@ a rung may change `job.model` freely, because nobody else holds it.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
-from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
+from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -75,6 +75,20 @@ class Job:
             parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
         )
 
+    @classmethod
+    def of_workload(cls, workload: Workload, model: nn.Module, samples: tuple[Inputs, ...] = ()) -> "Job":
+        """Makes the job of a model that the workload built; the model is not copied."""
+        return cls.of(
+            model,
+            samples,
+            workload.gates,
+            workload.loss,
+            workload.optimizer,
+            workload.host_inputs,
+            share=True,
+            master_weights=workload.master_weights,
+        )
+
     @property
     def training(self) -> bool:
         return self.loss is not None
@@ -98,8 +112,6 @@ class Job:
         return max(counts, key=lambda kind: counts[kind]) if any(counts.values()) else ""
 
     def with_evidence(self, rung: str, evidence: Any) -> "Job":
-        from dataclasses import replace
-
         return replace(self, evidence={**self.evidence, rung: evidence})
 
     def finish(self) -> "Applied | TrainingStep":

@@ -17,7 +17,7 @@ def judged(name: str, folder: Path, plan: str = "", shapes: dict[str, dict[str, 
     address, path, shapes = f"{WORKLOADS}:{name}", str(folder / "reference.pt"), shapes or {"": {}}
     Bench().reference(address, shapes, "cpu", SEEDS, path, "fp32")
     scores = Bench().setup(address, shapes, "cpu", plan, path, SEEDS)["scores"]
-    return bool(scores) and all(score["passed"] for score in scores)
+    return bool(scores) and all(score.passed for score in scores)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])

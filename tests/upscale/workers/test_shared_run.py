@@ -97,7 +97,7 @@ def left_over(folder: Path) -> list[Path]:
 
 
 def are_gone(members: list[Member]) -> bool:
-    return all(member.process is not None and member.process.returncode is not None for member in members)
+    return all(member.process is not None and member.process.poll() is not None for member in members)
 
 
 def same_bytes(folder: Path, other: Path) -> bool:

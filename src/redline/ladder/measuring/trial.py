@@ -66,7 +66,7 @@ def open_arm(
     """Starts a worker with the plan, through set-up, first calls, gates and proof. Raises `WorkerFailed`."""
     worker = pool.start()
     try:
-        seen = worker.ask(
+        found = worker.ask(
             "setup",
             timeout_s or course.timeout_s,
             address=course.address,
@@ -76,21 +76,7 @@ def open_arm(
             reference=course.references[seeds],
             seeds=seeds,
         )
-        return Arm(
-            plan=Plan.parse(seen["plan"]),
-            worker=worker,
-            setup_s=seen["setup_s"],
-            cached=seen["cached"],
-            warmups=seen["warmups"],
-            scores=tuple(Score(**score) for score in seen["scores"]),
-            proof=seen["proof"],
-            notes=tuple(seen["notes"]),
-            precision=seen["precision"],
-            weight_bytes=seen["weight_bytes"],
-            least_bytes=seen["least_bytes"],
-            step_s=seen["step_s"],
-            device=course.device,
-        )
+        return Arm(Plan.parse(found.pop("plan")), worker, device=course.device, **found)
     except BaseException:
         worker.stop()
         raise

@@ -4,14 +4,14 @@ import functools
 import gc
 import hashlib
 import inspect
-import json
 import os
+import pickle
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from redline.machine import vector_isa
 from redline.machine.ceilings import with_ceilings
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
 from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
 
 # Seeds are kept apart, so that no rung is judged on what it was calibrated on.
 TIMING_SEEDS = (0, 1, 2, 3)
@@ -48,33 +49,28 @@ SAMPLE_SEEDS = (100, 101, 102, 103)
 
 
 def serve(channel: int) -> None:
-    """Answers requests until the other side hangs up."""
+    """Answers requests until the parent closes the connection."""
     connection = Connection(channel)
     bench = Bench()
     while True:
         try:
-            message = json.loads(connection.recv_bytes())
+            request, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        request = getattr(bench, message.pop("request"))
         try:
-            answer: dict[str, Any] = {"result": request(**message)}
+            answer: dict[str, Any] = {"result": getattr(bench, request)(**arguments)}
         except Exception as error:
             traceback.print_exc()
             answer = {"failed": _kind(error), "message": _sentence(error)}
-        connection.send_bytes(json.dumps(answer).encode())
+        connection.send(answer)
 
 
 def _kind(error: Exception) -> str:
-    if isinstance(error, Unavailable):
-        return "unavailable"
-    if isinstance(error, Refused):
-        return "refused"
-    if isinstance(error, WorkloadError):
-        return "workload"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower():
-        return "oom"
-    return "error"
+    kinds = {Unavailable: "unavailable", Refused: "refused", WorkloadError: "workload"}
+    for kind, name in kinds.items():
+        if isinstance(error, kind):
+            return name
+    return "oom" if is_out_of_memory(error) or "out of memory" in str(error).lower() else "error"
 
 
 def _sentence(error: Exception) -> str:
@@ -87,6 +83,11 @@ def _sentence(error: Exception) -> str:
 
 class Bench:
     """One workload under one plan (an arm), or the untouched reference."""
+
+    def call(self, function: bytes, path: Sequence[str]) -> Any:
+        """Calls a function that was pickled in the parent, after adding the parent's `sys.path`."""
+        sys.path += [folder for folder in path if folder not in sys.path]
+        return pickle.loads(function)()
 
     def machine(self, device: str, measure: bool, again: bool = False) -> dict[str, Any]:
         found = Machine.detect(device)
@@ -109,7 +110,7 @@ class Bench:
         _check_same_model(workloads, device)
         # On a model of its own: one that changes with every call would answer otherwise afterwards.
         flops = self._first_look(workloads, device, seeds, dtype)
-        run = _in_dtype(_job(first, device, ()), dtype).finish()
+        run = _reference_job(first, device, dtype).finish()
         outputs: dict[str, Any] = {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
@@ -135,7 +136,7 @@ class Bench:
         self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
     ) -> dict[str, float]:
         """The arithmetic of a step of each shape; and a training model that does not react to its input is refused."""
-        job = _in_dtype(_job(next(iter(workloads.values())), device, ()), dtype)
+        job = _reference_job(next(iter(workloads.values())), device, dtype)
         run, flops = job.finish(), {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
@@ -173,17 +174,8 @@ class Bench:
             vector_isa.lay_out(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         self.wait()
         start = time.perf_counter()
-        job = Job.of(
-            model,
-            samples,
-            first.gates,
-            first.loss,
-            first.optimizer,
-            host_inputs=first.host_inputs,
-            share=True,
-            master_weights=first.master_weights,
-        )
-        with warnings.catch_warnings(record=True) as said:
+        job = Job.of_workload(first, model, samples)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.plan, self.job = asked.build(job, machine)
             self.run = self.job.finish()
@@ -200,9 +192,9 @@ class Bench:
             "setup_s": setup_s,
             "cached": counters["fxgraph_cache_hit"] > 0,
             "warmups": warmups,
-            "scores": [asdict(score) for score in scores],
+            "scores": tuple(scores),
             "proof": proof,
-            "notes": sorted({f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in said if _loud(w)})[:5],
+            "notes": tuple(sorted({_first_line(w) for w in caught if _is_for_users(w)})[:5]),
             "precision": _ceiling_precision(self.job),
             "weight_bytes": _weight_bytes(self.job.model),
             "least_bytes": {label: self._least_bytes(label) for label in self.workloads},
@@ -311,22 +303,9 @@ def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) ->
     return run(batch) if workload.training else workload.step(run, batch)
 
 
-def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
-    model = workload.fresh_model(device)
-    return Job.of(
-        model,
-        samples,
-        workload.gates,
-        workload.loss,
-        workload.optimizer,
-        host_inputs=workload.host_inputs,
-        share=True,
-        master_weights=workload.master_weights,
-    )
-
-
-def _in_dtype(job: Job, dtype: str) -> Job:
-    """The reference's precision, also where the model was built in half."""
+def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
+    """Makes the job of the untouched model in fp32 or fp64, even if the workload builds it in half precision."""
+    job = Job.of_workload(workload, workload.fresh_model(device))
     job.model.double() if dtype == "fp64" else job.model.float()
     return job
 
@@ -385,8 +364,12 @@ def _weight_bytes(model: nn.Module) -> int:
     return sum(stored_bytes(t) for t in seen.values())
 
 
-def _loud(warning: warnings.WarningMessage) -> bool:
-    return issubclass(warning.category, UserWarning) or issubclass(warning.category, RuntimeWarning)
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    return issubclass(warning.category, (UserWarning, RuntimeWarning))
+
+
+def _first_line(warning: warnings.WarningMessage) -> str:
+    return f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class SharedRun:
             match message:
                 case None:
                     why = member.why_gone()
-                    member.sweep()
+                    member.remove_partial_files()
                     idle = [other for other in idle if other is not member]
                     if member.failure and not self._crew.members:
                         raise RedlineError(member.failure)
