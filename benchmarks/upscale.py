@@ -34,6 +34,7 @@ from redline.errors import RedlineError
 from redline.ladder.gate import Gate, Score, worst
 from redline.ladder.measurement import Measurement, append
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
@@ -43,7 +44,6 @@ from redline.upscale.network import Network, load_network
 from redline.upscale.picture_tiles import tiles_of
 from redline.upscale.pictures import create_picture
 from redline.upscale.pictures_run import PictureRun
-from redline.upscale.plans import choose_plan
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
@@ -179,7 +179,7 @@ def measure_model(bench: Bench, tile: int, count: int, plans: Sequence[str]) -> 
     module, all_tiles = bench.module(), bench.tiles(tile, count)
     tiles = all_tiles[:1].clone()
     exact = torch.cat([module(each[None]) for each in all_tiles])
-    shipped = choose_plan(bench.machine, module)
+    shipped = choose_plan("upscale", bench.machine, model=module).plan
     workload, arms = f"{tile}x{tile} tile", {}
     for plan in dict.fromkeys(["eager", *(plans or ["bf16", "compile", "bf16 + compile", str(shipped)])]):
         say(f"setting up {plan}")
@@ -499,7 +499,9 @@ def main() -> int:
                 measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
             elif arguments.part == "claims":
                 module = load_network(weights).module
-                measure_batches(bench, *(str(choose_plan(machine, module, name)) for name in precisions))
+                measure_batches(
+                    bench, *(str(choose_plan("upscale", machine, name, model=module).plan) for name in precisions)
+                )
                 measure_streams(bench, arguments.count or 4, work, precisions[1])
             elif arguments.part == "table":
                 measure_table(bench, arguments.count or 4, work, precisions)

@@ -11,6 +11,7 @@ import torch
 from redline.errors import RedlineError
 from redline.files.partial import remove_abandoned
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import ChosenPlan, choose_plan
 from redline.ladder.rung import Stage
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
@@ -22,7 +23,6 @@ from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.pictures import open_picture
 from redline.upscale.pictures_run import PictureRun
-from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
 from redline.upscale.tile_choice import (
@@ -65,10 +65,12 @@ class Upscaling:
             self.network: Network = load_onnx_network(
                 settings.weights, settings.scale, settings.provider, self.machine.device
             )
-            self.plan = Plan()
+            self.chosen = ChosenPlan(Plan())
         else:
             self.network = load_network(settings.weights, settings.scale)
-            self.plan = choose_plan(self.machine, self.network.module, settings.precision, settings.plan)
+            given = None if settings.plan is None else Plan.load(settings.plan)
+            self.chosen = choose_plan("upscale", self.machine, settings.precision, given, self.network.module)
+        self.plan = self.chosen.plan
         self._check_tile()
         self.made_by = describe_network(settings, str(self.plan), self.network.digest)
         self.enlarger: Enlarger | None = None
@@ -288,7 +290,7 @@ class Upscaling:
 
     def _say_what_runs(self, tiling: Tiling, batch: int, by: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"
-        self.listener.say(f"{self.network.name} on {self.machine.name} under {self.plan}, {tiles}{by}")
+        self.listener.say(f"{self.network.name} on {self.machine.name} under {self.chosen}, {tiles}{by}")
 
 
 def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 256) -> tuple[tuple[int, int], ...]:
