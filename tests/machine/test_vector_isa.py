@@ -24,11 +24,11 @@ def files(folder: Path) -> list[str]:
 
 
 def test_asked_once_and_laid_out_for_each(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vector_isa.lay_out(CPU, tmp_path / "one")
+    vector_isa.prepare_cache(CPU, tmp_path / "one")
     (known,) = cache.iterdir()
     assert files(known) == files(tmp_path / "one") == ["5u/probe.so"]
     monkeypatch.setattr(vector_isa, "_ASK", "raise SystemExit('asked twice')")
-    vector_isa.lay_out(CPU, tmp_path / "two")
+    vector_isa.prepare_cache(CPU, tmp_path / "two")
     assert files(tmp_path / "two") == ["5u/probe.so"]
 
 
@@ -36,14 +36,14 @@ def test_what_a_process_may_have_open_is_left_alone(tmp_path: Path) -> None:
     open_file = tmp_path / "one" / "5u" / "probe.so"
     open_file.parent.mkdir(parents=True)
     open_file.write_text("open")
-    vector_isa.lay_out(CPU, tmp_path / "one")
+    vector_isa.prepare_cache(CPU, tmp_path / "one")
     assert open_file.read_text() == "open"
 
 
 def test_another_compiler_is_asked_itself(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vector_isa.lay_out(CPU, tmp_path / "one")
+    vector_isa.prepare_cache(CPU, tmp_path / "one")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    vector_isa.lay_out(CPU, tmp_path / "two")
+    vector_isa.prepare_cache(CPU, tmp_path / "two")
     assert len(list(cache.iterdir())) == 2
 
 
@@ -51,12 +51,12 @@ def test_an_answer_that_does_not_come_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector_isa, "_ASK", BUILDS + "; raise SystemExit(1)")
-    vector_isa.lay_out(CPU, tmp_path / "one")
+    vector_isa.prepare_cache(CPU, tmp_path / "one")
     assert not cache.exists() and not (tmp_path / "one").exists()
 
 
 def test_whoever_comes_second_leaves_what_is_there(cache: Path, tmp_path: Path) -> None:
-    vector_isa.lay_out(CPU, tmp_path / "one")
+    vector_isa.prepare_cache(CPU, tmp_path / "one")
     (known,) = cache.iterdir()
     with pytest.raises(OSError, match="not empty"):
         vector_isa._publish(tmp_path / "one", known)
@@ -67,5 +67,5 @@ def test_without_a_writable_cache_it_is_asked_each_time(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path / "file" / "cache"))
     for folder in (tmp_path / "one", tmp_path / "two"):
-        vector_isa.lay_out(CPU, folder)
+        vector_isa.prepare_cache(CPU, folder)
         assert files(folder) == ["5u/probe.so"]
