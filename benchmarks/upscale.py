@@ -37,16 +37,16 @@ from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
+from redline.upscale.image_run import PictureRun
+from redline.upscale.image_tiles import tiles_of
+from redline.upscale.images import create_picture
 from redline.upscale.network import Network, load_network
-from redline.upscale.picture_tiles import tiles_of
-from redline.upscale.pictures import create_picture
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
 from redline.version import VERSION
 
 GATE = Gate("picture_psnr", 40.0)

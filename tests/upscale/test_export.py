@@ -18,9 +18,9 @@ from redline.ladder.workloads.drct import draw, smooth_pictures
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx
+from redline.upscale.image_tiles import tiles_of
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.picture_tiles import tiles_of
 
 
 @pytest.fixture(scope="module")

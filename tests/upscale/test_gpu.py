@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.memory import free_cuda_caches
+from redline.machine.pinned_copies import CudaDevice, OverlappedCopies
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
-from redline.upscale.copies import CudaDevice, OverlappedCopies
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling
+from redline.upscale.image_run import PictureRun
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, TileShape, Tiling
 from redline.upscale.video import VideoSettings, upscale_video
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholePictures
 from upscale.video.clips import make_clip, shown
 
 pytestmark = pytest.mark.gpu

@@ -11,21 +11,21 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
-from redline.upscale import picture_under_way, pictures_run
+from redline.machine.pinned_copies import Arriving, OverlappedCopies, PlainCopies
+from redline.upscale import image_job, image_run
 from redline.upscale.blend import Blender
-from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
+from redline.upscale.image_job import PictureUnderWay
+from redline.upscale.image_run import PictureRun
+from redline.upscale.images import PictureSink
 from redline.upscale.network import Network
-from redline.upscale.picture_under_way import PictureUnderWay
-from redline.upscale.pictures import PictureSink
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.video import VideoSettings, upscale_video
 from redline.upscale.video import run as video_run
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholePictures
 from upscale.video.clips import make_clip, shown
 
 Strips = Iterator[tuple[slice, Tensor]]
@@ -132,7 +132,7 @@ def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
 ) -> None:
     """What is carried over to the next row has gone on by then, and must go back."""
     said, calls = [], []
-    from_planes, across = pictures_run.from_planes, count_tiles(300, TILES.shape_for((300, 90)).columns)
+    from_planes, across = image_run.from_planes, count_tiles(300, TILES.shape_for((300, 90)).columns)
 
     def planted(*arguments: object) -> Tensor:
         calls.append(1)
@@ -140,7 +140,7 @@ def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return from_planes(*arguments)
 
-    monkeypatch.setattr(pictures_run, "from_planes", planted)
+    monkeypatch.setattr(image_run, "from_planes", planted)
     enlarged(tmp_path, made(said), (90, 300, 3))
     assert said == [SENTENCE]
 
@@ -193,7 +193,7 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
 @pytest.mark.parametrize(
     ("owner", "name", "is_wide"),
     [
-        (picture_under_way, "open_picture", lambda path: path.name == "1.png"),
+        (image_job, "open_picture", lambda path: path.name == "1.png"),
         (PictureUnderWay, "band", lambda picture: picture.width == 600),
         (PictureSink, "write_rows", lambda sink: sink.shape[1] == 600),
         (PictureSink, "finish", lambda sink: sink.shape[1] == 600),

@@ -10,10 +10,10 @@ from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.network import Network
 from redline.upscale.plans import choose_plan
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, Tiling
 
 pytestmark = pytest.mark.cpu
 

@@ -21,13 +21,13 @@ from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, cut_side, smallest_tile
 from redline.upscale.listener import Listener
 from redline.upscale.padding import frame
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import PictureSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import MOST_SHAPES, ShapeLimits, TileCost, choose_tiles
+from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import Encoding
+from redline.upscale.images import Encoding
 from redline.upscale.settings import PictureSettings, UpscaleSettings, describe, describe_network, with_preset
 from redline.upscale.video import VideoSettings
 

@@ -37,10 +37,10 @@ def export(
     with uninterrupted_imports():
         from redline.ladder.workloads.drct import smooth_pictures
         from redline.upscale.export import export_onnx
-        from redline.upscale.layout import smallest_tile
+        from redline.upscale.image_tiles import tiles_of
         from redline.upscale.network import load_network
-        from redline.upscale.picture_tiles import tiles_of
         from redline.upscale.settings import UpscaleSettings
+        from redline.upscale.tiling import smallest_tile
     if model != "drct":
         raise RedlineError(f"{model!r} cannot be exported: drct can.")
     if format != "onnx":

@@ -94,8 +94,8 @@ def upscale(
     with uninterrupted_imports():
         from redline.upscale.arguments import read_arguments
         from redline.upscale.compare import check_page
+        from redline.upscale.images import Encoding
         from redline.upscale.listener import Outcome
-        from redline.upscale.pictures import Encoding
         from redline.upscale.session import Upscaling
         from redline.upscale.settings import PictureSettings, UpscaleSettings, with_preset
         from redline.upscale.tasks import find_tasks

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
+from redline.upscale.images import PictureError, open_picture
 from redline.upscale.journal import NAME
-from redline.upscale.pictures import PictureError, open_picture
 
 
 @dataclass(frozen=True)

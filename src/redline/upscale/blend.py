@@ -12,8 +12,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from redline.upscale.layout import Side, TileShape
 from redline.upscale.padding import Framed, frame
+from redline.upscale.tiling import Side, TileShape
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
 EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for batch after batch, in order

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from redline.upscale.layout import Cut, Side, cut_side
+from redline.upscale.tiling import Cut, Side, cut_side
 from redline.video.padding_index import reflected, wrapped
 
 

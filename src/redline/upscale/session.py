@@ -14,14 +14,12 @@ from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
-from redline.upscale.enlarger import Enlarger
+from redline.upscale.image_run import PictureRun
+from redline.upscale.images import open_picture
 from redline.upscale.journal import Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, framed, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.pictures import open_picture
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
@@ -33,8 +31,10 @@ from redline.upscale.tile_choice import (
     memory_for_tiles,
     with_batch,
 )
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, TileShape, Tiling, framed, smallest_tile
 from redline.upscale.video import VideoProgress, notes_on_parts, probe, tiles_of_parts, upscale_video
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholePictures
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
 from redline.upscale.workers.shared_run import SharedRun

@@ -6,7 +6,7 @@ from pathlib import Path
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.machine.cores import cores
-from redline.upscale.pictures import Encoding
+from redline.upscale.images import Encoding
 from redline.upscale.video import VideoSettings
 
 # Widths and heights of all tiles of a run.

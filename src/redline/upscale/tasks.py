@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import FORMATS, PictureError, UnsupportedPicture, format_for, format_named, sniffed
+from redline.upscale.images import FORMATS, PictureError, UnsupportedPicture, format_for, format_named, sniffed
 from redline.upscale.search import search
 from redline.upscale.video import TARGETS, probe
 

@@ -19,8 +19,8 @@ from redline.errors import RedlineError
 from redline.machine.host_memory import available_host_bytes, return_freed_memory
 from redline.machine.memory import MemoryMonitor
 from redline.notation import format_bytes
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, smallest_tile
 from redline.upscale.network import Network
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, smallest_tile
 
 # From here on larger ones gain little; a GPU has the memory for more, and loses more with each batch it waits for.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}

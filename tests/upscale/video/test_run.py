@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import Arriving, PlainCopies
 from redline.upscale.video import VideoProgress, VideoSettings, open_frames, upscale_video
 from redline.upscale.video import encoders as choosing
 from redline.upscale.video import run as running

@@ -23,11 +23,11 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tiling import Cut, Tiling
 from redline.upscale.video import VideoSettings
 from redline.upscale.workers import shared_run
 from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices

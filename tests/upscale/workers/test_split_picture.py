@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
+from redline.upscale.image_run import PictureRun
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side
 from redline.upscale.workers.split_picture import Split, even_ranges, first_needed, split
 
 

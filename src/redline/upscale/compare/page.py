@@ -18,10 +18,10 @@ from markupsafe import Markup
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_bytes, format_seconds
-from redline.upscale.compare.films import middle_of
+from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
+from redline.upscale.images.vips import explaining, load_vips
 from redline.upscale.listener import Outcome
-from redline.upscale.pictures.vips import explaining, load_vips
 from redline.upscale.tasks import Task
 from redline.upscale.video.probe import seconds_text
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.pictures.formats import HEAD_BYTES, sniff
-from redline.upscale.pictures.samples import normalise
-from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
+from redline.upscale.images.formats import HEAD_BYTES, sniff
+from redline.upscale.images.samples import normalise
+from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
 # Gives the picture anew, since a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]

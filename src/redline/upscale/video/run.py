@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames

@@ -12,7 +12,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving
+from redline.machine.pinned_copies import Arriving
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame

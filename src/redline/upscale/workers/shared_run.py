@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from redline.errors import RedlineError
-from redline.upscale.layout import Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.tasks import Task
+from redline.upscale.tiling import Tiling
 from redline.upscale.workers.crew import Crew, Member
 from redline.upscale.workers.messages import Agreed, Ask, Heard, Job, Proposal
 from redline.upscale.workers.split_picture import Part, Split, split

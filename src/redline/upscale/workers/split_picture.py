@@ -16,12 +16,12 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path
-from redline.upscale.layout import Side, Tiling
+from redline.upscale.images import PictureError, PictureSource, create_picture, open_picture
 from redline.upscale.listener import Outcome
 from redline.upscale.padding import frame
-from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
 from redline.upscale.settings import PictureSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tiling import Side, Tiling
 
 # Each part computes about one row of tiles more than it gives: with fewer rows than this it would be mostly that.
 _LEAST_ROWS = 2

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from redline.errors import RedlineError
+from redline.upscale.image_run import PictureRun
 from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
