@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from redline.ladder.plan import Plan
 from redline.machine.pinned_copies import OverlappedCopies, PlainCopies
 from redline.upscale import tile_runner as enlarging
-from redline.upscale.image_run import PictureRun
+from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.settings import PictureSettings
+from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Task
-from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, Tiling
 
 
@@ -157,7 +157,7 @@ def test_everything_arrives_as_it_left(seed: int, streams: int) -> None:
 
 
 def test_a_buffer_that_nobody_took_is_busy_until_its_copy_is_over() -> None:
-    """As when a picture is given up with bands on their way."""
+    """As when a image is given up with bands on their way."""
     for seed in range(12):
         device, tensor = Late(seed), torch.randint(1, 256, (5000,), dtype=torch.uint8)
         copies = OverlappedCopies(device, 3)
@@ -217,7 +217,7 @@ class Twice(nn.Module):
 
 @contextmanager
 def late(seed: int) -> Iterator[list[Late]]:
-    """Every enlarger's device is late."""
+    """Every tile_runner's device is late."""
     devices: list[Late] = []
 
     def copies_for(_device: torch.device, streams: int, say: Callable[[str], None]) -> PlainCopies:
@@ -232,8 +232,8 @@ def late(seed: int) -> Iterator[list[Late]]:
 def enlarge(tasks: list[Task], streams: int, plan: str = "", said: list[str] | None = None) -> list[Outcome]:
     network = Network(Twice(), 2, 4, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    using = Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 2, say, streams)
-    return PictureRun(using, PictureSettings()).run(tasks)
+    using = TileRunner(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 2, say, streams)
+    return ImageRun(using, ImageSettings()).run(tasks)
 
 
 @pytest.mark.cpu
@@ -242,7 +242,7 @@ def enlarge(tasks: list[Task], streams: int, plan: str = "", said: list[str] | N
     ("plan", "streams"), [("", 1), ("", 2), ("", 4), ("fp16(check=false)", 2), ("fp16(check=false)", 4)]
 )
 def test_pictures_are_the_same_however_late_copies_are(plan: str, streams: int, tmp_path: Path) -> None:
-    """In fp16 a bright tile overflows in the middle of a picture, with others already under way."""
+    """In fp16 a bright tile overflows in the middle of a image, with others already under way."""
     calm, shuffled = [], []
     for index in range(2):
         shape = (60 + 20 * index, 140 - 15 * index, 3 + index % 2)

@@ -1,4 +1,4 @@
-"""Exported networks: the same pictures come out, int8 is held to its limit, and foreign files are refused."""
+"""Exported networks: the same images come out, int8 is held to its limit, and foreign files are refused."""
 
 import random
 from collections import Counter
@@ -28,7 +28,7 @@ def network() -> Network:
     torch.manual_seed(0)
     model = draw(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4))).eval()
     with torch.no_grad():
-        # Weights as they are drawn give what no picture is: samples far from 0 to 1.
+        # Weights as they are drawn give what no image is: samples far from 0 to 1.
         drawn = model(smooth_pictures(8, 16))
         span = drawn.max() - drawn.min()
         model.conv_last.weight /= span
@@ -142,7 +142,7 @@ def test_tiles_are_taken_from_all_pictures_of_any_size(tmp_path: Path) -> None:
     assert [round(float(tile.mean() * 255)) for tile in tiles] == [0, 0, 80, 80, 160, 160]
     assert torch.equal(tiles, tiles_of(tmp_path, 16, 6))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RedlineError, match="no picture"):
+    with pytest.raises(RedlineError, match="no image"):
         tiles_of(tmp_path / "empty", 16, 1)
 
 

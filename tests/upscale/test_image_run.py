@@ -1,4 +1,4 @@
-"""Pictures from disk to disk: the right pixels, whatever the timing, and one bad file among good ones."""
+"""Images from disk to disk: the right pixels, whatever the timing, and one bad file among good ones."""
 
 import random
 import time
@@ -15,13 +15,13 @@ from redline.errors import ModelError
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
-from redline.upscale.image_run import PictureRun
+from redline.upscale.image_run import ImageRun
 from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.settings import PictureSettings
+from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Task
-from redline.upscale.tile_runner import Enlarger
+from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, Tiling
 
 
@@ -39,16 +39,16 @@ class Twice(nn.Module):
         return (x * self.scale).repeat_interleave(2, -1).repeat_interleave(2, -2)
 
 
-def enlarger(
+def tile_runner(
     module: nn.Module | None = None, plan: str = "", batch: int = 3, said: list[str] | None = None
-) -> Enlarger:
+) -> TileRunner:
     network = Network(module or Twice(), 2, 4, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    return Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), batch, say)
+    return TileRunner(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), batch, say)
 
 
-def run(tasks: list[Task], using: Enlarger | None = None, **settings: bool) -> list[Outcome]:
-    return PictureRun(using or enlarger(), PictureSettings(**settings)).run(tasks)
+def run(tasks: list[Task], using: TileRunner | None = None, **settings: bool) -> list[Outcome]:
+    return ImageRun(using or tile_runner(), ImageSettings(**settings)).run(tasks)
 
 
 def save(path: Path, shape: tuple[int, ...], seed: int = 0, kind: type = np.uint8) -> np.ndarray:
@@ -59,8 +59,8 @@ def save(path: Path, shape: tuple[int, ...], seed: int = 0, kind: type = np.uint
 
 
 def pixels(path: Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
 def doubled(samples: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_transparent_pixels_do_not_bleed(tmp_path: Path) -> None:
             return nn.functional.avg_pool2d(super().forward(x), 3, 1, 1, count_include_pad=False)
 
     Image.fromarray(samples).save(tmp_path / "in.png")
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Blurred()))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Blurred()))
     result = pixels(tmp_path / "out.png").astype(int)
     visible = result[..., 3] > 8
     assert not outcome.error and (result[..., 3][visible] < 250).any()
@@ -126,7 +126,7 @@ def test_flat_transparency_is_exact_whatever_the_network_makes_of_it(kind: type,
     else:
         sixteen = np.ascontiguousarray(np.dstack([alpha] * 4))
         pyvips.Image.new_from_array(sixteen, interpretation="rgb16").pngsave(str(tmp_path / "in.png"))
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Shaky()), wrap=wrap)
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Shaky()), wrap=wrap)
     assert not outcome.error
     result = pyvips.Image.new_from_file(str(tmp_path / "out.png")).numpy()[..., 3]
     edges = np.pad(alpha, 1, mode="wrap" if wrap else "symmetric")
@@ -145,9 +145,9 @@ def test_one_bad_file_among_good_ones(tmp_path: Path) -> None:
         tasks.append(Task(path, tmp_path / "out" / path.name))
     whole = tasks[2].source.read_bytes()
     tasks[2].source.write_bytes(whole[: len(whole) // 2])
-    tasks[4].source.write_text("no picture")
+    tasks[4].source.write_text("no image")
     heard: list[Outcome] = []
-    outcomes = PictureRun(enlarger(), PictureSettings(), heard.append).run(tasks)
+    outcomes = ImageRun(tile_runner(), ImageSettings(), heard.append).run(tasks)
     failed = {o.task.source.name: o.error for o in outcomes if o.error}
     assert sorted(failed) == ["2.png", "4.png"] and all(error.endswith(".") for error in failed.values())
     assert sorted(o.task.source.name for o in heard) == [f"{i}.png" for i in range(6)]
@@ -170,7 +170,7 @@ def test_the_timing_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return slow
 
     for name in ("_work", "_write", "_encode"):
-        monkeypatch.setattr(PictureRun, name, dawdling(getattr(PictureRun, name)))
+        monkeypatch.setattr(ImageRun, name, dawdling(getattr(ImageRun, name)))
     moved = [Task(task.source, tmp_path / "slow" / task.target.name) for task in tasks]
     assert not any(o.error for o in run(moved))
     for calm, slow in zip(tasks, moved, strict=True):
@@ -181,14 +181,14 @@ def test_out_of_memory_shrinks_says_so_and_goes_on(tmp_path: Path) -> None:
     samples = save(tmp_path / "in.png", (100, 120, 3))
     said: list[str] = []
     # Room for one tile of 20 × 20 and no more: from a batch of three down to one, then to smaller tiles.
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(3 * 20 * 20), said=said))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Twice(3 * 20 * 20), said=said))
     assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
     assert said == ["out of memory: going on with 1 tile at a time", "out of memory: going on with tiles of 20 × 20"]
 
 
 def test_out_of_memory_to_the_end_is_a_sentence(tmp_path: Path) -> None:
     save(tmp_path / "in.png", (40, 40, 3))
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Twice(10)))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Twice(10)))
     assert "out of memory even with one tile" in outcome.error
     assert not (tmp_path / "out.png").exists() and not any(is_partial(p) for p in tmp_path.iterdir())
 
@@ -212,7 +212,7 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(
     samples[:dark_rows] >>= 3
     Image.fromarray(samples).save(tmp_path / "in.png")
     said: list[str] = []
-    using = enlarger(Overflowing(), "fp16(check=false)", said=said)
+    using = tile_runner(Overflowing(), "fp16(check=false)", said=said)
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
     result = pixels(tmp_path / "out.png").astype(int)
     assert not outcome.error and np.abs(result - doubled(samples)).max() <= 2
@@ -233,7 +233,7 @@ def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_cou
             return super().forward((x.movedim(1, -1) @ torch.eye(3)).movedim(-1, 1))
 
     samples, said = save(tmp_path / "in.png", (60, 70, 3)), []
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(Mixed(), "bf16", said=said))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Mixed(), "bf16", said=said))
     assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
     assert len(said) == 1 and said[0].startswith("bf16 was left for fp32: it does not run (expected ")
 
@@ -245,7 +245,7 @@ def test_a_clear_sky_is_no_reason_to_leave_a_precision(tmp_path: Path) -> None:
     sky = (save(tmp_path / "in.png", (100, 40, 3)) % 3) + 150
     Image.fromarray(sky).save(tmp_path / "in.png")
     said: list[str] = []
-    using = enlarger(Twice(), "bf16", said=said)
+    using = tile_runner(Twice(), "bf16", said=said)
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
     assert not outcome.error and not said and "bf16" in using.plan
     assert np.abs(pixels(tmp_path / "out.png").astype(int) - doubled(sky)).max() <= 2
@@ -269,7 +269,7 @@ def test_a_precision_is_judged_on_little_of_a_tile_where_most_is_to_be_seen(tmp_
     tiles = torch.full((2, 3, 320, 256), 0.5)
     tiles[1, :, 140:200, 130:190] = torch.rand(3, 60, 60)
     network = Network(module, 2, 4, "twice", "digest")
-    using = Enlarger(network, Plan.parse("bf16"), "cpu", Tiling.square(Cut(320, 4, 4, 4)), 2)
+    using = TileRunner(network, Plan.parse("bf16"), "cpu", Tiling.square(Cut(320, 4, 4, 4)), 2)
     assert using(tiles).shape == (2, 3, 640, 512)
     (judged,) = module.seen
     assert judged.shape == (2, 3, 64, 64) and judged.std() > 0.2
@@ -287,7 +287,7 @@ def test_what_is_compiled_or_recorded_is_judged_without_that(monkeypatch: pytest
 
     monkeypatch.setattr(Plan, "apply", apply)
     network = Network(Twice(), 2, 4, "twice", "digest")
-    using = Enlarger(network, Plan.parse("bf16 + compile"), "cpu", Tiling.square(Cut(128, 4, 4, 4)), 1)
+    using = TileRunner(network, Plan.parse("bf16 + compile"), "cpu", Tiling.square(Cut(128, 4, 4, 4)), 1)
     assert using(torch.rand(1, 3, 128, 128)).shape == (1, 3, 256, 256)
     assert applied == [("bf16 + compile", (1, 3, 128, 128)), ("bf16", (2, 3, 64, 64))]
 
@@ -297,16 +297,16 @@ def test_weights_that_give_nan_are_refused(tmp_path: Path) -> None:
     module = Twice()
     module.scale.data.fill_(float("nan"))
     with pytest.raises(ModelError, match="not finite"):
-        run([Task(tmp_path / "in.png", tmp_path / "out.png")], enlarger(module))
+        run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(module))
     assert not (tmp_path / "out.png").exists()
 
 
 def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
     save(tmp_path / "in.png", (40, 40, 4))
     module = Twice()
-    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.jpg")], enlarger(module))
+    (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.jpg")], tile_runner(module))
     assert outcome.error and module.calls == 0
-    (same,) = run([Task(tmp_path / "in.png", tmp_path / "in.png")], enlarger(module))
+    (same,) = run([Task(tmp_path / "in.png", tmp_path / "in.png")], tile_runner(module))
     assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
 
 
@@ -328,7 +328,7 @@ def test_an_overflow_under_autocast_leaves_it_too(tmp_path: Path) -> None:
     samples[:60] >>= 3
     Image.fromarray(samples).save(tmp_path / "in.png")
     said: list[str] = []
-    using = enlarger(Wide(), "autocast(dtype=fp16)", said=said)
+    using = tile_runner(Wide(), "autocast(dtype=fp16)", said=said)
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
     assert not outcome.error and said and all("was left for" in text for text in said)
     assert said[0].startswith("autocast was left for")

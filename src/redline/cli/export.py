@@ -24,8 +24,8 @@ def export(
     format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
     tile: Annotated[int, typer.Option(help="The side of the tiles that the file will take.")] = 128,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file .onnx; drct-x4.onnx by default.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the pictures of --calibrate.")] = False,
-    calibrate: Annotated[Path | None, typer.Option(help="For int8: a folder of pictures like those to come.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the images of --calibrate.")] = False,
+    calibrate: Annotated[Path | None, typer.Option(help="For int8: a folder of images like those to come.")] = None,
     samples: Annotated[int, typer.Option(help="Tiles to calibrate on.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -46,7 +46,7 @@ def export(
     if format != "onnx":
         raise RedlineError(f"unknown format {format!r}: onnx is the one there is.")
     if int8 and calibrate is None:
-        raise RedlineError("int8 is calibrated on pictures: name a folder with --calibrate.")
+        raise RedlineError("int8 is calibrated on images: name a folder with --calibrate.")
     if calibrate is not None and not int8:
         raise RedlineError("only int8 is calibrated: add --int8, or leave out --calibrate.")
     if out is not None and out.suffix.lower() != ".onnx":

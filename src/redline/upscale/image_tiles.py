@@ -1,4 +1,4 @@
-"""Tiles of real pictures: what a network is calibrated and judged on."""
+"""Tiles of real images: what a network is calibrated and judged on."""
 
 from math import ceil
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
-from redline.upscale.images import open_picture, to_planes
+from redline.upscale.images import open_image, to_planes
 from redline.upscale.tasks import find_tasks
 from redline.video.padding_index import reflected
 
@@ -16,22 +16,22 @@ _JUDGED, _JUDGED_PX = 2, 64
 
 
 def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
-    """`count` tiles (count, 3, tile, tile) at random places, spread over the folder's pictures."""
+    """`count` tiles (count, 3, tile, tile) at random places, spread over the folder's images."""
     found = find_tasks([folder], folder / "unused", 1)
-    pictures = [task.source for task in found if not task.is_film and not task.problem]
-    if not pictures:
-        raise RedlineError(f"there is no picture in {str(folder)!r}.")
+    images = [task.source for task in found if not task.is_video and not task.problem]
+    if not images:
+        raise RedlineError(f"there is no image in {str(folder)!r}.")
     random = torch.Generator().manual_seed(seed)
     tiles = []
     for index in range(count):
         # Evenly over all of them, so that a folder sorted by subject is not judged by its first one.
-        path = pictures[index * len(pictures) // count % len(pictures)]
-        with open_picture(path, random_access=True) as picture:
+        path = images[index * len(images) // count % len(images)]
+        with open_image(path, random_access=True) as image:
             top, left = (
                 int(torch.randint(0, max(side - tile, 0) + 1, (1,), generator=random))
-                for side in (picture.height, picture.width)
+                for side in (image.height, image.width)
             )
-            rows = picture.rows(top, min(top + tile, picture.height))
+            rows = image.rows(top, min(top + tile, image.height))
         colour = to_planes(rows)[0][:, :, left : left + tile]
         down, right = (reflected(0, tile, side) for side in colour.shape[-2:])
         tiles.append(colour[:, down][:, :, right])

@@ -48,7 +48,7 @@ class OutOfMemory(ModelError):
     """Nothing is left to make smaller."""
 
 
-class Enlarger:
+class TileRunner:
     """Called with tiles (N, 3, H, W) in [0, 1] on any device; gives (N, 3, scale · H, scale · W) on its own."""
 
     def __init__(

@@ -1,8 +1,8 @@
-"""How a picture's sides are cut into tiles of one length each, and how much each position of a tile counts.
+"""How a image's sides are cut into tiles of one length each, and how much each position of a tile counts.
 
 A tile knows nothing of what lies outside of it, so its outermost `margin` positions are thrown away. Over `ramp`
 positions in the middle of what two neighbours share, one fades out as the other fades in, along a Hann window. All
-starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole picture.
+starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole image.
 
 Weights are multiples of 1/2048: products of two (rows and columns) are then exact in fp32, and so is their sum, 1.
 
@@ -55,7 +55,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a picture, cut: its length with padding at the end, and where tiles start."""
+    """One side of a image, cut: its length with padding at the end, and where tiles start."""
 
     length: int
     padded: int
@@ -63,7 +63,7 @@ class Side:
     cut: Cut
 
     def weights(self, scale: int = 1) -> Tensor:
-        """How much each position of each tile counts in the enlarged picture, (tiles, scale · tile)."""
+        """How much each position of each tile counts in the enlarged image, (tiles, scale · tile)."""
         tile, ramp = self.cut.tile * scale, self.cut.ramp * scale
         weights = torch.ones(len(self.starts), tile)
         fading = hann_ramp(ramp)
@@ -82,7 +82,7 @@ def smallest_tile(margin: int, ramp: int, align: int) -> int:
     return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
 
 
-def framed(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
+def padded_size(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
     """With what stands around a texture that wraps."""
     return (size[0] + 2 * cut.around, size[1] + 2 * cut.around) if wrap else size
 
@@ -109,7 +109,7 @@ def hann_ramp(length: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TileShape:
-    """Both sides of a tile: how the rows and how the columns of a picture are cut."""
+    """Both sides of a tile: how the rows and how the columns of a image are cut."""
 
     rows: Cut
     columns: Cut
@@ -127,7 +127,7 @@ class TileShape:
         return self.columns.tile * self.rows.tile
 
     def computed_pixels(self, size: tuple[int, int], batch: int = 1) -> int:
-        """What the network sees of a picture of this size; a batch is filled from one row of tiles."""
+        """What the network sees of a image of this size; a batch is filled from one row of tiles."""
         columns, rows = count_tiles(size[0], self.columns), count_tiles(size[1], self.rows)
         return rows * math.ceil(columns / batch) * batch * self.pixels
 
@@ -140,7 +140,7 @@ class Tiling:
     """The shapes of all tiles of a run: few, because each is recorded or compiled apart; and to how many tiles a batch
     that is not full is filled up.
 
-    A picture is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
+    A image is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
     """
 
     shapes: tuple[TileShape, ...]
@@ -159,7 +159,7 @@ class Tiling:
         return max(self.shapes, key=lambda shape: shape.pixels)
 
     def shape_for(self, size: tuple[int, int], wrap: bool = False) -> TileShape:
-        size = framed(size, self.shapes[0].rows, wrap)
+        size = padded_size(size, self.shapes[0].rows, wrap)
         return min(self.shapes, key=lambda shape: shape.computed_pixels(size, self.filled_to))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Pictures made on the spot, and how the tests read one whole."""
+"""Images made on the spot, and how the tests read one whole."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redline.upscale.images import create_picture, open_picture
+from redline.upscale.images import create_image, open_image
 
 Maker = Callable[..., np.ndarray]
 
 
 def make_samples(height: int, width: int, channels: int = 3, bits: int = 8, seed: int | None = None) -> np.ndarray:
-    """A smooth picture with noise on it, which lossy formats keep near and lossless ones cannot fold away."""
+    """A smooth image with noise on it, which lossy formats keep near and lossless ones cannot fold away."""
     generator = np.random.default_rng(seed)
     down, across = np.mgrid[0:height, 0:width]
     phases = generator.uniform(0, 6, channels)
@@ -22,15 +22,15 @@ def make_samples(height: int, width: int, channels: int = 3, bits: int = 8, seed
 
 
 def read_all(path: Path, **options: bool) -> np.ndarray:
-    with open_picture(path, **options) as source:
+    with open_image(path, **options) as source:
         return source.rows(0, source.height)
 
 
 def copy_picture(source: Path, target: Path, strip: bool = False) -> tuple[str, ...]:
     """Writes what was read, with what it carries, and gives the notes on what could not be kept."""
-    with open_picture(source) as opened:
+    with open_image(source) as opened:
         shape = (opened.width, opened.height, opened.channels, opened.bits)
-        with create_picture(target, *shape, metadata=opened.metadata, strip=strip) as sink:
+        with create_image(target, *shape, metadata=opened.metadata, strip=strip) as sink:
             sink.write_rows(opened.rows(0, opened.height))
     return sink.notes
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from redline.upscale.images import PictureError, from_planes, premultiply, to_planes, unpremultiply
+from redline.upscale.images import ImageError, from_planes, premultiply, to_planes, unpremultiply
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -42,9 +42,9 @@ def test_rounds_to_the_nearest_and_clips() -> None:
 
 
 def test_planes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(PictureError, match="without alpha make no 4 channels"):
+    with pytest.raises(ImageError, match="without alpha make no 4 channels"):
         from_planes(torch.rand(3, 2, 2), None, 4, 8)
-    with pytest.raises(PictureError, match="no picture"):
+    with pytest.raises(ImageError, match="no image"):
         to_planes(np.zeros((2, 2, 3), np.float32))
 
 

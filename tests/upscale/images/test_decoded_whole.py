@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from redline.upscale.images import PictureError, open_picture
+from redline.upscale.images import ImageError, open_image
 
 from .conftest import make_samples, read_all
 
@@ -40,7 +40,7 @@ def save(path: Path, samples: np.ndarray, **options: object) -> Path:
 def test_samples_are_read_as_they_are(name: str, channels: int, bits: int, tmp_path: Path) -> None:
     samples = make_samples(33, 47, channels, bits, seed=1)
     path = save(tmp_path / name, samples)
-    with open_picture(path) as source:
+    with open_image(path) as source:
         assert (source.width, source.height, source.channels, source.bits) == (47, 33, channels, bits)
         assert not source.notes and source.has_alpha == (channels == 4)
         # In bands, as they are read for tiles.
@@ -81,7 +81,7 @@ def jpeg2000_of_ffmpeg(samples: np.ndarray, format: str) -> bytes:
 def test_colour_of_16_bits_in_jpeg_2000_is_not_rounded(tmp_path: Path) -> None:
     deep = make_samples(33, 47, 3, 16, seed=3)
     (tmp_path / "a.jp2").write_bytes(jpeg2000_of_ffmpeg(deep, "rgb48le"))
-    with open_picture(tmp_path / "a.jp2") as source:
+    with open_image(tmp_path / "a.jp2") as source:
         assert source.bits == 16 and np.array_equal(source.rows(0, 33), deep)
 
 
@@ -95,7 +95,7 @@ def test_the_profile_of_jpeg_2000_is_kept(tmp_path: Path) -> None:
     length = struct.unpack(">I", data[header : header + 4])[0] - len(own[0]) + len(box)
     data = data[:header] + struct.pack(">I", length) + data[header + 4 :].replace(own[0], box)
     (tmp_path / "a.jp2").write_bytes(data)
-    with open_picture(tmp_path / "a.jp2") as source:
+    with open_image(tmp_path / "a.jp2") as source:
         assert source.metadata.icc == profile
 
 
@@ -107,7 +107,7 @@ def test_palettes_become_rgb(tmp_path: Path) -> None:
 
 
 def heic(side: int) -> bytes:
-    """One picture of HEVC in the boxes that a camera writes."""
+    """One image of HEVC in the boxes that a camera writes."""
     encoder = av.CodecContext.create("libx265", "w")
     encoder.width = encoder.height = side
     encoder.pix_fmt, encoder.time_base = "yuv420p", Fraction(1, 25)
@@ -144,11 +144,11 @@ def box(kind: bytes, *parts: bytes) -> bytes:
 
 def test_heic_is_read_or_what_is_missing_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.heic").write_bytes(heic(64))
-    with open_picture(tmp_path / "a.heic") as source:
+    with open_image(tmp_path / "a.heic") as source:
         assert (source.format, source.width, source.height, source.bits) == ("heic", 64, 64, 8)
         try:
             assert np.ptp(source.rows(0, 64)) < 4
-        except PictureError as error:
+        except ImageError as error:
             assert "no decoder for HEVC" in str(error) and "install a libvips with libheif and libde265" in str(error)
 
 
@@ -169,16 +169,16 @@ def test_damaged_files_end_in_one_sentence(name: str, tmp_path: Path) -> None:
             data[chance.randrange(2, min(100, len(data)))] = chance.randrange(256)
         (tmp_path / name).write_bytes(data)
         try:
-            with open_picture(tmp_path / name, pixel_limit=10_000) as source:
+            with open_image(tmp_path / name, pixel_limit=10_000) as source:
                 source.rows(0, source.height)
-        except PictureError as error:
+        except ImageError as error:
             assert str(error).endswith(".") and "\n" not in str(error)
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(PictureError, match="cannot read"):
+    with pytest.raises(ImageError, match="cannot read"):
         read_all(tmp_path / name)
 
 
 def test_the_limit_of_pixels_comes_before_decoding(tmp_path: Path) -> None:
     (tmp_path / "a.ppm").write_bytes(netpbm(6, 999_999, 999_999, 255, b""))
-    with pytest.raises(PictureError, match="more than the limit of 1,000,000,000"):
-        open_picture(tmp_path / "a.ppm")
+    with pytest.raises(ImageError, match="more than the limit of 1,000,000,000"):
+        open_image(tmp_path / "a.ppm")

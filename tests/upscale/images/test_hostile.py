@@ -14,7 +14,7 @@ import pytest
 import tifffile
 from PIL import Image
 
-from redline.upscale.images import PictureError, create_picture, open_picture
+from redline.upscale.images import ImageError, create_image, open_image
 from redline.upscale.images.vips import load_vips
 
 Make = Callable[..., np.ndarray]
@@ -35,7 +35,7 @@ KINDS = {
 
 def refusal(path: Path, **options: bool) -> str:
     """The sentence with which a file is refused, at its header or on the way down."""
-    with pytest.raises(PictureError) as caught, open_picture(path, **options) as source:
+    with pytest.raises(ImageError) as caught, open_image(path, **options) as source:
         for top in range(0, source.height, 50):
             source.rows(max(0, top - 10), min(source.height, top + 50))
     sentence = str(caught.value)
@@ -94,9 +94,9 @@ def test_a_source_that_failed_goes_on_failing(tmp_path: Path, samples: Make) -> 
     path = tmp_path / "a.jpg"
     Image.fromarray(samples(160, 200, 3)).save(path)
     path.write_bytes(path.read_bytes()[:-3000])
-    with open_picture(path) as source:
+    with open_image(path) as source:
         for _ in range(2):
-            with pytest.raises(PictureError, match="premature end"):
+            with pytest.raises(ImageError, match="premature end"):
                 source.rows(0, 160)
 
 
@@ -111,14 +111,14 @@ def test_harmless_flaws_of_a_jpeg_are_read_with_a_note(tmp_path: Path, samples: 
     }
     for remark, content in flawed.items():
         path.write_bytes(content)
-        with open_picture(path) as source:
+        with open_image(path) as source:
             assert source.notes == ()
             assert np.array_equal(np.concatenate([source.rows(0, 40), source.rows(40, 100)]), expected)
             assert len(source.notes) == 1 and remark in source.notes[0]
 
 
 def test_empty_text_and_unknown_files(tmp_path: Path) -> None:
-    for content, said in ((b"", "is empty"), (b"not a picture", "none of PNG, JPEG"), (b"BM" + bytes(60), "none of")):
+    for content, said in ((b"", "is empty"), (b"not a image", "none of PNG, JPEG"), (b"BM" + bytes(60), "none of")):
         path = tmp_path / "a.jpg"
         path.write_bytes(content)
         assert said in refusal(path)
@@ -148,7 +148,7 @@ def test_folders_missing_files_pipes_and_forbidden_ones(tmp_path: Path, monkeypa
 def test_the_content_decides_and_a_note_says_so(tmp_path: Path, samples: Make, suffix: str, form: str) -> None:
     path = tmp_path / f"a{suffix}"
     Image.fromarray(samples(9, 14, 3)).save(path, format=form.upper())
-    with open_picture(path) as source:
+    with open_image(path) as source:
         assert source.format == form and source.rows(0, 9).shape == (9, 14, 3)
         assert [suffix in note and form in note.lower() for note in source.notes] == [True]
 
@@ -166,17 +166,17 @@ def png_of_one_row(path: Path, width: int, height: int) -> Path:
 
 
 def test_a_picture_of_600_megapixels_is_no_bomb(tmp_path: Path) -> None:
-    with open_picture(png_of_one_row(tmp_path / "large.png", 30_000, 20_000)) as source:
+    with open_image(png_of_one_row(tmp_path / "large.png", 30_000, 20_000)) as source:
         assert (source.width, source.height) == (30_000, 20_000)
 
 
 def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
     path = png_of_one_row(tmp_path / "bomb.png", 60_000, 60_000)
-    with pytest.raises(PictureError, match=re.escape("3,600,000,000 pixels (60,000 × 60,000)") + ".*--max-pixels"):
-        open_picture(path)
-    with open_picture(path, pixel_limit=3_600_000_000) as source:
+    with pytest.raises(ImageError, match=re.escape("3,600,000,000 pixels (60,000 × 60,000)") + ".*--max-pixels"):
+        open_image(path)
+    with open_image(path, pixel_limit=3_600_000_000) as source:
         assert source.width == 60_000
-        with pytest.raises(PictureError, match="damaged or cut short"):
+        with pytest.raises(ImageError, match="damaged or cut short"):
             source.rows(0, 64)
 
 
@@ -186,7 +186,7 @@ def test_of_an_animation_the_first_frame(tmp_path: Path, read_whole: Read, suffi
     colours = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
     first, *others = [Image.new("RGB", (40, 30), colour) for colour in colours]
     first.save(path, save_all=True, append_images=others, duration=100)
-    with open_picture(path) as source:
+    with open_image(path) as source:
         assert source.height == 30 and len(source.notes) == 1
         assert re.search("first frame" if suffix == "avif" else "first of 3 frames", source.notes[0])
         assert np.abs(source.rows(0, 30)[..., :3].astype(int) - colours[0]).max() <= 6
@@ -195,7 +195,7 @@ def test_of_an_animation_the_first_frame(tmp_path: Path, read_whole: Read, suffi
 def test_of_several_pages_the_first(tmp_path: Path, samples: Make) -> None:
     pages = np.stack([samples(20, 30, 1)[..., 0] for _ in range(4)])
     tifffile.imwrite(tmp_path / "a.tif", pages, photometric="minisblack")
-    with open_picture(tmp_path / "a.tif") as source:
+    with open_image(tmp_path / "a.tif") as source:
         assert source.notes == ("only the first of 4 pages is used",)
         assert np.array_equal(source.rows(0, 20)[..., 0], pages[0])
 
@@ -215,7 +215,7 @@ def test_samples_that_are_no_picture(tmp_path: Path, samples: Make) -> None:
 
 def test_a_bad_file_does_not_disturb_a_good_one_beside_it(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     made = samples(300, 200, 3)
-    with create_picture(tmp_path / "good.png", 200, 300, 3, 8) as sink:
+    with create_image(tmp_path / "good.png", 200, 300, 3, 8) as sink:
         sink.write_rows(made)
     (tmp_path / "bad.png").write_bytes((tmp_path / "good.png").read_bytes()[:-20_000])
     failures: list[str] = []
@@ -225,7 +225,7 @@ def test_a_bad_file_does_not_disturb_a_good_one_beside_it(tmp_path: Path, sample
         for _ in range(20):
             try:
                 read_whole(tmp_path / "bad.png")
-            except PictureError as error:
+            except ImageError as error:
                 failures.append(str(error))
 
     thread = threading.Thread(target=read_bad)

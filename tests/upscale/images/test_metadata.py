@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageCms, PngImagePlugin
 
-from redline.upscale.images import Metadata, create_picture, open_picture
+from redline.upscale.images import Metadata, create_image, open_image
 from redline.upscale.images.exif import resolution, upright
 from redline.upscale.images.iptc import unwrap, wrap
 
@@ -65,9 +65,9 @@ def a_photo(path: Path, samples: Make) -> Path:
 
 
 def enlarge(source: Path, target: Path, strip: bool = False) -> tuple[str, ...]:
-    with open_picture(source) as opened:
+    with open_image(source) as opened:
         rows = opened.rows(0, opened.height).repeat(2, 0).repeat(2, 1)
-        with create_picture(
+        with create_image(
             target, rows.shape[1], rows.shape[0], opened.channels, opened.bits, metadata=opened.metadata, strip=strip
         ) as sink:
             sink.write_rows(rows)
@@ -91,7 +91,7 @@ def test_everything_goes_from_any_format_to_any_other(tmp_path: Path, samples: M
     assert float(photo[ExifTags.Base.ExposureTime]) == pytest.approx(0.01)
     assert (photo[ExifTags.Base.ExifImageWidth], photo[ExifTags.Base.ExifImageHeight]) == (60, 80)
     assert gps[1] == "N" and [float(part) for part in gps[2]] == [51.0, 30.0, 12.5]
-    with open_picture(target) as again:
+    with open_image(target) as again:
         xmp = again.metadata.xmp
         assert again.metadata.dpi == (300.0, 300.0)
     assert xmp is not None and b'xmp:Rating="4"' in xmp
@@ -102,7 +102,7 @@ def test_everything_goes_from_any_format_to_any_other(tmp_path: Path, samples: M
 def test_strip_leaves_the_profile_alone(tmp_path: Path, samples: Make, written: str) -> None:
     source = a_photo(tmp_path / "a.png", samples)
     assert enlarge(source, tmp_path / f"b.{written}", strip=True) == ()
-    with open_picture(tmp_path / f"b.{written}") as again:
+    with open_image(tmp_path / f"b.{written}") as again:
         assert again.metadata == Metadata(icc=profile())
     content = (tmp_path / f"b.{written}").read_bytes()
     assert b"A camera" not in content and b"xmpmeta" not in content and b"budgie" not in content
@@ -112,7 +112,7 @@ def test_strip_leaves_the_profile_alone(tmp_path: Path, samples: Make, written: 
 def test_nothing_is_made_up_for_a_picture_that_carries_nothing(tmp_path: Path, samples: Make, written: str) -> None:
     Image.fromarray(samples(30, 40, 3)).save(tmp_path / "a.png")
     enlarge(tmp_path / "a.png", tmp_path / f"b.{written}")
-    with open_picture(tmp_path / f"b.{written}") as again:
+    with open_image(tmp_path / f"b.{written}") as again:
         assert again.metadata == Metadata()
 
 
@@ -133,9 +133,9 @@ def test_captions_are_found_among_the_resources_of_photoshop() -> None:
 
 def test_iptc_reaches_jpeg_and_tiff_and_a_note_says_where_it_cannot(tmp_path: Path, samples: Make) -> None:
     for suffix in WRITTEN:
-        with create_picture(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=Metadata(iptc=IPTC)) as sink:
+        with create_image(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=Metadata(iptc=IPTC)) as sink:
             sink.write_rows(samples(30, 40, 3))
-        with open_picture(tmp_path / f"a.{suffix}") as again:
+        with open_image(tmp_path / f"a.{suffix}") as again:
             found = again.metadata.iptc
         assert found == (IPTC if suffix in ("jpg", "tif") else None)
         assert [("IPTC" in note) for note in sink.notes] == ([] if suffix in ("jpg", "tif") else [True])
@@ -144,10 +144,10 @@ def test_iptc_reaches_jpeg_and_tiff_and_a_note_says_where_it_cannot(tmp_path: Pa
 def test_xmp_that_is_too_long_for_jpeg_is_left_out_with_a_note(tmp_path: Path, samples: Make) -> None:
     for suffix in ("png", "jpg"):
         metadata = Metadata(icc=profile(), xmp=XMP + b" " * 70_000)
-        with create_picture(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=metadata) as sink:
+        with create_image(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=metadata) as sink:
             sink.write_rows(samples(30, 40, 3))
         assert len(sink.notes) == (suffix == "jpg")
-        with open_picture(tmp_path / f"a.{suffix}") as again:
+        with open_image(tmp_path / f"a.{suffix}") as again:
             assert (again.metadata.xmp is None) == (suffix == "jpg") and again.metadata.icc == profile()
 
 
@@ -204,7 +204,7 @@ def test_resolution_per_centimetre_is_put_in_inches() -> None:
 
 def test_uneven_resolution_turns_with_the_picture(tmp_path: Path, samples: Make) -> None:
     Image.fromarray(samples(30, 40, 3)).save(tmp_path / "a.jpg", exif=camera_tags(6), dpi=(200, 100))
-    with open_picture(tmp_path / "a.jpg") as source:
+    with open_image(tmp_path / "a.jpg") as source:
         assert source.metadata.dpi == (100.0, 200.0)
 
 
@@ -213,9 +213,9 @@ def test_a_png_says_no_more_of_its_resolution_than_its_source(tmp_path: Path, sa
     options, made = {} if said is None else {"dpi": (said, said)}, samples(12, 17, 3)
     Image.fromarray(made).save(tmp_path / "a.png", **options)
     for name in ("a.png", "b.png"):  # what was written is read and written again
-        with open_picture(tmp_path / name) as source:
+        with open_image(tmp_path / name) as source:
             assert source.metadata.dpi == (None if said is None else pytest.approx((said, said), abs=0.02))
-            with create_picture(tmp_path / f"{name[0]}1.png", 17, 12, 3, 8, metadata=source.metadata) as sink:
+            with create_image(tmp_path / f"{name[0]}1.png", 17, 12, 3, 8, metadata=source.metadata) as sink:
                 sink.write_rows(source.rows(0, 12))
         (tmp_path / f"{name[0]}1.png").replace(tmp_path / "b.png")
         with Image.open(tmp_path / "b.png") as written:

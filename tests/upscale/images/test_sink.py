@@ -1,4 +1,4 @@
-"""Pictures are written whole or not at all, and large ones without holding them in memory."""
+"""Images are written whole or not at all, and large ones without holding them in memory."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ import tifffile
 from PIL import Image
 
 from redline.files.partial import is_partial
-from redline.upscale.images import Encoding, PictureError, create_picture
+from redline.upscale.images import Encoding, ImageError, create_image
 
 Make = Callable[..., np.ndarray]
 Read = Callable[..., np.ndarray]
@@ -23,7 +23,7 @@ Read = Callable[..., np.ndarray]
 def write(path: Path, rows: np.ndarray, step: int = 13, **options: Any) -> tuple[str, ...]:
     height, width, channels = rows.shape
     bits = 8 * rows.dtype.itemsize
-    with create_picture(path, width, height, channels, bits, **options) as sink:
+    with create_image(path, width, height, channels, bits, **options) as sink:
         for top in range(0, height, step):
             sink.write_rows(rows[top : top + step])
     return sink.notes
@@ -75,7 +75,7 @@ def test_quality_and_compression_are_followed(tmp_path: Path, samples: Make, rea
     write(tmp_path / "small.png", made, encoding=Encoding(compression=9))
     assert (tmp_path / "stored.png").stat().st_size > (tmp_path / "small.png").stat().st_size
     for bad in (lambda: Encoding(quality=0), lambda: Encoding(compression=10), lambda: Encoding(effort=7)):
-        with pytest.raises(PictureError, match="is not between"):
+        with pytest.raises(ImageError, match="is not between"):
             bad()
 
 
@@ -112,7 +112,7 @@ def test_nothing_but_a_hidden_file_is_there_before_the_end(tmp_path: Path, sampl
     made, path = samples(30, 20, 3), tmp_path / "a.png"
     path.write_bytes(b"what was there before")
     for memory_limit_bytes, files in ((2**30, 1), (0, 2)):
-        sink = create_picture(path, 20, 30, 3, 8, memory_limit_bytes=memory_limit_bytes)
+        sink = create_image(path, 20, 30, 3, 8, memory_limit_bytes=memory_limit_bytes)
         sink.write_rows(made[:20])
         hidden = [tmp_path / name for name in os.listdir(tmp_path) if name != "a.png"]
         assert len(hidden) == files and all(is_partial(name) and str(os.getpid()) in name.name for name in hidden)
@@ -120,14 +120,14 @@ def test_nothing_but_a_hidden_file_is_there_before_the_end(tmp_path: Path, sampl
         sink.abort()
         sink.abort()
         assert os.listdir(tmp_path) == ["a.png"]
-        with pytest.raises(PictureError, match="finished or aborted"):
+        with pytest.raises(ImageError, match="finished or aborted"):
             sink.write_rows(made[20:])
 
 
 def test_an_exception_inside_leaves_nothing(tmp_path: Path, samples: Make) -> None:
     with (
         pytest.raises(KeyboardInterrupt),
-        create_picture(tmp_path / "a.png", 20, 30, 3, 8, memory_limit_bytes=0) as sink,
+        create_image(tmp_path / "a.png", 20, 30, 3, 8, memory_limit_bytes=0) as sink,
     ):
         sink.write_rows(samples(10, 20, 3))
         raise KeyboardInterrupt
@@ -136,8 +136,8 @@ def test_an_exception_inside_leaves_nothing(tmp_path: Path, samples: Make) -> No
 
 def test_too_few_too_many_and_wrong_rows(tmp_path: Path, samples: Make) -> None:
     with (
-        pytest.raises(PictureError, match="10 of its 30 rows"),
-        create_picture(tmp_path / "a.png", 20, 30, 3, 8) as sink,
+        pytest.raises(ImageError, match="10 of its 30 rows"),
+        create_image(tmp_path / "a.png", 20, 30, 3, 8) as sink,
     ):
         sink.write_rows(samples(10, 20, 3))
     for rows, said in (
@@ -145,7 +145,7 @@ def test_too_few_too_many_and_wrong_rows(tmp_path: Path, samples: Make) -> None:
         (samples(5, 21, 3), "do not belong"),
         (samples(5, 20, 3, 16), "uint16"),
     ):
-        with pytest.raises(PictureError, match=said), create_picture(tmp_path / "a.png", 20, 30, 3, 8) as sink:
+        with pytest.raises(ImageError, match=said), create_image(tmp_path / "a.png", 20, 30, 3, 8) as sink:
             sink.write_rows(rows)
     assert os.listdir(tmp_path) == []
 
@@ -160,7 +160,7 @@ def test_a_target_that_cannot_be_replaced(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(PictureError, match=rf"cannot write '.*a\.png': {os.strerror(code)}\."):
+    with pytest.raises(ImageError, match=rf"cannot write '.*a\.png': {os.strerror(code)}\."):
         write(tmp_path / "a.png", samples(10, 10, 3))
     assert os.listdir(tmp_path) == ["a.png"] and (tmp_path / "a.png").read_bytes() == b"what was there before"
 
@@ -170,22 +170,22 @@ def test_a_read_only_folder_is_told_before_any_row(tmp_path: Path, monkeypatch: 
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "open", forbid)
-    with pytest.raises(PictureError, match="Read-only file system"):
-        create_picture(tmp_path / "a.png", 10, 10, 3, 8)
+    with pytest.raises(ImageError, match="Read-only file system"):
+        create_image(tmp_path / "a.png", 10, 10, 3, 8)
 
 
 def test_folders_and_files_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "a.png").mkdir()
-    with pytest.raises(PictureError, match="a folder has that name"):
-        create_picture(tmp_path / "a.png", 10, 10, 3, 8)
+    with pytest.raises(ImageError, match="a folder has that name"):
+        create_image(tmp_path / "a.png", 10, 10, 3, 8)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(PictureError, match="cannot write"):
-        create_picture(tmp_path / "file" / "b.png", 10, 10, 3, 8)
+    with pytest.raises(ImageError, match="cannot write"):
+        create_image(tmp_path / "file" / "b.png", 10, 10, 3, 8)
 
 
 def test_a_picture_that_the_disk_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(PictureError, match="TiB are needed beside it for a while"):
-        create_picture(tmp_path / "a.png", 90_000_000, 90_000_000, 3, 8)
+    with pytest.raises(ImageError, match="TiB are needed beside it for a while"):
+        create_image(tmp_path / "a.png", 90_000_000, 90_000_000, 3, 8)
     assert os.listdir(tmp_path) == []
 
 
@@ -193,19 +193,19 @@ FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
 import numpy as np
-from redline.upscale.images import Encoding, PictureError, create_picture
+from redline.upscale.images import Encoding, ImageError, create_image
 folder = Path(sys.argv[1])
 rows = np.random.default_rng().integers(0, 256, (200, 300, 3), dtype=np.uint8)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 for suffix in ("png", "jpg", "webp", "tif", "avif"):
     for memory_limit_bytes in (2**30, 0):
         try:
-            with create_picture(
+            with create_image(
                 folder / f"a.{suffix}", 300, 200, 3, 8, Encoding(lossless=True), memory_limit_bytes=memory_limit_bytes
             ) as sink:
                 sink.write_rows(rows)
             sys.exit(f"{suffix} was written")
-        except PictureError as error:
+        except ImageError as error:
             assert str(error) == f"cannot write {str(folder / f'a.{suffix}')!r}: File too large.", error
         assert os.listdir(folder) == [], os.listdir(folder)
 """
@@ -221,27 +221,27 @@ MEMORY = """
 import sys, threading, time
 from pathlib import Path
 import numpy as np
-from redline.upscale.images import create_picture, open_picture
+from redline.upscale.images import create_image, open_image
 folder, width, height = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 peak = [0]
 def held():
-    # Pages of a mapped file can be dropped at any time; anonymous ones are what a picture must not fill.
+    # Pages of a mapped file can be dropped at any time; anonymous ones are what a image must not fill.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 def watch():
     while True:
         peak[0] = max(peak[0], held())
         time.sleep(0.01)
-with create_picture(folder / "warm.png", 10, 10, 3, 8) as sink:
+with create_image(folder / "warm.png", 10, 10, 3, 8) as sink:
     sink.write_rows(np.zeros((10, 10, 3), np.uint8))
 before = held()
 threading.Thread(target=watch, daemon=True).start()
 pattern = np.random.default_rng().integers(0, 256, (64, width, 3), dtype=np.uint8) // 16 * 16
 for suffix in sys.argv[4:]:
-    with create_picture(folder / f"a.{suffix}", width, height, 3, 8, memory_limit_bytes=2**20) as sink:
+    with create_image(folder / f"a.{suffix}", width, height, 3, 8, memory_limit_bytes=2**20) as sink:
         for top in range(0, height, 64):
             sink.write_rows(pattern[: min(64, height - top)])
-    with open_picture(folder / f"a.{suffix}") as source:
+    with open_image(folder / f"a.{suffix}") as source:
         for top in range(0, height, 64):
             rows = source.rows(max(0, top - 16), min(height, top + 64))
             assert suffix == "jpg" or np.array_equal(rows[-1], pattern[(min(height, top + 64) - 1) % 64])

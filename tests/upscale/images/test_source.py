@@ -10,7 +10,7 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
-from redline.upscale.images import Encoding, PictureError, create_picture, open_picture
+from redline.upscale.images import Encoding, ImageError, create_image, open_image
 from redline.upscale.images.vips import load_vips
 
 Make = Callable[..., np.ndarray]
@@ -54,7 +54,7 @@ def test_tiff_of_16_bits(tmp_path: Path, samples: Make, channels: int, byteorder
         bigtiff=channels == 4,
         compression="deflate",
     )
-    with open_picture(tmp_path / "a.tif") as source:
+    with open_image(tmp_path / "a.tif") as source:
         assert (source.width, source.height, source.channels, source.bits) == (29, 37, channels, 16)
         assert source.has_alpha == (channels in (2, 4)) and source.is_grey == (channels < 3)
         assert np.array_equal(source.rows(0, 37), made)
@@ -82,8 +82,8 @@ def test_luma_and_chroma_are_read_from_jpeg_and_refused_without(tmp_path: Path, 
     ramp = np.linspace(0, 255, 64, dtype=np.uint8)
     made = np.stack(np.broadcast_arrays(ramp[None], ramp[:, None], np.uint8(90)), -1)
     Image.fromarray(made).convert("YCbCr").save(tmp_path / "raw.tif")
-    with pytest.raises(PictureError, match=r"luma and chroma without JPEG compression.*save it as RGB first\.$"):
-        open_picture(tmp_path / "raw.tif")
+    with pytest.raises(ImageError, match=r"luma and chroma without JPEG compression.*save it as RGB first\.$"):
+        open_image(tmp_path / "raw.tif")
     vips = load_vips().Image.new_from_array(made).copy(interpretation="srgb")
     vips.tiffsave(str(tmp_path / "jpeg.tif"), compression="jpeg", Q=85)
     with tifffile.TiffFile(tmp_path / "jpeg.tif") as file:
@@ -119,7 +119,7 @@ def test_lossy_formats_agree_with_another_decoder(tmp_path: Path, samples: Make,
 def test_deep_avif_reaches_white(tmp_path: Path, read_whole: Read) -> None:
     made = np.zeros((16, 24, 3), np.uint16)
     made[:, 12:] = 65535
-    with create_picture(tmp_path / "a.avif", 24, 16, 3, 16, Encoding(lossless=True)) as sink:
+    with create_image(tmp_path / "a.avif", 24, 16, 3, 16, Encoding(lossless=True)) as sink:
         sink.write_rows(made)
     assert np.array_equal(read_whole(tmp_path / "a.avif"), made)
 
@@ -138,7 +138,7 @@ def test_cmyk_becomes_srgb_and_says_so(tmp_path: Path, samples: Make, profiled: 
         image.icc_transform("cmyk", input_profile="cmyk").jpegsave(str(path), Q=95)
     else:
         made.save(path, quality=95)
-    with open_picture(path) as source:
+    with open_image(path) as source:
         assert source.channels == 3 and not source.has_alpha
         said = "its own profile" if profiled else "a general profile"
         assert [said in note for note in source.notes] == [True]
@@ -168,7 +168,7 @@ def test_every_orientation_stands_upright(tmp_path: Path, samples: Make, orienta
     made.save(path, exif=exif, **options)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(path)))
     for random_access in (False, True):
-        with open_picture(path, random_access=random_access) as source:
+        with open_image(path, random_access=random_access) as source:
             assert (source.height, source.width) == expected.shape[:2]
             bands = [source.rows(top, min(top + 9, source.height)) for top in range(0, source.height, 9)]
         assert np.abs(np.concatenate(bands).astype(int) - expected).max() <= (2 if suffix == "jpg" else 0)
@@ -180,7 +180,7 @@ def test_a_picture_too_tall_for_any_buffer_is_turned(tmp_path: Path, samples: Ma
     exif[0x0112] = orientation
     Image.fromarray(samples(3001, 50, 3)).save(tmp_path / "a.png", exif=exif)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
-    with open_picture(tmp_path / "a.png") as source:
+    with open_image(tmp_path / "a.png") as source:
         bands = [source.rows(top, min(top + 100, source.height)) for top in range(0, source.height, 100)]
     assert np.array_equal(np.concatenate(bands), expected)
 
@@ -200,34 +200,34 @@ def test_bands_that_share_rows_equal_the_whole(tmp_path: Path, samples: Make, re
     Image.fromarray(samples(1013, 61, 3)).save(path)
     whole = read_whole(path)
     generator = np.random.default_rng()
-    with open_picture(path) as source:
+    with open_image(path) as source:
         top = bottom = 0
         while bottom < source.height:
             top = int(generator.integers(top, bottom + 1))
             bottom = min(source.height, max(bottom - 20, top + 1) + int(generator.integers(0, 300)))
             assert np.array_equal(source.rows(top, bottom), whole[top:bottom]), (top, bottom)
-        with pytest.raises(PictureError, match="upwards"):
+        with pytest.raises(ImageError, match="upwards"):
             source.rows(0, 5)
-    with open_picture(path, random_access=True) as source:
+    with open_image(path, random_access=True) as source:
         for top in generator.permutation(1000)[:20]:
             assert np.array_equal(source.rows(top, top + 13), whole[top : top + 13])
 
 
 def test_rows_may_be_skipped_and_must_exist(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     Image.fromarray(samples(500, 20, 3)).save(tmp_path / "a.png")
-    with open_picture(tmp_path / "a.png") as source:
+    with open_image(tmp_path / "a.png") as source:
         assert np.array_equal(source.rows(400, 410), read_whole(tmp_path / "a.png")[400:410])
         for top, bottom in ((-1, 3), (499, 501), (420, 420)):
-            with pytest.raises(PictureError, match="500 rows"):
+            with pytest.raises(ImageError, match="500 rows"):
                 source.rows(top, bottom)
-    with pytest.raises(PictureError, match="was closed"):
+    with pytest.raises(ImageError, match="was closed"):
         source.rows(410, 411)
 
 
 def test_each_band_may_be_read_by_another_thread(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     Image.fromarray(samples(640, 300, 3)).save(tmp_path / "a.jpg")
     bands: list[np.ndarray] = []
-    with open_picture(tmp_path / "a.jpg") as source:
+    with open_image(tmp_path / "a.jpg") as source:
         for top in range(0, 640, 80):
             thread = threading.Thread(target=lambda top=top: bands.append(source.rows(top, top + 80)))
             thread.start()
@@ -238,6 +238,6 @@ def test_each_band_may_be_read_by_another_thread(tmp_path: Path, samples: Make, 
 def test_names_with_brackets_spaces_and_bytes_that_are_no_text(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     made = samples(20, 30, 3)
     for name in ("a[page=3].png", "ein Bild, schön.png", b"\xff\xfe.png".decode("utf-8", "surrogateescape")):
-        with create_picture(tmp_path / name, 30, 20, 3, 8) as sink:
+        with create_image(tmp_path / name, 30, 20, 3, 8) as sink:
             sink.write_rows(made)
         assert np.array_equal(read_whole(tmp_path / name), made)

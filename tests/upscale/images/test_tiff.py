@@ -9,7 +9,7 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image
 
-from redline.upscale.images import Metadata, create_picture, open_picture
+from redline.upscale.images import Metadata, create_image, open_image
 from redline.upscale.images.exif import resolution, upright
 from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 
@@ -46,17 +46,17 @@ def test_a_block_is_added_and_read_in_every_layout(
     with path.open("ab") as file:
         file.write(b"odd")
     assert read_from_tiff(path) == {}
-    add_to_tiff(path, tags(order).tobytes(), b"captions of a picture", 21, 33)
+    add_to_tiff(path, tags(order).tobytes(), b"captions of a image", 21, 33)
     assert np.array_equal(tifffile.imread(path), made)
     found = read_from_tiff(path)
     exif, photo = load(found["exif"])
-    assert found["iptc"] == b"captions of a picture"
+    assert found["iptc"] == b"captions of a image"
     assert exif[ExifTags.Base.Artist] == "Somebody with a long name" and exif[ExifTags.Base.Make] == "abc"
     assert float(photo[ExifTags.Base.FNumber]) == pytest.approx(2.8)
     assert photo[ExifTags.Base.ISOSpeedRatings] == 400 and photo[ExifTags.Base.ExifImageWidth] == 21
     with tifffile.TiffFile(path) as file:
         assert file.pages.first.tags["Artist"].value == "Somebody with a long name"
-        assert file.pages.first.tags[33723].value == b"captions of a picture"
+        assert file.pages.first.tags[33723].value == b"captions of a image"
         assert file.pages.first.tags["ExifTag"].value["ISOSpeedRatings"] == 400
 
 
@@ -74,9 +74,9 @@ def test_a_damaged_block_breaks_nothing(tmp_path: Path, samples: Make) -> None:
         read_from_tiff(tmp_path / "block.tif")
     made = samples(12, 10, 3)
     for suffix in ("tif", "jpg", "png", "webp", "avif"):
-        with create_picture(tmp_path / f"a.{suffix}", 10, 12, 3, 8, metadata=Metadata(exif=b"Exif\0\0junk")) as sink:
+        with create_image(tmp_path / f"a.{suffix}", 10, 12, 3, 8, metadata=Metadata(exif=b"Exif\0\0junk")) as sink:
             sink.write_rows(made)
-        with open_picture(tmp_path / f"a.{suffix}") as source:
+        with open_image(tmp_path / f"a.{suffix}") as source:
             assert source.rows(0, 12).shape == made.shape
 
 
@@ -86,8 +86,8 @@ def test_what_tifffile_notes_of_the_small_picture_is_left_out(tmp_path: Path, sa
     tifffile.imwrite(tmp_path / "b.tif", samples(10, 12, 3), photometric="rgb", description="a bird", metadata=None)
     for name, described in (("a", None), ("b", "a bird")):
         with (
-            open_picture(tmp_path / f"{name}.tif") as source,
-            create_picture(tmp_path / "large.tif", 24, 20, 3, 8, metadata=source.metadata) as sink,
+            open_image(tmp_path / f"{name}.tif") as source,
+            create_image(tmp_path / "large.tif", 24, 20, 3, 8, metadata=source.metadata) as sink,
         ):
             sink.write_rows(samples(20, 24, 3))
         with tifffile.TiffFile(tmp_path / "large.tif") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.upscale.images import PictureError, open_picture
+from redline.upscale.images import ImageError, open_image
 from redline.upscale.images.vips import load_vips, reason
 
 
@@ -19,8 +19,8 @@ def test_without_libvips_a_sentence_says_how_to_install_it(tmp_path: Path, monke
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
     load_vips.cache_clear()
     monkeypatch.setitem(sys.modules, "pyvips", None)
-    with pytest.raises(PictureError, match=r"pip install 'pyvips\[binary\]'"):
-        open_picture(tmp_path / "a.png")
+    with pytest.raises(ImageError, match=r"pip install 'pyvips\[binary\]'"):
+        open_image(tmp_path / "a.png")
 
 
 def test_the_operation_cache_is_off() -> None:

@@ -1,12 +1,12 @@
-"""Picture files: rows in, rows out, with their colours, transparency and metadata, in constant memory."""
+"""Image files: rows in, rows out, with their colours, transparency and metadata, in constant memory."""
 
 from redline.upscale.images.colour import from_planes, premultiply, to_planes, unpremultiply
 from redline.upscale.images.encoding import Encoding
-from redline.upscale.images.errors import PictureError, UnsupportedPicture
+from redline.upscale.images.errors import ImageError, UnsupportedImage
 from redline.upscale.images.formats import FORMATS, Format, check_can_hold, format_for, format_named
 from redline.upscale.images.metadata import Metadata
-from redline.upscale.images.sink import MEMORY_LIMIT_BYTES, PictureSink, create_picture
-from redline.upscale.images.source import PictureSource, open_picture, sniffed
+from redline.upscale.images.sink import MEMORY_LIMIT_BYTES, ImageSink, create_image
+from redline.upscale.images.source import ImageSource, open_image, sniffed
 
 __all__ = [
     "FORMATS",
@@ -14,16 +14,16 @@ __all__ = [
     "Encoding",
     "Format",
     "Metadata",
-    "PictureError",
-    "PictureSink",
-    "PictureSource",
-    "UnsupportedPicture",
+    "ImageError",
+    "ImageSink",
+    "ImageSource",
+    "UnsupportedImage",
     "check_can_hold",
-    "create_picture",
+    "create_image",
     "format_for",
     "format_named",
     "from_planes",
-    "open_picture",
+    "open_image",
     "premultiply",
     "sniffed",
     "to_planes",

@@ -1,6 +1,6 @@
 """The colours of AVIF files by their numbers (CICP), primaries and transfer, which libvips neither reads nor writes.
 
-They are a property of the main picture. So this takes them from a file and puts them into one that libvips has written:
+They are a property of the main image. So this takes them from a file and puts them into one that libvips has written:
 mostly a property more, and where pixels lie moves by as much.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.insertion import insert
 
 # How the encoder has made luma and chroma of colour where it does not say so: by BT.601, in full range.
@@ -20,7 +20,7 @@ _DAMAGED = (KeyError, IndexError, ValueError, struct.error)
 
 
 def read_cicp(path: Path) -> tuple[int, int] | None:
-    """The numbers of primaries and transfer, where the main picture has them."""
+    """The numbers of primaries and transfer, where the main image has them."""
     try:
         with open(path, "rb") as file:
             start, end = _find_meta(file)
@@ -38,14 +38,14 @@ def read_cicp(path: Path) -> tuple[int, int] | None:
 
 
 def set_cicp(path: Path, primaries: int, transfer: int) -> None:
-    """Gives the main picture these numbers, in the place of others where it has some."""
+    """Gives the main image these numbers, in the place of others where it has some."""
     with open(path, "r+b") as file:
         try:
             start, end = _find_meta(file)
             file.seek(start)
             changed = _with_numbers(file.read(end - start), struct.pack(">HH", primaries, transfer))
         except _DAMAGED as error:
-            raise PictureError(f"cannot write {str(path)!r}: there is no place in it for its colours.") from error
+            raise ImageError(f"cannot write {str(path)!r}: there is no place in it for its colours.") from error
         if len(changed) > end - start:
             insert(file, end, bytes(len(changed) - (end - start)))
         file.seek(start)
@@ -97,7 +97,7 @@ def _with_owner(item: int, index: int, owners: bytes) -> bytes:
         if number == item:
             end = at + 1 + count * width
             return owners[:at] + bytes([count + 1]) + owners[at + 1 : end] + index.to_bytes(width, "big") + owners[end:]
-    raise ValueError("the main picture has no properties")
+    raise ValueError("the main image has no properties")
 
 
 def _owners(table: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 
-# Less than half of the smallest alpha of a 16-bit picture: such a pixel is written as fully transparent.
+# Less than half of the smallest alpha of a 16-bit image: such a pixel is written as fully transparent.
 _INVISIBLE = 0.4 / 65535
 _STRIP_BYTES = 64 * 2**20
 
@@ -22,7 +22,7 @@ def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = Non
     samples = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     samples = samples.to(device) if device is not None else samples
     if samples.ndim != 3 or not 1 <= samples.shape[2] <= 4 or samples.dtype not in (torch.uint8, torch.uint16):
-        raise PictureError(f"rows of shape {tuple(samples.shape)} and type {samples.dtype} are no picture.")
+        raise ImageError(f"rows of shape {tuple(samples.shape)} and type {samples.dtype} are no image.")
     if samples.dtype == torch.uint16:
         # Devices convert 16-bit numbers as signed ones, if at all as unsigned.
         planes = (samples.view(torch.int16).int() & 0xFFFF).permute(2, 0, 1).float() / 65535
@@ -37,13 +37,13 @@ def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = Non
 def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) -> Tensor:
     """Planes in [0, 1] as rows (H, W, channels) of uint8 or uint16, clipped and rounded; grey is the mean of three."""
     if (channels in (2, 4)) != (alpha is not None) or channels not in (1, 2, 3, 4) or bits not in (8, 16):
-        raise PictureError(
+        raise ImageError(
             f"planes {'without' if alpha is None else 'with'} alpha make no {channels} channels of {bits} bits."
         )
     height, width = colour.shape[-2:]
     narrow = torch.uint8 if bits == 8 else torch.int16
     rows = torch.empty((height, width, channels), dtype=narrow, device=colour.device)
-    # What is made on the way is several times the rows: of a wide picture's band that would be gigabytes.
+    # What is made on the way is several times the rows: of a wide image's band that would be gigabytes.
     step = max(1, _STRIP_BYTES // max(1, 16 * width))
     for top in range(0, height, step):
         strip = slice(top, top + step)

@@ -10,7 +10,7 @@ from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 from PIL.TgaImagePlugin import TgaImageFile
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.formats import Format
 from redline.upscale.images.jpeg2000 import decode_deep, read_depth, read_profile
 from redline.upscale.images.netpbm import load_netpbm, read_netpbm_header
@@ -39,7 +39,7 @@ class _Header:
 
 
 def load_header(path: Path, form: Format) -> VipsImage:
-    """An image of the right size and type without the picture in it: nothing is decoded for its header."""
+    """An image of the right size and type without the image in it: nothing is decoded for its header."""
     pyvips = load_vips()
     if form.name == "pnm":
         header = read_netpbm_header(path)
@@ -54,21 +54,21 @@ def load_header(path: Path, form: Format) -> VipsImage:
 
 
 def load_whole(path: Path, form: Format) -> VipsImage:
-    """The picture itself; raises `PictureError` if it is damaged."""
+    """The image itself; raises `ImageError` if it is damaged."""
     if form.name == "pnm":
         return load_netpbm(path, read_netpbm_header(path))
     header = _read_header(path, form)
     if header.bits > 8 and header.channels > 1:
         samples = decode_deep(path)
     else:
-        with _opened(path, form) as picture:
+        with _opened(path, form) as image:
             try:
-                samples = np.asarray(picture if header.mode in _GREY_16 else picture.convert(header.mode))
+                samples = np.asarray(image if header.mode in _GREY_16 else image.convert(header.mode))
             except (OSError, SyntaxError, ValueError, IndexError, MemoryError) as error:
-                raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
+                raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
     samples = np.ascontiguousarray(samples if samples.ndim == 3 else samples[..., None])
     if samples.shape != (header.height, header.width, header.channels):
-        raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.")
+        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
     deep = header.bits > 8
     kind = "ushort" if deep else "uchar"
     samples = samples.astype(np.uint16 if deep else np.uint8, copy=False)
@@ -85,17 +85,17 @@ def _read_header(path: Path, form: Format) -> _Header:
         components, bits = read_depth(path)
         profile = read_profile(path)
         if bits > 8 and components > 1:
-            with _opened(path, form) as picture:
-                return _Header(*picture.size, 4 if components == 4 else 3, bits, "", picture.info.get("dpi"), profile)
-    with _opened(path, form) as picture:
-        mode = _AS.get(picture.mode, picture.mode)
-        if mode == "RGB" and "transparency" in picture.info:
+            with _opened(path, form) as image:
+                return _Header(*image.size, 4 if components == 4 else 3, bits, "", image.info.get("dpi"), profile)
+    with _opened(path, form) as image:
+        mode = _AS.get(image.mode, image.mode)
+        if mode == "RGB" and "transparency" in image.info:
             mode = "RGBA"
         if mode in _GREY_16:
-            return _Header(*picture.size, 1, max(bits, 9), mode, picture.info.get("dpi"), profile)
+            return _Header(*image.size, 1, max(bits, 9), mode, image.info.get("dpi"), profile)
         if mode not in _CHANNELS:
-            raise PictureError(f"cannot read {str(path)!r}: its samples are {picture.mode}, neither grey nor RGB.")
-        return _Header(*picture.size, _CHANNELS[mode], 8, mode.replace("1", "L"), picture.info.get("dpi"), profile)
+            raise ImageError(f"cannot read {str(path)!r}: its samples are {image.mode}, neither grey nor RGB.")
+        return _Header(*image.size, _CHANNELS[mode], 8, mode.replace("1", "L"), image.info.get("dpi"), profile)
 
 
 def _opened(path: Path, form: Format) -> Image.Image:
@@ -103,12 +103,12 @@ def _opened(path: Path, form: Format) -> Image.Image:
         return _READERS[form.name](path)
     except (OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else DAMAGED
-        raise PictureError(f"cannot read {str(path)!r}: {reason}.") from error
+        raise ImageError(f"cannot read {str(path)!r}: {reason}.") from error
 
 
 def _blank(path: Path, width: int, height: int, channels: int, deep: bool) -> VipsImage:
     if not 1 <= min(width, height) <= max(width, height) <= _LARGEST_SIDE_PX:
-        raise PictureError(f"cannot read {str(path)!r}: {width:,} × {height:,} pixels are no size of an image.")
+        raise ImageError(f"cannot read {str(path)!r}: {width:,} × {height:,} pixels are no size of an image.")
     image = load_vips().Image.black(width, height, bands=channels)
     image = image.cast("ushort") if deep else image
     return image.copy(interpretation=_meaning(channels, deep))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.formats import Format
 from redline.upscale.images.vips import VipsImage, load_vips
 
@@ -34,11 +34,11 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise PictureError(f"a quality of {self.quality} is not between 1 and 100.")
+            raise ImageError(f"a quality of {self.quality} is not between 1 and 100.")
         if not 0 <= self.compression <= 9:
-            raise PictureError(f"a PNG compression of {self.compression} is not between 0 and 9.")
+            raise ImageError(f"a PNG compression of {self.compression} is not between 0 and 9.")
         if self.effort is not None and not 0 <= self.effort <= 6:
-            raise PictureError(f"an effort of {self.effort} is not between 0 and 6.")
+            raise ImageError(f"an effort of {self.effort} is not between 0 and 6.")
 
 
 def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:

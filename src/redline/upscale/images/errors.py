@@ -1,11 +1,11 @@
-"""What goes wrong with picture files."""
+"""What goes wrong with image files."""
 
 from redline.errors import RedlineError
 
 
-class PictureError(RedlineError):
-    """A picture that cannot be read or written, or a format that cannot hold it."""
+class ImageError(RedlineError):
+    """A image that cannot be read or written, or a format that cannot hold it."""
 
 
-class UnsupportedPicture(PictureError):
-    """A picture in a format that is known and not read."""
+class UnsupportedImage(ImageError):
+    """A image in a format that is known and not read."""

@@ -1,4 +1,4 @@
-"""The picture formats: how a file is recognised, and what each of them can hold.
+"""The image formats: how a file is recognised, and what each of them can hold.
 
 The content of a file decides what it is, never its name.
 """
@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.upscale.images.errors import PictureError, UnsupportedPicture
+from redline.upscale.images.errors import ImageError, UnsupportedImage
 from redline.upscale.images.jpeg2000 import SIGNATURES
 
 HEAD_BYTES = 256
@@ -58,9 +58,9 @@ FORMATS = {
 def sniff(path: Path, head: bytes) -> Format:
     """The format that the first bytes of a file give away."""
     if not head:
-        raise PictureError(f"cannot read {str(path)!r}: it is empty.")
+        raise ImageError(f"cannot read {str(path)!r}: it is empty.")
     if path.suffix.lower() in _CAMERA_RAW:
-        raise UnsupportedPicture(
+        raise UnsupportedImage(
             f"cannot read {str(path)!r}: it is a camera's raw file; develop it to TIFF or PNG first."
         )
     name = _sniff_name(head)
@@ -68,7 +68,7 @@ def sniff(path: Path, head: bytes) -> Format:
         name = "tga"
     if name not in FORMATS:
         known = ", ".join(form.title for form in FORMATS.values())
-        raise PictureError(f"cannot read {str(path)!r}: it is none of {known}.")
+        raise ImageError(f"cannot read {str(path)!r}: it is none of {known}.")
     return FORMATS[name]
 
 
@@ -113,7 +113,7 @@ def brands_of(head: bytes) -> set[bytes]:
 
 
 def format_for(path: Path) -> Format:
-    """The format that a name asks for when a picture is written."""
+    """The format that a name asks for when a image is written."""
     suffix = path.suffix.lower()
     writable = [form for form in FORMATS.values() if form.writable]
     for form in writable:
@@ -121,7 +121,7 @@ def format_for(path: Path) -> Format:
             return form
     choice = ", ".join(form.suffixes[0] for form in writable)
     problem = f"unknown image format {suffix!r}" if suffix else "its name has no image format"
-    raise PictureError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
+    raise ImageError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
 
 
 def format_named(name: str) -> Format:
@@ -129,27 +129,27 @@ def format_named(name: str) -> Format:
     for form in FORMATS.values():
         if name == form.name or f".{name}" in form.suffixes:
             return form
-    raise PictureError(f"{name!r} is no picture format: choose one of {', '.join(FORMATS)}.")
+    raise ImageError(f"{name!r} is no image format: choose one of {', '.join(FORMATS)}.")
 
 
 def check_can_hold(
     form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
 ) -> tuple[str, ...]:
-    """Raises when the format cannot hold such a picture; notes what it will hold differently. `depth` is of how many
+    """Raises when the format cannot hold such a image; notes what it will hold differently. `depth` is of how many
     bits samples are that came as 16."""
     form = format_named(form) if isinstance(form, str) else form
     if not form.writable:
-        raise PictureError(f"{form.title} is read but not written: choose png or webp.")
+        raise ImageError(f"{form.title} is read but not written: choose png or webp.")
     if channels not in (1, 2, 3, 4) or bits not in (8, 16) or min(width, height) < 1:
-        raise PictureError(f"no picture has {width} × {height} pixels of {channels} channels and {bits} bits.")
+        raise ImageError(f"no image has {width} × {height} pixels of {channels} channels and {bits} bits.")
     largest = form.largest_side_px
     if largest is not None and max(width, height) > largest:
-        raise PictureError(
-            f"{form.title} ends at {largest:,} pixels a side and the picture has {width:,} × {height:,}: "
+        raise ImageError(
+            f"{form.title} ends at {largest:,} pixels a side and the image has {width:,} × {height:,}: "
             "choose png or tiff."
         )
     if channels in (2, 4) and not form.alpha:
-        raise PictureError(f"{form.title} cannot hold transparency: choose png.")
+        raise ImageError(f"{form.title} cannot hold transparency: choose png.")
     if (depth or bits) > form.bits:
-        return (f"{form.title} holds {form.bits} bits: the {depth or bits}-bit picture was rounded",)
+        return (f"{form.title} holds {form.bits} bits: the {depth or bits}-bit image was rounded",)
     return ()

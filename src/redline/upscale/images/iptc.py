@@ -1,6 +1,6 @@
-"""IPTC, the captions of news pictures: plain in TIFF, one of Photoshop's resources in JPEG.
+"""IPTC, the captions of news images: plain in TIFF, one of Photoshop's resources in JPEG.
 
-The other resources of that block, a thumbnail of the old picture among them, are left out.
+The other resources of that block, a thumbnail of the old image among them, are left out.
 """
 
 import struct

@@ -11,7 +11,7 @@ import numpy as np
 from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 
 SIGNATURES = (b"\x00\x00\x00\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")
 _CODESTREAM_BYTES = 4096
@@ -24,13 +24,13 @@ def read_depth(path: Path) -> tuple[int, int]:
         if file.read(4) != SIGNATURES[1]:
             start = next((begin for kind, begin, _ in _boxes(file, 0, None) if kind == b"jp2c"), None)
             if start is None:
-                raise PictureError(f"cannot read {str(path)!r}: it holds no JPEG 2000 data.")
+                raise ImageError(f"cannot read {str(path)!r}: it holds no JPEG 2000 data.")
             file.seek(start)
         else:
             file.seek(0)
         head = file.read(_CODESTREAM_BYTES)
     if head[:4] != SIGNATURES[1] or len(head) < 43:
-        raise PictureError(f"cannot read {str(path)!r}: its data is damaged or cut short.")
+        raise ImageError(f"cannot read {str(path)!r}: its data is damaged or cut short.")
     components = struct.unpack(">H", head[40:42])[0]
     depths = [(byte & 0x7F) + 1 for byte in head[42 : 42 + 3 * components : 3]]
     return components, max(depths, default=8)
@@ -56,12 +56,12 @@ def decode_deep(path: Path) -> np.ndarray:
     try:
         frames = [*decoder.decode(Packet(path.read_bytes())), *decoder.decode(None)]
     except (av.FFmpegError, OSError) as error:
-        raise PictureError(f"cannot read {str(path)!r}: its data is damaged or cut short.") from error
+        raise ImageError(f"cannot read {str(path)!r}: its data is damaged or cut short.") from error
     if not frames or frames[0].is_corrupt:
-        raise PictureError(f"cannot read {str(path)!r}: its data is damaged or cut short.")
+        raise ImageError(f"cannot read {str(path)!r}: its data is damaged or cut short.")
     frame = frames[0]
     if frame.format.name not in _DEEP:
-        raise PictureError(
+        raise ImageError(
             f"cannot read {str(path)!r}: its samples are {frame.format.name}; convert it to TIFF or PNG first."
         )
     return frame.to_ndarray()

@@ -1,6 +1,6 @@
-"""What a picture file carries beside its pixels, taken from one file and put into another.
+"""What a image file carries beside its pixels, taken from one file and put into another.
 
-libvips rewrites EXIF as it encodes: orientation, resolution and size become those of the new picture, and an embedded
+libvips rewrites EXIF as it encodes: orientation, resolution and size become those of the new image, and an embedded
 thumbnail of the old one is left out. It does so in every format but TIFF, which `tiff.py` serves. What else it does not
 write is added to its file: `png.py`, `jpeg.py` and `avif.py` know how.
 """
@@ -29,7 +29,7 @@ from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 from redline.upscale.images.vips import VipsImage, field, load_vips
 
 _MM_PER_INCH = 25.4
-# What libvips and most programs take a picture for that says nothing.
+# What libvips and most programs take a image for that says nothing.
 _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
 _DPI_IN_EXIF = ("webp", "avif", "heic")
@@ -62,7 +62,7 @@ class Metadata:
 
 
 def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
-    """Everything from the header of a picture that is not yet turned upright."""
+    """Everything from the header of a image that is not yet turned upright."""
     blobs: dict[str, Any] = {
         name: bytes(block) for name, key in _BLOBS.items() if (block := field(image, key)) is not None
     }
@@ -99,7 +99,7 @@ def _dpi_of(image: VipsImage, path: Path, form: Format, exif: bytes | None) -> t
 
 
 def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> tuple[Metadata, tuple[str, ...]]:
-    """The metadata as the format can hold it for a picture of this size, and notes on what is left out."""
+    """The metadata as the format can hold it for a image of this size, and notes on what is left out."""
     notes = []
     if metadata.xmp is not None:
         sizes = {b"tiff:ImageWidth": width, b"tiff:ImageLength": height}
@@ -118,7 +118,7 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
     notes += [note] if note else []
     metadata = replace(metadata, colour=colour)
     if not form.grey and has_grey_profile(metadata.icc):
-        notes.append(f"{form.title} has no grey: the picture was converted to sRGB with its own profile")
+        notes.append(f"{form.title} has no grey: the image was converted to sRGB with its own profile")
     if metadata.iptc is not None and form.name == "jpeg":
         metadata = replace(metadata, iptc=wrap(metadata.iptc))
     for name in ("exif", "xmp", "iptc"):
@@ -143,7 +143,7 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # Without this flag no EXIF is made up for a picture that had none; these formats keep the resolution nowhere else.
+    # Without this flag no EXIF is made up for a image that had none; these formats keep the resolution nowhere else.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep

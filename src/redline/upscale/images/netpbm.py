@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.vips import DAMAGED, VipsImage, load_vips
 
 _HEADER_BYTES = 4096
@@ -34,23 +34,23 @@ class NetpbmHeader:
 
 
 def read_netpbm_header(path: Path) -> NetpbmHeader:
-    """Raises `PictureError` if the header is damaged."""
+    """Raises `ImageError` if the header is damaged."""
     with path.open("rb") as file:
         head = file.read(_HEADER_BYTES)
     kind = head[1:2].decode("latin-1")
     numbers = 2 if kind in _BITMAPS else 3
     found = re.match(rb"P\d" + (_GAP + rb"(\d{1,9})") * numbers + rb"\s", head)
     if found is None:
-        raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.")
+        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
     width, height, *most = (int(number) for number in found.groups())
     header = NetpbmHeader(kind, width, height, most[0] if most else 1, found.end())
     if min(width, height) < 1 or not 1 <= header.most <= 65535:
-        raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.")
+        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
     return header
 
 
 def load_netpbm(path: Path, header: NetpbmHeader) -> VipsImage:
-    """The samples over the full range of 8 or 16 bits; raises `PictureError` if some are missing."""
+    """The samples over the full range of 8 or 16 bits; raises `ImageError` if some are missing."""
     pyvips = load_vips()
     deep = header.most > 255
     if header.kind in _BITMAPS + _TEXTS:
@@ -82,7 +82,7 @@ def _decoded(path: Path, header: NetpbmHeader) -> np.ndarray:
             return (1 - (np.frombuffer(re.sub(rb"[^01]", b"", text), np.uint8, count) - ord("0"))).astype(dtype)
         values = np.array(text.split(maxsplit=count)[:count], dtype=np.int64)
     except ValueError as error:
-        raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
+        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
     if len(values) < count or values.max() > header.most:
-        raise PictureError(f"cannot read {str(path)!r}: {DAMAGED}.")
+        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
     return values.astype(dtype)

@@ -79,7 +79,7 @@ def _first(path: Path, wanted: bytes) -> bytes:
 
 
 def _read(path: Path, wanted: tuple[bytes, ...], end: bytes) -> Iterator[Chunk]:
-    # Unbuffered: a large picture has many chunks, of which nothing but the heads is wanted.
+    # Unbuffered: a large image has many chunks, of which nothing but the heads is wanted.
     with open(path, "rb", buffering=0) as file:
         for kind, length in _chunks(file):
             if kind == end:

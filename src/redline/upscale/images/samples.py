@@ -6,7 +6,7 @@ as rows are asked for.
 
 from pathlib import Path
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.vips import VipsImage, field
 
 _GREY, _RGB = ("b-w", "grey16"), ("srgb", "rgb", "rgb16")
@@ -16,14 +16,14 @@ _BITS = {"uchar": 8, "ushort": 16}
 def normalise(image: VipsImage, path: Path) -> tuple[VipsImage, tuple[str, ...]]:
     """The image as one to four channels of 8 or 16 bits, and notes on what had to be converted."""
     if image.format not in _BITS:
-        raise PictureError(
+        raise ImageError(
             f"cannot read {str(path)!r}: its samples are of type {image.format}; convert it to 8 or 16 bits first."
         )
     notes: tuple[str, ...] = ()
     if image.interpretation == "cmyk":
         image, notes = _from_cmyk(image)
     if image.interpretation not in _GREY + _RGB or image.bands not in _channel_counts(image):
-        raise PictureError(
+        raise ImageError(
             f"cannot read {str(path)!r}: {image.bands} channels of {image.interpretation} are neither grey nor RGB."
         )
     return _to_full_range(image), notes

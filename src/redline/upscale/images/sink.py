@@ -1,10 +1,10 @@
-"""A picture file that is written from the top down and appears under its name only when it is whole.
+"""A image file that is written from the top down and appears under its name only when it is whole.
 
-Encoders ask for rows when they want them, so rows are collected first: in memory while the picture is small, and in a
+Encoders ask for rows when they want them, so rows are collected first: in memory while the image is small, and in a
 scratch file beside the target when it is not. libvips then encodes from there strip by strip.
 
-Both the scratch file and the half-written picture have hidden names (`partial`), so that what a killed run leaves
-behind can be told from pictures, and removed.
+Both the scratch file and the half-written image have hidden names (`partial`), so that what a killed run leaves
+behind can be told from images, and removed.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 from redline.files.partial import hidden_path
 from redline.notation import format_bytes
 from redline.upscale.images.encoding import Encoding, encode, round_to, samples_of
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.formats import Format, check_can_hold, format_for, format_named
 from redline.upscale.images.metadata import Metadata, add_metadata, attach_metadata, fit_metadata
 from redline.upscale.images.vips import VipsImage, explaining, load_vips
@@ -29,7 +29,7 @@ MEMORY_LIMIT_BYTES = 512 * 2**20
 _GAVE_UP = "its encoder gave up without a reason"
 
 
-def create_picture(
+def create_image(
     path: Path | str,
     width: int,
     height: int,
@@ -40,8 +40,8 @@ def create_picture(
     strip: bool = False,
     format: str | None = None,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> "PictureSink":
-    """Checks that the format can hold the picture and that there is room, and begins it.
+) -> "ImageSink":
+    """Checks that the format can hold the image and that there is room, and begins it.
 
     The name decides the format unless `format` does. `strip` leaves out everything but the colour profile.
     """
@@ -54,11 +54,11 @@ def create_picture(
     notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
     metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
     shape = (height, width, channels)
-    return PictureSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
+    return ImageSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
 
 
-class PictureSink:
-    """A picture that is being written; `create_picture` makes one. Any thread may use it, one at a time."""
+class ImageSink:
+    """A image that is being written; `create_image` makes one. Any thread may use it, one at a time."""
 
     def __init__(
         self,
@@ -94,13 +94,11 @@ class PictureSink:
         rows = np.asarray(rows)
         height, width, channels = self.shape
         if self._partial is None:
-            raise PictureError(f"{self._writing}: it is finished or aborted.")
+            raise ImageError(f"{self._writing}: it is finished or aborted.")
         if rows.dtype != self._given or rows.shape[1:] != (width, channels) or rows.ndim != 3:
-            raise PictureError(
-                f"{self._writing}: rows of shape {rows.shape} and type {rows.dtype} do not belong to it."
-            )
+            raise ImageError(f"{self._writing}: rows of shape {rows.shape} and type {rows.dtype} do not belong to it.")
         if self._written + len(rows) > height:
-            raise PictureError(f"{self._writing}: it has {height} rows, and {self._written + len(rows)} were given.")
+            raise ImageError(f"{self._writing}: it has {height} rows, and {self._written + len(rows)} were given.")
         rounded = round_to(rows, self._form)
         if self._memory is not None:
             self._memory[self._written : self._written + len(rows)] = rounded
@@ -115,13 +113,13 @@ class PictureSink:
         self._written += len(rows)
 
     def finish(self) -> None:
-        """Encodes, brings it to the disk, and gives it its name; afterwards the picture is whole or was never there."""
+        """Encodes, brings it to the disk, and gives it its name; afterwards the image is whole or was never there."""
         height, width, _ = self.shape
         if self._partial is None:
-            raise PictureError(f"{self._writing}: it is finished or aborted.")
+            raise ImageError(f"{self._writing}: it is finished or aborted.")
         try:
             if self._written < height:
-                raise PictureError(f"{self._writing}: {self._written} of its {height} rows were given.")
+                raise ImageError(f"{self._writing}: {self._written} of its {height} rows were given.")
             with explaining(self._writing, _GAVE_UP):
                 image, keep = attach_metadata(self._collected(), self._metadata, self._form)
                 encode(image, self._partial, self._form, self._encoding, keep)
@@ -140,7 +138,7 @@ class PictureSink:
                     path.unlink(missing_ok=True)
         self._partial = self._scratch = self._memory = None
 
-    def __enter__(self) -> "PictureSink":
+    def __enter__(self) -> "ImageSink":
         return self
 
     def __exit__(
@@ -157,7 +155,7 @@ class PictureSink:
 
     def _begin(self, memory_limit_bytes: int) -> None:
         if self.path.is_dir():
-            raise PictureError(f"{self._writing}: a folder has that name.")
+            raise ImageError(f"{self._writing}: a folder has that name.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._partial = _create_hidden(self.path)
         size = int(np.prod(self.shape)) * self._stored.itemsize
@@ -167,7 +165,7 @@ class PictureSink:
         free = shutil.disk_usage(self.path.parent).free
         if free < size:
             needs = f"{format_bytes(size)} are needed beside it for a while, and {format_bytes(free)} are free"
-            raise PictureError(f"{self._writing}: {needs}.")
+            raise ImageError(f"{self._writing}: {needs}.")
         self._scratch = _create_hidden(self.path)
 
     def _collected(self) -> VipsImage:

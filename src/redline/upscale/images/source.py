@@ -1,10 +1,10 @@
-"""A picture file as rows of samples, upright, from the top down, in constant memory.
+"""A image file as rows of samples, upright, from the top down, in constant memory.
 
 Damage is refused rather than filled with grey: decoders' warnings count as errors, because lost data is a warning to
 some of them. A JPEG file with a harmless flaw in its header, as some cameras write it, is then read once more without
 that, and a note says so.
 
-A picture that must be turned cannot be read from the top down: libvips then decodes all of it first, into memory up to
+A image that must be turned cannot be read from the top down: libvips then decodes all of it first, into memory up to
 100 MB and into a temporary file beyond.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from redline.choices import PIXEL_LIMIT
 from redline.upscale.images.decoded_whole import load_header, load_whole
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, brands_of, sniff
 from redline.upscale.images.metadata import Metadata, read_metadata
 from redline.upscale.images.png import count_png_frames
@@ -35,35 +35,35 @@ _HARMLESS = re.compile(
 )
 
 
-def open_picture(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: bool = False) -> "PictureSource":
-    """Reads the header of a picture and nothing else; raises `PictureError` with one sentence on anything wrong."""
+def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: bool = False) -> "ImageSource":
+    """Reads the header of a image and nothing else; raises `ImageError` with one sentence on anything wrong."""
     path = Path(path)
     head = _read_head(path)
     form = sniff(path, head)
     with explaining(_reading(path)):
         header = _load(path, form, sequential=not random_access, strict=True)
         if header.width * header.height > pixel_limit:
-            raise PictureError(
+            raise ImageError(
                 f"{str(path)!r} has {header.width * header.height:,} pixels ({header.width:,} × {header.height:,}), "
                 f"more than the limit of {pixel_limit:,}: raise it with --max-pixels."
             )
         if form.name == "tiff" and has_raw_ycbcr(path):
-            raise PictureError(
+            raise ImageError(
                 f"cannot read {str(path)!r}: its colours are stored as luma and chroma without JPEG compression, which "
                 "libvips takes for RGB; save it as RGB first."
             )
         metadata = read_metadata(header, path, form)
         notes = _notes_on(header, path, form, head, metadata)
-        return PictureSource(path, form, metadata, notes, random_access)
+        return ImageSource(path, form, metadata, notes, random_access)
 
 
 def sniffed(path: Path) -> Format:
-    """The format of a picture by its content; raises `PictureError` when it is none."""
+    """The format of a image by its content; raises `ImageError` when it is none."""
     return sniff(path, _read_head(path))
 
 
-class PictureSource:
-    """An open picture; `open_picture` makes one. Any thread may use it, one at a time."""
+class ImageSource:
+    """An open image; `open_image` makes one. Any thread may use it, one at a time."""
 
     def __init__(
         self, path: Path, form: Format, metadata: Metadata, notes: tuple[str, ...], random_access: bool
@@ -85,7 +85,7 @@ class PictureSource:
         self.channels: int = self._image.bands
         self.bits = bits_of(self._image)
         self._kept, self._kept_top = self._empty(0), 0
-        self._failure: PictureError | None = None
+        self._failure: ImageError | None = None
 
     @property
     def is_grey(self) -> bool:
@@ -102,13 +102,13 @@ class PictureSource:
         that both bands share are kept. They are kept in the array that was returned, so it is to be read only.
         """
         if not 0 <= top < bottom <= self.height:
-            raise PictureError(f"{str(self.path)!r} has {self.height} rows: {top} to {bottom} are not among them.")
+            raise ImageError(f"{str(self.path)!r} has {self.height} rows: {top} to {bottom} are not among them.")
         if self._failure is not None:
             raise self._failure
         if self._random_access:
             return self._read(top, self._empty(bottom - top))
         if top < self._kept_top:
-            raise PictureError(f"rows of {str(self.path)!r} were asked for upwards, which needs random access.")
+            raise ImageError(f"rows of {str(self.path)!r} were asked for upwards, which needs random access.")
         kept = self._kept[top - self._kept_top :]
         if len(kept) >= bottom - top:
             return kept[: bottom - top]
@@ -121,9 +121,9 @@ class PictureSource:
     def close(self) -> None:
         """Lets go of the file; rows can no longer be asked for."""
         self._image, self._kept = None, self._empty(0)
-        self._failure = PictureError(f"{str(self.path)!r} was closed.")
+        self._failure = ImageError(f"{str(self.path)!r} was closed.")
 
-    def __enter__(self) -> "PictureSource":
+    def __enter__(self) -> "ImageSource":
         return self
 
     def __exit__(
@@ -140,7 +140,7 @@ class PictureSource:
                 if self._is_blank:
                     self._image, self._is_blank = load_whole(self.path, self._form), False
                 _fetch(self._image, top, into)
-        except PictureError as error:
+        except ImageError as error:
             flaw = _harmless_flaw(error) if self._strict and self._form.name == "jpeg" else ""
             if not flaw:
                 # What a decoder gives out after it has failed is not worth asking for.
@@ -162,15 +162,15 @@ def _read_head(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise PictureError(f"cannot read {str(path)!r}: it is a folder.")
+            raise ImageError(f"cannot read {str(path)!r}: it is a folder.")
         if not stat.S_ISREG(mode):
-            raise PictureError(f"cannot read {str(path)!r}: it is not a file.")
+            raise ImageError(f"cannot read {str(path)!r}: it is not a file.")
         with open(path, "rb") as file:
             return file.read(HEAD_BYTES)
     except FileNotFoundError as error:
-        raise PictureError(f"cannot read {str(path)!r}: it does not exist.") from error
+        raise ImageError(f"cannot read {str(path)!r}: it does not exist.") from error
     except OSError as error:
-        raise PictureError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+        raise ImageError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
 
 
 def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage:
@@ -198,7 +198,7 @@ def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
         part[...] = np.frombuffer(data, into.dtype).reshape(part.shape)
 
 
-def _harmless_flaw(error: PictureError) -> str:
+def _harmless_flaw(error: ImageError) -> str:
     """What a JPEG decoder warned of, when it was nothing but harmless flaws."""
     remarks = {line.partition(": ")[2] for line in getattr(error.__cause__, "detail", "").splitlines() if line.strip()}
     return "; ".join(sorted(remarks)) if all(_HARMLESS.search(remark) for remark in remarks) else ""
@@ -216,8 +216,8 @@ def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata:
         notes.append(
             {
                 "tiff": f"only the first of {pages} pages is used",
-                "avif": f"only the main one of {pages} pictures is used",
-                "heic": f"only the main one of {pages} pictures is used",
+                "avif": f"only the main one of {pages} images is used",
+                "heic": f"only the main one of {pages} images is used",
             }.get(form.name, f"animated: only the first of {pages} frames is used")
         )
     if metadata.xmp is not None and b"hdrgm:" in metadata.xmp:

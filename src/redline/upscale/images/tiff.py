@@ -1,4 +1,4 @@
-"""EXIF and IPTC of TIFF files, where they lie among the picture's own tags.
+"""EXIF and IPTC of TIFF files, where they lie among the image's own tags.
 
 libvips leaves EXIF out there and cuts IPTC to a quarter. So this takes them from a file and adds
 them to one that libvips has written: the directories go to its end, and its header is pointed at them.
@@ -19,11 +19,11 @@ from redline.upscale.images.tags import (
     reordered,
 )
 
-# The tags of the main directory that tell of the picture rather than of its storage:
+# The tags of the main directory that tell of the image rather than of its storage:
 # description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
 _DESCRIPTIVE = {0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x4746, 0x8298, *range(0x9C9B, 0x9CA0)}
 _DESCRIPTION = 0x010E
-# What tifffile notes there is true of the small picture alone.
+# What tifffile notes there is true of the small image alone.
 _OF_ANOTHER_SHAPE = b'{"shape":'
 _IPTC, _PIXELS_ACROSS, _PIXELS_DOWN = 0x83BB, 0xA002, 0xA003
 _LONG, _UNDEFINED = 4, 7
@@ -31,7 +31,7 @@ _COMPRESSION, _JPEGS, _PHOTOMETRIC, _YCBCR = 0x0103, (6, 7), 0x0106, 6
 
 
 def read_from_tiff(path: Path) -> dict[str, bytes]:
-    """The EXIF block and the IPTC that another format would carry for this picture, where there is anything to tell."""
+    """The EXIF block and the IPTC that another format would carry for this image, where there is anything to tell."""
     with open(path, "rb") as file:
         try:
             layout, (main, photo, gps) = read_directories(_in_file(file))
@@ -62,7 +62,7 @@ def has_raw_ycbcr(path: Path) -> bool:
 
 
 def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, height: int) -> None:
-    """Adds a block's tags and IPTC to the file of a picture of this size."""
+    """Adds a block's tags and IPTC to the file of a image of this size."""
     theirs, directories = read_block(exif or b"")
     with open(path, "r+b") as file:
         ours, first = read_header(_in_file(file))

@@ -1,8 +1,8 @@
-"""libvips, loaded when the first picture needs it, and its errors put into sentences.
+"""libvips, loaded when the first image needs it, and its errors put into sentences.
 
-libvips decodes and encodes strip by strip, which keeps memory constant however large a picture is. Its operation cache
+libvips decodes and encodes strip by strip, which keeps memory constant however large a image is. Its operation cache
 is off, because it would keep files open that nobody asks for again, and each pipeline gets one worker thread, because
-the callers work on several pictures at once.
+the callers work on several images at once.
 """
 
 import functools
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from redline.upscale.images.errors import PictureError
+from redline.upscale.images.errors import ImageError
 
 # A `pyvips.Image`, of a module that is not imported before it is needed.
 VipsImage = Any
@@ -41,7 +41,7 @@ def load_vips() -> ModuleType:
     try:
         import pyvips
     except (ImportError, OSError) as error:
-        raise PictureError("pictures are read and written by libvips: pip install 'pyvips[binary]'.") from error
+        raise ImageError("images are read and written by libvips: pip install 'pyvips[binary]'.") from error
     pyvips.cache_set_max(0)
     pyvips.vips_lib.vips_concurrency_set(1)
     return pyvips
@@ -61,12 +61,12 @@ def explaining(doing: str, unexplained: str = DAMAGED) -> Iterator[None]:
     try:
         yield
     except pyvips.Error as error:
-        raise PictureError(f"{doing}: {reason(error.detail, unexplained)}.") from error
+        raise ImageError(f"{doing}: {reason(error.detail, unexplained)}.") from error
     except OSError as error:
-        raise PictureError(f"{doing}: {error.strerror or error}.") from error
+        raise ImageError(f"{doing}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         # A file name that is not UTF-8 breaks the binding's own text.
-        raise PictureError(f"{doing}: {unexplained}.") from error
+        raise ImageError(f"{doing}: {unexplained}.") from error
 
 
 def reason(detail: str, unexplained: str = DAMAGED) -> str:
