@@ -1,4 +1,4 @@
-"""Which plan pictures are enlarged under."""
+"""Which plan images are enlarged under."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.network import Network
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, Tiling
 
 pytestmark = pytest.mark.cpu
 
@@ -68,7 +68,7 @@ def test_fp32_is_strict_unless_the_plan_allows_tf32(plan: str, expected: str, mo
     monkeypatch.setattr(Machine, "detect", lambda device: replace(detect(device), hardware_dtypes=("fp32", "tf32")))
     network = Network(Doubling(3, 3, 1), 2, 4, "doubling", "digest")
     before = convolution_precision()
-    using = Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 1)
+    using = TileRunner(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 1)
     using(torch.rand(1, 3, 32, 32))
     assert seen == [expected]
     assert convolution_precision() == before

@@ -23,11 +23,11 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tiling import Cut, Tiling
 from redline.upscale.video import VideoSettings
 from redline.upscale.workers import shared_run
 from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
@@ -116,7 +116,7 @@ def test_two_workers_make_what_one_makes(
     tall, bad = save(inside / "tall.png", 301, 30), save(inside / "bad.png", 90, 60)
     bad.write_bytes(bad.read_bytes()[:5000])
     film(inside / "film.mkv")
-    settings = small(weights, split_pixels=6_000, films=VideoSettings(codec="ffv1"), workers=1)
+    settings = small(weights, split_pixels=6_000, videos=VideoSettings(codec="ffv1"), workers=1)
     alone = Upscaling(settings).run(find_tasks([inside], tmp_path / "one", 2), tmp_path / "one")
     splits: list[Split] = []
 
@@ -177,7 +177,7 @@ def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[
             os.kill(process.pid, signal.SIGKILL)
 
     tasks, out = find_tasks([tmp_path / "in"], tmp_path / "out", 2), tmp_path / "out"
-    outcomes = Upscaling(small(weights, workers=2), Listener(said.append, picture_progress=kill)).run(tasks, out)
+    outcomes = Upscaling(small(weights, workers=2), Listener(said.append, image_progress=kill)).run(tasks, out)
     assert killed and said[1:] == ["worker 2 on cpu died of SIGKILL (out of memory?); the others go on"]
     assert not any(o.error for o in outcomes) and sorted(o.task.source for o in outcomes) == [t.source for t in tasks]
     assert are_gone(crews[0]) and not left_over(tmp_path)
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        Upscaling(settings, Listener(picture_progress=interrupt)).run([Task(tall, tmp_path / "out" / "tall.png")])
+        Upscaling(settings, Listener(image_progress=interrupt)).run([Task(tall, tmp_path / "out" / "tall.png")])
     assert len(seen) > 1  # there was something to leave
     assert are_gone(crews[0]) and not list((tmp_path / "out").iterdir())
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, cut_side
+from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures_run import PictureRun
-from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side
 from redline.upscale.workers.split_picture import Split, even_ranges, first_needed, split
 
 
@@ -42,8 +42,8 @@ class Smeared(nn.Module):
         return nn.functional.pixel_shuffle(total, 2)
 
 
-def made(tiling: Tiling) -> Enlarger:
-    return Enlarger(Network(Smeared(), 2, 4, "a planted network", "digest"), Plan(), "cpu", tiling, 2)
+def made(tiling: Tiling) -> TileRunner:
+    return TileRunner(Network(Smeared(), 2, 4, "a planted network", "digest"), Plan(), "cpu", tiling, 2)
 
 
 def tiles(*cuts: Cut) -> Tiling:
@@ -52,11 +52,11 @@ def tiles(*cuts: Cut) -> Tiling:
 
 
 def in_parts(task: Task, count: int, tiling: Tiling, wrap: bool = False) -> tuple[Split, list[Outcome]]:
-    settings = UpscaleSettings(pictures=PictureSettings(wrap=wrap), split_pixels=1)
+    settings = UpscaleSettings(images=ImageSettings(wrap=wrap), split_pixels=1)
     found = split(task, count, settings, tiling, 2)
     assert found is not None and is_partial(found.folder) and len(found.parts) == count
     # From the last to the first: no part waits for what another one carries over.
-    return found, [PictureRun(made(tiling), settings.pictures).run([part])[0] for part in reversed(found.parts)]
+    return found, [ImageRun(made(tiling), settings.images).run([part])[0] for part in reversed(found.parts)]
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -75,10 +75,10 @@ def test_parts_are_what_one_worker_makes(
     samples = np.random.default_rng(sum(shape)).integers(0, np.iinfo(kind).max + 1, shape, dtype=kind)
     Image.fromarray(samples).save(tmp_path / "in.png", dpi=(72, 72))
     task, alone = Task(tmp_path / "in.png", tmp_path / "out" / "big.png"), Task(tmp_path / "in.png", tmp_path / "1.png")
-    (expected,) = PictureRun(made(tiling), PictureSettings(wrap=wrap)).run([alone])
+    (expected,) = ImageRun(made(tiling), ImageSettings(wrap=wrap)).run([alone])
     found, outcomes = in_parts(task, count, tiling, wrap)
     assert not expected.error and not any(outcome.error for outcome in outcomes) and not task.target.exists()
-    outcome = found.assemble(PictureSettings(wrap=wrap), 2)
+    outcome = found.assemble(ImageSettings(wrap=wrap), 2)
     assert not outcome.error and (outcome.width, outcome.height) == (expected.width, expected.height)
     assert task.target.read_bytes() == alone.target.read_bytes()
     assert [path.name for path in task.target.parent.iterdir()] == ["big.png"]
@@ -114,7 +114,7 @@ def test_what_is_left_whole(tmp_path: Path) -> None:
 
 def test_a_part_that_went_is_a_sentence_and_nothing_is_left(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
-    cut, settings = Cut(32, 4, 4, 4), PictureSettings()
+    cut, settings = Cut(32, 4, 4, 4), ImageSettings()
     task = Task(tmp_path / "in.png", tmp_path / "out" / "big.png")
     found, _ = in_parts(task, 2, Tiling.square(cut))
     found.parts[1].rows.write_bytes(found.parts[1].rows.read_bytes()[: 74 * 3 * 5])
@@ -125,5 +125,5 @@ def test_a_part_that_went_is_a_sentence_and_nothing_is_left(tmp_path: Path) -> N
     again = split(task, 2, UpscaleSettings(split_pixels=1), Tiling.square(cut), 2)
     assert again is not None
     shutil.rmtree(again.folder)
-    (outcome,) = PictureRun(made(Tiling.square(cut)), settings).run(again.parts[:1])
+    (outcome,) = ImageRun(made(Tiling.square(cut)), settings).run(again.parts[:1])
     assert outcome.error.startswith("cannot write") and not list((tmp_path / "out").iterdir())

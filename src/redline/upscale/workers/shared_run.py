@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from redline.errors import RedlineError
-from redline.upscale.layout import Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.tasks import Task
+from redline.upscale.tiling import Tiling
 from redline.upscale.workers.crew import Crew, Member
 from redline.upscale.workers.messages import Agreed, Ask, Heard, Job, Proposal
 from redline.upscale.workers.split_picture import Part, Split, split
@@ -55,7 +55,7 @@ class SharedRun:
 
         def settle(done: Outcome | Split) -> None:
             """In another thread, because it reads or even writes a whole file and workers must not wait for that."""
-            outcome = done.assemble(settings.pictures, scale) if isinstance(done, Split) else done
+            outcome = done.assemble(settings.images, scale) if isinstance(done, Split) else done
             outcomes.append(outcome)
             finished(outcome)
 
@@ -100,8 +100,8 @@ class SharedRun:
                     settled = queue.finished(member.name, outcome)
                     if settled is not None:
                         yield settled
-                case Heard("picture_progress", (Part() as part, int() | float() as rows, _)):
-                    self._listener.picture_progress(part.whole, *queue.rows_done(part, rows))
+                case Heard("image_progress", (Part() as part, int() | float() as rows, _)):
+                    self._listener.image_progress(part.whole, *queue.rows_done(part, rows))
                 case Heard("say", (text,)):
                     self._listener.say(f"{member.name}: {text}")
                 case Heard(what, arguments):

@@ -16,12 +16,12 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path
-from redline.upscale.layout import Side, Tiling
+from redline.upscale.images import ImageError, ImageSource, create_image, open_image
 from redline.upscale.listener import Outcome
-from redline.upscale.padding import frame
-from redline.upscale.pictures import PictureError, PictureSource, create_picture, open_picture
-from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.padding import pad_side
+from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tiling import Side, Tiling
 
 # Each part computes about one row of tiles more than it gives: with fewer rows than this it would be mostly that.
 _LEAST_ROWS = 2
@@ -70,8 +70,8 @@ class PartSink:
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _sentence(self, error: OSError) -> PictureError:
-        return PictureError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
+    def _sentence(self, error: OSError) -> ImageError:
+        return ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
 
 
 @dataclass(eq=False)
@@ -88,17 +88,15 @@ class Split:
     notes: tuple[str, ...] = ()
     error: str = ""
 
-    def assemble(self, settings: PictureSettings, scale: int) -> Outcome:
+    def assemble(self, settings: ImageSettings, scale: int) -> Outcome:
         """Writes the picture from its parts; in any case their files are gone afterwards."""
         try:
             if self.error:
                 return Outcome(self.task, error=self.error)
-            with open_picture(self.task.source, settings.pixel_limit) as source:
+            with open_image(self.task.source, settings.pixel_limit) as source:
                 width, height = scale * source.width, scale * source.height
                 shape = (width, height, source.channels, source.bits)
-                with create_picture(
-                    self.task.target, *shape, settings.encoding, source.metadata, settings.strip
-                ) as sink:
+                with create_image(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
                     for part in self.parts:
                         for rows in _read_rows(part.rows, width, source):
                             sink.write_rows(rows)
@@ -117,10 +115,10 @@ class Split:
 
 def is_large(task: Task, settings: UpscaleSettings) -> bool:
     """Whether it is a picture worth sharing; one that cannot be read is not."""
-    if task.is_film:
+    if task.is_video:
         return False
     try:
-        with open_picture(task.source, settings.pictures.pixel_limit) as picture:
+        with open_image(task.source, settings.images.pixel_limit) as picture:
             return picture.width * picture.height > settings.split_pixels
     except RedlineError:
         return False
@@ -130,12 +128,12 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
     """The picture in at most so many parts; None when it is better left whole."""
     state = task.source_state()
     try:
-        with open_picture(task.source, settings.pictures.pixel_limit) as picture:
+        with open_image(task.source, settings.images.pixel_limit) as picture:
             width, height = picture.width, picture.height
             pixels = width * height
             raw_bytes = pixels * scale**2 * picture.channels * (picture.bits // 8)
-        cut = tiling.shape_for((width, height), settings.pictures.wrap).rows
-        rows = len(frame(height, cut, settings.pictures.wrap).side.starts)
+        cut = tiling.shape_for((width, height), settings.images.wrap).rows
+        rows = len(pad_side(height, cut, settings.images.wrap).side.starts)
         count = min(count, rows // _LEAST_ROWS)
         if pixels <= settings.split_pixels or count < 2:
             return None
@@ -167,7 +165,7 @@ def even_ranges(count: int, parts: int) -> list[tuple[int, int]]:
     return list(zip(bounds, bounds[1:], strict=False))
 
 
-def _read_rows(path: Path, width: int, source: PictureSource) -> Iterator[np.ndarray]:
+def _read_rows(path: Path, width: int, source: ImageSource) -> Iterator[np.ndarray]:
     kind = np.dtype(np.uint8 if source.bits == 8 else np.uint16)
     row_bytes = width * source.channels * kind.itemsize
     with path.open("rb") as file:

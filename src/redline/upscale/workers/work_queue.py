@@ -23,7 +23,7 @@ class WorkQueue:
         self, tasks: Sequence[Task], workers: Sequence[str], split: Callable[[Task, int], Split | None]
     ) -> None:
         self._bytes = {task: _file_bytes(task) for task in tasks}
-        self._waiting = deque(sorted(tasks, key=lambda task: (not task.is_film, -self._bytes[task])))
+        self._waiting = deque(sorted(tasks, key=lambda task: (not task.is_video, -self._bytes[task])))
         self._waiting_bytes = sum(self._bytes.values())
         self._held: dict[str, list[Task]] = {name: [] for name in workers}
         self._deaths: Counter[Task] = Counter()
@@ -36,14 +36,14 @@ class WorkQueue:
 
     def take(self, worker: str, picture: bool = False) -> Task | None:
         """The next task for a worker, if there is one (and, where only that will do, it is a picture)."""
-        if not self._waiting or (picture and self._waiting[0].is_film):
+        if not self._waiting or (picture and self._waiting[0].is_video):
             return None
         task = self._waiting.popleft()
         if not isinstance(task, Part):
             share = self._bytes[task] / max(self._waiting_bytes, 1)
             self._waiting_bytes -= self._bytes[task]
             count = math.ceil(share * len(self._held))
-            if count > 1 and not task.is_film and (found := self._split(task, count)):
+            if count > 1 and not task.is_video and (found := self._split(task, count)):
                 self._splits[task] = found
                 self._waiting.extendleft(reversed(found.parts))
                 task = self._waiting.popleft()

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from redline.errors import RedlineError
+from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
@@ -50,7 +50,7 @@ class Line:
         def hear(what: str, *arguments: object) -> None:
             self.send(Heard(what, arguments))
 
-        names = ("say", "finished", "picture_progress", "film_progress")
+        names = ("say", "finished", "image_progress", "video_progress")
         return Listener(**{name: partial(hear, name) for name in names})
 
     def ask(self) -> Task:
@@ -85,20 +85,20 @@ def _work(line: Line, device: str, sharing: int) -> None:
     tiling, batch = upscaling.choose_tiles(job.sizes, job.tiles, sharing)
     line.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
     agreed: Agreed = line.receive()
-    enlarger = upscaling.make_enlarger(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
+    tile_runner = upscaling.make_tile_runner(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
 
     def tell(outcome: Outcome) -> None:
         upscaling.listener.finished(outcome)
 
-    def run() -> PictureRun:
-        return PictureRun(enlarger, job.settings.pictures, tell, upscaling.listener.picture_progress)
+    def run() -> ImageRun:
+        return ImageRun(tile_runner, job.settings.images, tell, upscaling.listener.image_progress)
 
-    if enlarger.plan.rungs:
+    if tile_runner.plan.rungs:
         run().prepare(job.samples)
     while True:
         task = line.ask()
-        if task.is_film:
-            tell(upscaling.enlarge_film(task, enlarger))
+        if task.is_video:
+            tell(upscaling.upscale_video_task(task, tile_runner))
         else:
             run().run(chain([task], line.pictures()))
 
