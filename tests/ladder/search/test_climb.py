@@ -110,7 +110,7 @@ def test_set_ups_side_by_side_change_no_verdict(
 def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.ladder.search.candidates.FIRST", ("planted_later", "planted_engine"))
+    monkeypatch.setattr("redline.ladder.search.search_order.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
     events: list[str] = []
     set_up = ParallelSetups.open

@@ -17,11 +17,11 @@ from redline.ladder.plan import Plan, parse_rung
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
 from redline.ladder.search.budget import Budget, known_compile_s, searches_kernels
-from redline.ladder.search.candidates import candidates, check_asked, may_try
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.incumbent import Incumbent
 from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
 from redline.ladder.search.run_log import RunLog
+from redline.ladder.search.search_order import candidates, check_asked, may_try
 from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
 from redline.machine.machine import Machine
 
