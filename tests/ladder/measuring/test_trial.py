@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.ladder.measuring.trial import Arm, Course, compare, face, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.trial import Arm, TrialSpec, compare, compare_arms, measure_peak, open_arm, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import WORTHWHILE, Objective
 from redline.ladder.plan import Plan
@@ -14,7 +14,7 @@ from redline.ladder.plan import Plan
 WORKLOADS = str(Path(__file__).parents[2] / "tiny_workloads.py")
 
 
-def course(pool: WorkerPool, milliseconds: float) -> Course:
+def spec(pool: WorkerPool, milliseconds: float) -> TrialSpec:
     """A workload of known duration; judged against itself."""
     seeds = (10, 11, 12)
     path = pool.scratch / "sleeper.pt"
@@ -30,7 +30,7 @@ def course(pool: WorkerPool, milliseconds: float) -> Course:
         dtype="fp32",
     )
     worker.stop()
-    return Course(
+    return TrialSpec(
         f"{WORKLOADS}:sleeper",
         {"": {"milliseconds": milliseconds}},
         "cpu",
@@ -41,7 +41,7 @@ def course(pool: WorkerPool, milliseconds: float) -> Course:
 
 @pytest.fixture(scope="module")
 def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
-    opened = [open_arm(pool, course(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
+    opened = [open_arm(pool, spec(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
     yield opened
     for arm in opened:
         arm.stop()
@@ -62,14 +62,16 @@ def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
     """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
     found = 0
     for _ in range(10):
-        duel = face(arms[0], arms[2], *take_turns([arms[0], arms[2]], Course("sleeper", {"": {}}, "cpu", {})))
-        better, why = Objective.LATENCY.judge(duel)
+        comparison = compare_arms(
+            arms[0], arms[2], *take_turns([arms[0], arms[2]], TrialSpec("sleeper", {"": {}}, "cpu", {}))
+        )
+        better, why = Objective.LATENCY.judge(comparison)
         found += not better and why.startswith("slower")
     assert found >= 9
 
 
-def course_of_few_turns() -> Course:
-    return Course("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
+def course_of_few_turns() -> TrialSpec:
+    return TrialSpec("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
 
 
 @pytest.mark.alone
@@ -98,8 +100,8 @@ def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
             dtype="fp32",
         )
         worker.stop()
-        arm = open_arm(pool, Course(address, shapes, "cpu", {seeds: path}), Plan())
-        peaks.append(measure_peak(arm, Course(address, shapes, "cpu", {})))
+        arm = open_arm(pool, TrialSpec(address, shapes, "cpu", {seeds: path}), Plan())
+        peaks.append(measure_peak(arm, TrialSpec(address, shapes, "cpu", {})))
         arm.stop()
     activation = 24 * 512 * 512 * 4
     assert peaks[1] - peaks[0] > activation
@@ -111,6 +113,6 @@ def test_a_wrong_output_is_red(pool: WorkerPool, tmp_path: Path) -> None:
     seeds, path = (10, 11, 12), str(tmp_path / "wrong.pt")
     torch.manual_seed(0)
     torch.save({"": [[torch.randn(8, 4)] for _ in seeds]}, path)
-    arm = open_arm(pool, Course(f"{WORKLOADS}:perceptron", {"": {}}, "cpu", {seeds: path}), Plan())
+    arm = open_arm(pool, TrialSpec(f"{WORKLOADS}:perceptron", {"": {}}, "cpu", {seeds: path}), Plan())
     assert not arm.passed
     arm.stop()

@@ -8,7 +8,7 @@ from typing import Any
 
 from redline.ladder.gate import Score
 from redline.ladder.measuring.worker_pool import Worker, WorkerPool
-from redline.ladder.objective import WORTHWHILE, Duel, Objective
+from redline.ladder.objective import WORTHWHILE, Comparison, Objective
 from redline.ladder.plan import Plan
 from redline.ladder.statistics import Interval, median, ratio_interval
 
@@ -19,7 +19,7 @@ Samples = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Course:
+class TrialSpec:
     """What all arms of a climb share: the workload with its input shapes, the device, and the reference outputs."""
 
     address: str
@@ -61,46 +61,46 @@ class Arm:
 
 
 def open_arm(
-    pool: WorkerPool, course: Course, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+    pool: WorkerPool, spec: TrialSpec, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
 ) -> Arm:
     """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed."""
     worker = pool.start()
     try:
         found = worker.ask(
             "setup",
-            timeout_s or course.timeout_s,
-            address=course.address,
-            shapes=course.shapes,
-            device=course.device,
+            timeout_s or spec.timeout_s,
+            address=spec.address,
+            shapes=spec.shapes,
+            device=spec.device,
             plan=str(plan),
-            reference=course.references[seeds],
+            reference=spec.references[seeds],
             seeds=seeds,
         )
-        return Arm(Plan.parse(found.pop("plan")), worker, device=course.device, **found)
+        return Arm(Plan.parse(found.pop("plan")), worker, device=spec.device, **found)
     except BaseException:
         worker.stop()
         raise
 
 
-def measure_peak(arm: Arm, course: Course) -> int:
-    arm.peak_bytes = arm.worker.ask("peak", course.timeout_s)
+def measure_peak(arm: Arm, spec: TrialSpec) -> int:
+    arm.peak_bytes = arm.worker.ask("peak", spec.timeout_s)
     return arm.peak_bytes
 
 
-def take_turns(arms: Sequence[Arm], course: Course, sampling_s: float = 0) -> list[dict[str, list[float]]]:
+def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> list[dict[str, list[float]]]:
     """Samples the arms A B B A A B …, until the decision is clear or the time is up.
 
     Returns each arm's seconds per step by shape; the same index of every list is the same turn.
     """
-    labels = list(course.shapes)
-    steps, warm = _steps_per_sample(arms, course)
+    labels = list(spec.shapes)
+    steps, warm = _steps_per_sample(arms, spec)
     taken: list[dict[str, list[float]]] = [{label: [] for label in labels} for _ in arms]
-    least, most = course.turns
-    deadline = time.monotonic() + (sampling_s or course.sampling_s) * len(arms) / 2
+    least, most = spec.turns
+    deadline = time.monotonic() + (sampling_s or spec.sampling_s) * len(arms) / 2
     for turn in range(most):
         order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
         for index in order:
-            seconds = arms[index].worker.ask("sample", course.timeout_s, steps=steps, warm=warm)
+            seconds = arms[index].worker.ask("sample", spec.timeout_s, steps=steps, warm=warm)
             for label in labels:
                 taken[index][label].append(seconds[label])
         done = turn + 1
@@ -114,14 +114,14 @@ def take_turns(arms: Sequence[Arm], course: Course, sampling_s: float = 0) -> li
     return taken
 
 
-def _steps_per_sample(arms: Sequence[Arm], course: Course) -> tuple[dict[str, int], dict[str, int]]:
+def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int]]:
     """Returns the steps per sample and the untimed steps before it, by shape; the same for all arms.
 
     For latency a sample is one step, or more if a step is very short; for throughput it is at least 50 ms.
     """
-    sample_s = 0.05 if course.objective is Objective.THROUGHPUT else 0.0005
+    sample_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
     steps, warm = {}, {}
-    for label in course.shapes:
+    for label in spec.shapes:
         slowest = max(arm.step_s[label] for arm in arms)
         quickest = min(arm.step_s[label] for arm in arms)
         steps[label] = max(1, min(1000, ceil(sample_s / quickest)))
@@ -152,9 +152,9 @@ def compare(old: Samples, new: Samples, labels: Sequence[str] | None = None) -> 
     return ratio_interval([(old[label], new[label]) for label in (labels or list(new))])
 
 
-def face(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Duel:
+def compare_arms(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Comparison:
     """Compares the arms in time and memory; the objective decides on the result."""
-    return Duel(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
+    return Comparison(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
 
 
 def close(*arms: Arm | None) -> None:
