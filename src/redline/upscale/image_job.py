@@ -13,7 +13,7 @@ from redline.upscale.padding import PaddedSide, pad_side
 from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import TileRunner
-from redline.upscale.workers.split_picture import Part, PartSink, first_needed
+from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
 
 class ImageJob:

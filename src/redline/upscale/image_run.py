@@ -33,7 +33,7 @@ from redline.upscale.padding import PaddedSide
 from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import OutOfMemory, TileRunner
-from redline.upscale.workers.split_picture import Part, PartSink
+from redline.upscale.workers.split_image import Part, PartSink
 
 # Bands that may wait between two stages.
 _WAITING_BANDS = 2

@@ -38,7 +38,7 @@ from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
 from redline.upscale.workers.shared_run import SharedRun
-from redline.upscale.workers.split_picture import is_large
+from redline.upscale.workers.split_image import is_large
 
 Sizes = tuple[tuple[int, int], ...]
 Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the tiles of its run

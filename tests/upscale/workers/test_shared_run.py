@@ -33,7 +33,7 @@ from redline.upscale.workers import shared_run
 from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
 from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
 from redline.upscale.workers.shared_run import SharedRun
-from redline.upscale.workers.split_picture import Split
+from redline.upscale.workers.split_image import Split
 from redline.upscale.workers.torchrun import Rank
 
 

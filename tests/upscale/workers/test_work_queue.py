@@ -8,7 +8,7 @@ import pytest
 
 from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
-from redline.upscale.workers.split_picture import Part, Split, even_ranges
+from redline.upscale.workers.split_image import Part, Split, even_ranges
 from redline.upscale.workers.work_queue import WorkQueue
 
 

@@ -9,7 +9,7 @@ from redline.upscale.tasks import Task
 from redline.upscale.tiling import Tiling
 from redline.upscale.workers.crew import Crew, Member
 from redline.upscale.workers.messages import Agreed, Ask, Heard, Job, Proposal
-from redline.upscale.workers.split_picture import Part, Split, split
+from redline.upscale.workers.split_image import Part, Split, split
 from redline.upscale.workers.work_queue import WorkQueue
 
 # Pictures that are put together from their parts at once.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
-from redline.upscale.workers.split_picture import Part, Split
+from redline.upscale.workers.split_image import Part, Split
 
 # A file at which that many workers died is the reason, and not given to a third.
 _MOST_DEATHS = 2

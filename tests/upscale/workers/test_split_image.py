@@ -18,7 +18,7 @@ from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side
-from redline.upscale.workers.split_picture import Split, even_ranges, first_needed, split
+from redline.upscale.workers.split_image import Split, even_ranges, first_needed, split
 
 
 class Smeared(nn.Module):
