@@ -1,4 +1,4 @@
-"""`redline rungs`: every rung, what it does, and its options."""
+"""`redline rungs`: lists the rungs, their options, and the bundled workloads."""
 
 import inspect
 from typing import Annotated
@@ -11,11 +11,11 @@ from redline.cli.signals import uninterrupted_imports
 
 
 def rungs(
-    name: Annotated[str | None, typer.Argument(help="One rung, to see its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this rung.")] = None,
     workloads: Annotated[bool, typer.Option("--workloads", help="List the bundled workloads instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the rungs of the ladder in their order, or the options of one.
+    """List the rungs of the ladder in their order, or show the options of one.
 
     Example: redline rungs compile
     """

@@ -31,7 +31,7 @@ from redline.upscale.tiling import Cut, Tiling
 from redline.upscale.video import VideoSettings
 from redline.upscale.workers import shared_run
 from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
+from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import Split
 from redline.upscale.workers.torchrun import Rank
@@ -178,7 +178,7 @@ def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[
 
     tasks, out = find_tasks([tmp_path / "in"], tmp_path / "out", 2), tmp_path / "out"
     outcomes = Upscaling(small(weights, workers=2), Listener(said.append, image_progress=kill)).run(tasks, out)
-    assert killed and said[1:] == ["worker 2 on cpu died of SIGKILL (out of memory?); the others go on"]
+    assert killed and said[1:] == ["worker 2 on cpu died of SIGKILL (out of memory?); the others continue"]
     assert not any(o.error for o in outcomes) and sorted(o.task.source for o in outcomes) == [t.source for t in tasks]
     assert are_gone(crews[0]) and not left_over(tmp_path)
     Upscaling(small(weights)).run(find_tasks([tmp_path / "in"], tmp_path / "calm", 2))
@@ -251,9 +251,9 @@ def test_workers_agree_or_say_why_not() -> None:
     for proposals, expected in (
         ((good, Proposal(((80, 48), (48, 80)), 4, "eager", "abc")), Agreed(((80, 48), (48, 80)), 3)),
         ((good, Failed("2 GiB are too little.")), Agreed(((64, 64),), 3)),
-        ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two would work under bf16 and others under eager"),
-        ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has other weights"),
-        ((Failed("there is no memory."), None), "no worker could begin: (one|two)"),
+        ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two has the plan bf16 and others have eager"),
+        ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has different weights"),
+        ((Failed("there is no memory."), None), "no worker could start: (one|two)"),
     ):
         crew, ends = pipes(*("one", "two")[: len(proposals)])
         said: list[str] = []
@@ -267,7 +267,7 @@ def test_workers_agree_or_say_why_not() -> None:
             if isinstance(expected, Agreed):
                 assert run.agree("eager", "abc") == expected
                 assert ends[0].recv() == job and ends[0].recv() == expected
-                assert said == ([] if len(crew) == 2 else ["two: 2 GiB are too little; it never began"])
+                assert said == ([] if len(crew) == 2 else ["two: 2 GiB are too little; it did not start"])
             else:
                 with pytest.raises(RedlineError, match=expected):
                     run.agree("eager", "abc")
@@ -280,7 +280,7 @@ def test_a_worker_that_gives_up_leaves_its_work_to_the_others(tmp_path: Path) ->
         with contextlib.suppress(EOFError, OSError):
             while True:
                 end.send(Ask(at_once=False))
-                end.send(Heard("finished", (Outcome(end.recv()),)))
+                end.send(ListenerCall("finished", (Outcome(end.recv()),)))
 
     for others in (1, 0):
         crew, ends = pipes("one", "two")

@@ -35,8 +35,8 @@ def test_films_first_then_the_largest(tmp_path: Path) -> None:
     tasks = files(tmp_path, a_png=5, b_png=50, c_mkv=1, d_png=20)
     tasks.append(Task(tmp_path / "gone.png", tmp_path / "out" / "gone.png"))
     queue = WorkQueue(tasks, ["one", "two"], never)
-    assert queue.take("one", picture=True) is None  # a film comes next
-    taken = [queue.take("one"), *(queue.take("two", picture=True) for _ in range(4))]
+    assert queue.take("one", image_only=True) is None  # a film comes next
+    taken = [queue.take("one"), *(queue.take("two", image_only=True) for _ in range(4))]
     assert [task.source.name for task in taken if task] == ["c.mkv", "b.png", "d.png", "a.png", "gone.png"]
     assert queue.take("one") is None and queue.unfinished
 

@@ -1,8 +1,8 @@
-"""A large picture shared by several workers: cut into parts of whole rows of tiles, and put together again.
+"""Splits a large image into parts for several workers, and assembles the results.
 
-Every row of the result is blended from the same tiles in the same order as when one worker does all of it, so the
-parts put together have the same bytes. For that a part also computes the tiles above it that reach into it. A part's
-finished rows go into a file of their own.
+A part is a range of rows of tiles. Every output row is blended from the same tiles in the same order as by a single
+worker, so the assembled image has the same bytes. For that, a part also computes the tiles above it that overlap it.
+The finished rows of each part go to a temporary file.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tiling import Side, Tiling
 
-# Each part computes about one row of tiles more than it gives: with fewer rows than this it would be mostly that.
-_LEAST_ROWS = 2
+# The minimum of tile rows per part, because each part computes about one extra row.
+_MIN_ROWS = 2
 _BYTES_AT_ONCE = 16 * 2**20
 
 
 @dataclass(frozen=True)
 class Part(Task):
-    """Rows of tiles `first` … `last` − 1 of a picture; their pixels go into `rows`, one after the other."""
+    """The rows of tiles from `first` to `last` − 1 of an image; their pixels go to the file `rows`."""
 
     first: int
     last: int
@@ -42,7 +42,7 @@ class Part(Task):
 
 
 class PartSink:
-    """Takes a part's rows as a picture's sink would, and writes them as they are."""
+    """Writes the rows of a part to its file, uncompressed, with the interface of an image sink."""
 
     notes: tuple[str, ...] = ()
 
@@ -51,32 +51,32 @@ class PartSink:
         try:
             self._file = part.rows.open("wb")
         except OSError as error:
-            raise self._sentence(error) from error
+            raise self._write_error(error) from error
 
     def write_rows(self, rows: np.ndarray) -> None:
         try:
             self._file.write(np.ascontiguousarray(rows).data)
         except OSError as error:
-            raise self._sentence(error) from error
+            raise self._write_error(error) from error
 
     def finish(self) -> None:
         try:
             self._file.close()
         except OSError as error:
-            raise self._sentence(error) from error
+            raise self._write_error(error) from error
 
     def abort(self) -> None:
-        """Its file goes with the folder that holds all parts."""
+        """Closes the file, which is deleted with the folder of all parts."""
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _sentence(self, error: OSError) -> ImageError:
+    def _write_error(self, error: OSError) -> ImageError:
         return ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
 
 
 @dataclass(eq=False)
 class Split:
-    """A picture in parts, and what became of them so far."""
+    """An image in parts, and their progress."""
 
     task: Task
     folder: Path
@@ -89,7 +89,7 @@ class Split:
     error: str = ""
 
     def assemble(self, settings: ImageSettings, scale: int) -> Outcome:
-        """Writes the picture from its parts; in any case their files are gone afterwards."""
+        """Writes the image from its parts, and deletes their files, also after an error."""
         try:
             if self.error:
                 return Outcome(self.task, error=self.error)
@@ -114,44 +114,44 @@ class Split:
 
 
 def is_large(task: Task, settings: UpscaleSettings) -> bool:
-    """Whether it is a picture worth sharing; one that cannot be read is not."""
+    """Returns whether it is an image that is large enough to split; False if it cannot be read."""
     if task.is_video:
         return False
     try:
-        with open_image(task.source, settings.images.pixel_limit) as picture:
-            return picture.width * picture.height > settings.split_pixels
+        with open_image(task.source, settings.images.pixel_limit) as image:
+            return image.width * image.height > settings.split_pixels
     except RedlineError:
         return False
 
 
 def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, scale: int) -> Split | None:
-    """The picture in at most so many parts; None when it is better left whole."""
+    """Splits an image into at most `count` parts; returns None if it should stay whole."""
     state = task.source_state()
     try:
-        with open_image(task.source, settings.images.pixel_limit) as picture:
-            width, height = picture.width, picture.height
+        with open_image(task.source, settings.images.pixel_limit) as image:
+            width, height = image.width, image.height
             pixels = width * height
-            raw_bytes = pixels * scale**2 * picture.channels * (picture.bits // 8)
+            raw_bytes = pixels * scale**2 * image.channels * (image.bits // 8)
         cut = tiling.shape_for((width, height), settings.images.wrap).rows
         rows = len(pad_side(height, cut, settings.images.wrap).side.starts)
-        count = min(count, rows // _LEAST_ROWS)
+        count = min(count, rows // _MIN_ROWS)
         if pixels <= settings.split_pixels or count < 2:
             return None
         task.target.parent.mkdir(parents=True, exist_ok=True)
-        # The parts lie beside what the picture is encoded from, until they are in it.
+        # The disk holds the parts and the image until they are assembled.
         if shutil.disk_usage(task.target.parent).free < 2 * raw_bytes:
             return None
         folder = hidden_path(task.target)
         folder.mkdir(mode=0o700)
     except (RedlineError, OSError):
-        return None  # whoever gets the whole picture will say what is wrong with it
+        return None  # the worker that gets the whole image reports the error
     ranges = enumerate(even_ranges(rows, count))
     parts = tuple(Part(task.source, task.target, *bounds, folder / f"{index}.rows") for index, bounds in ranges)
     return Split(task, folder, parts, state, unfinished=set(parts))
 
 
 def first_needed(side: Side, first: int, scale: int) -> int:
-    """The first row of tiles that still counts something where row `first` begins."""
+    """Returns the first row of tiles that has weight where row `first` starts."""
     weights = side.weights(scale)
     for row in range(first):
         if weights[row, (side.starts[first] - side.starts[row]) * scale :].any():
@@ -160,7 +160,7 @@ def first_needed(side: Side, first: int, scale: int) -> int:
 
 
 def even_ranges(count: int, parts: int) -> list[tuple[int, int]]:
-    """0 … `count` − 1 in so many ranges that differ by one at most."""
+    """Splits 0 … `count` − 1 into `parts` ranges whose lengths differ by at most one."""
     bounds = [index * count // parts for index in range(parts + 1)]
     return list(zip(bounds, bounds[1:], strict=False))
 
