@@ -69,13 +69,13 @@ def test_the_fastest_of_several_runs_within_a_budget(
     assert len(takes_s) - len(left) == calls
 
 
-@pytest.mark.parametrize(("rate", "outrun"), [(1.09, False), (1.11, True)])
+@pytest.mark.parametrize(("rate", "exceeded"), [(1.09, False), (1.11, True)])
 def test_a_ceiling_that_the_machine_beats_by_a_tenth_was_none(
-    rate: float, outrun: bool, monkeypatch: pytest.MonkeyPatch
+    rate: float, exceeded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "_matmul_rate", lambda device, dtype: rate)
     cached = Ceilings(1.0, {"fp32": 1.0}, {"fp32": 1.0})
-    assert ceilings._outrun(Machine.detect("cpu"), cached) is outrun
+    assert ceilings._is_exceeded(Machine.detect("cpu"), cached) is exceeded
 
 
 def test_every_dtype_of_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What a machine says of itself, and what its measured rates decide."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,6 @@ def test_the_precision_to_start_from() -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Machine:
-    """Which takes seconds, and is done once."""
     return with_ceilings(CPU, again=True)
 
 
@@ -86,6 +86,16 @@ def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
     assert 1e8 < measured.ceilings.matmul_flops_per_s["fp32"] < 1e15
     assert Machine.detect("cpu").ceilings == measured.ceilings
     assert torch._C._get_mkldnn_enabled()  # what a bf16 product does to it on a CPU without bf16 is undone
+
+
+def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_CPU_LIMIT", "avx2")
+    ceilings = Ceilings(1e9, {"fp32": 1e9}, {"fp32": 1e9})
+    path = Machine.detect("cpu").cache_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(ceilings)))
+    assert Machine.detect("cpu").ceilings == ceilings
+    path.unlink()
 
 
 def test_a_ceiling_that_the_machine_outruns_is_measured_again(

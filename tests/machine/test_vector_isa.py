@@ -15,7 +15,7 @@ BUILDS = WRITES + "[(at / name).mkdir() for name in ('5u', 'locks')]; (at / '5u'
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(vector_isa, "_ASK", BUILDS)
+    monkeypatch.setattr(vector_isa, "_TEST", BUILDS)
     return tmp_path / "cache"
 
 
@@ -27,7 +27,7 @@ def test_asked_once_and_laid_out_for_each(cache: Path, tmp_path: Path, monkeypat
     vector_isa.prepare_cache(CPU, tmp_path / "one")
     (known,) = cache.iterdir()
     assert files(known) == files(tmp_path / "one") == ["5u/probe.so"]
-    monkeypatch.setattr(vector_isa, "_ASK", "raise SystemExit('asked twice')")
+    monkeypatch.setattr(vector_isa, "_TEST", "raise SystemExit('asked twice')")
     vector_isa.prepare_cache(CPU, tmp_path / "two")
     assert files(tmp_path / "two") == ["5u/probe.so"]
 
@@ -50,7 +50,7 @@ def test_another_compiler_is_asked_itself(cache: Path, tmp_path: Path, monkeypat
 def test_an_answer_that_does_not_come_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_isa, "_ASK", BUILDS + "; raise SystemExit(1)")
+    monkeypatch.setattr(vector_isa, "_TEST", BUILDS + "; raise SystemExit(1)")
     vector_isa.prepare_cache(CPU, tmp_path / "one")
     assert not cache.exists() and not (tmp_path / "one").exists()
 

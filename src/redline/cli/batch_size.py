@@ -29,7 +29,7 @@ def batch_size(
     workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It must have an option `batch`.")],
     target_utilization: Annotated[float, typer.Option(help="Maximum share of the memory to use.")] = 0.85,
     memory: Annotated[
-        str | None, typer.Option(help="Memory to assume, for example 6GiB, instead of what the device has.")
+        str | None, typer.Option(help="Memory to assume, for example 6GiB; default: what the device has.")
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch size to try.")] = 4096,
     start: Annotated[int, typer.Option(help="First batch size to try.")] = 1,
@@ -51,7 +51,7 @@ def batch_size(
     options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
     if "batch" in options:
         raise RedlineError(
-            "--shape batch=… is not allowed, because the batch size is searched for: use --start and --max-batch."
+            "--shape batch=… is not allowed, because the batch size is what is searched: use --start and --max-batch."
         )
     # Raises if the workload has no option `batch`, before a process is started.
     load_workload(workload, {**options, "batch": start})
@@ -101,7 +101,5 @@ def _print(found: BatchSizeResult) -> None:
     )
     fastest = found.fastest
     if fastest.batch != found.batch:
-        results.print(
-            f"batch {fastest.batch} had the highest throughput in {found.unit}s per second, from a short measurement",
-            highlight=False,
-        )
+        sentence = f"batch {fastest.batch} had the most {found.unit}s per second in a short measurement"
+        results.print(sentence, highlight=False)

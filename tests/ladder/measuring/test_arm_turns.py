@@ -9,8 +9,8 @@ from fake_arms import fake_arm
 from redline.ladder.measuring import trial
 from redline.ladder.measuring.trial import (
     TrialSpec,
+    _clearly_slower,
     _decided,
-    _hopeless,
     _steps_per_sample,
     compare_arms,
     geometric_mean_s,
@@ -60,8 +60,8 @@ def test_the_order_turns_round_and_every_arm_is_sampled_as_often(clock: list[flo
 
 def test_three_turns_that_are_all_much_slower_are_enough(clock: list[float]) -> None:
     assert len(take_turns([fake_arm("eager", 0.01), fake_arm("bf16", 0.02)], SPEC)[0][""]) == 3
-    assert _hopeless([{"": [1.0, 1.0]}, {"": [1.6, 1.51]}], [""])
-    assert not _hopeless([{"": [1.0, 1.0]}, {"": [1.6, 1.5]}], [""])
+    assert _clearly_slower([{"": [1.0, 1.0]}, {"": [1.6, 1.51]}], [""])
+    assert not _clearly_slower([{"": [1.0, 1.0]}, {"": [1.6, 1.5]}], [""])
 
 
 @pytest.mark.parametrize(("turn_s", "turns"), [(2.0, 8), (1.25, 9), (11.0, 4), (9.9, 5)])
