@@ -39,7 +39,7 @@ def test_round_trip(text: str, tmp_path: Path) -> None:
         ("bf16 + fp16", "exclude each other"),
         ("warp_drive", "unknown rung 'warp_drive'"),
         ("compile(speed=9)", "no option 'speed'"),
-        ("compile(mode=ludicrous)", "mode is one of"),
+        ("compile(mode=ludicrous)", "unknown mode 'ludicrous'"),
         ("compile(fullgraph=perhaps)", "true or false"),
         ("compile(mode)", "not option=value"),
         ("bf16 + ", "not a rung"),
@@ -55,12 +55,12 @@ def test_refused_with_a_sentence(text: str, sentence: str) -> None:
     ("text", "sentence"),
     [
         ("schema = ", "is not a readable plan: it is not TOML"),
-        ("", "no whole number `schema`"),
-        ("schema = 99", "newer than this Redline"),
+        ("", "no integer `schema`"),
+        ("schema = 99", "this Redline reads up to"),
         ("schema = 1\nrung = 3", r"\[\[rung\]\]"),
         ("schema = 1\n[[rung]]\nmode = 'x'", "has no name"),
         ("schema = 1\n[[rung]]\nname = 'compile'\nfullgraph = 'yes'", "true or false"),
-        ("schema = 1\n[[rung]]\nname = 'compile'\nmode = 3", "wants text"),
+        ("schema = 1\n[[rung]]\nname = 'compile'\nmode = 3", "must be text"),
     ],
 )
 def test_broken_plan_files(text: str, sentence: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_training_plans_give_a_step() -> None:
 
 @pytest.mark.parametrize("model", ["x", torch.randn(2), Perceptron])
 def test_only_a_module_can_be_made_fast(model: object) -> None:
-    with pytest.raises(PlanError, match=rf"a plan is applied to a torch.nn.Module, not to {type(model).__name__}\."):
+    with pytest.raises(PlanError, match=rf"model is a {type(model).__name__}, but a plan applies to a torch.nn.Module\."):
         Plan().apply(model)  # pyright: ignore[reportArgumentType]
 
 
@@ -161,7 +161,7 @@ def test_unknown_rung_is_a_rung_error() -> None:
 
 def test_a_misspelt_table_is_not_an_empty_plan(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('schema = 1\n[[rungs]]\nname = "bf16"\n')
-    with pytest.raises(PlanError, match="has 'rungs', which a plan does not"):
+    with pytest.raises(PlanError, match="unknown key 'rungs'"):
         Plan.load(tmp_path / "plan.toml")
 
 

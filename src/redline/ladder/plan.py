@@ -133,7 +133,7 @@ class Plan:
             job = replace(job, expected=tuple(outputs_on_samples(job)))
         for rung in self.rungs:
             if (job.training and not rung.training) or (not job.training and not rung.inference):
-                raise PlanError(f"{rung.name} supports {'training' if rung.training else 'inference'} only.")
+                raise PlanError(f"{rung.name} is for {'training' if rung.training else 'inference'} only.")
             reason = rung.why_not(machine, job)
             if reason:
                 raise Unavailable(rung, reason)

@@ -81,7 +81,7 @@ def test_what_a_dead_worker_had_goes_to_another_once(tmp_path: Path) -> None:
     assert queue.take("y") == one
     (outcome,) = queue.lost("y", "y died of SIGKILL")
     assert isinstance(outcome, Outcome) and outcome.task == one
-    assert outcome.error == f"cannot enlarge {str(one.source)!r}: y died of SIGKILL."
+    assert outcome.error == f"cannot upscale {str(one.source)!r}: y died of SIGKILL."
     queue = WorkQueue([one, two], list("xyz"), never)
     for worker in "xy":  # which had no memory left: the file has nothing to do with that
         assert queue.take(worker) == one and queue.lost(worker, "no memory", its_own_fault=True) == []
