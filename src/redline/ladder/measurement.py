@@ -16,8 +16,6 @@ from redline.ladder.statistics import Interval, median, median_interval, ratio_i
 
 SCHEMA = 1
 
-# Why a measurement was made.
-ROLES = ("baseline", "compile", "trial", "second look", "ablation", "final", "verify", "bench")
 # The decision about the plan.
 VERDICTS = ("baseline", "kept", "dropped", "refused", "unavailable", "failed", "unmeasured")
 
@@ -46,6 +44,7 @@ class Measurement:
 
     workload: str
     plan: str
+    # Why it was made: baseline, compile, trial, second look, ablation, final, verify or bench.
     role: str
     verdict: str
     reason: str

@@ -108,7 +108,7 @@ def test_everything_is_settled_once_whatever_happens(seed: int, tmp_path: Path) 
         elif held[worker] and rng.random() < 0.5:
             task = held[worker].pop(rng.randrange(len(held[worker])))
             done.append(queue.finished(worker, Outcome(task, error="bad." if rng.random() < 0.2 else "")))
-        elif task := queue.take(worker, picture=rng.random() < 0.5):
+        elif task := queue.take(worker, image_only=rng.random() < 0.5):
             held[worker].append(task)
         settled.update(one.task for one in done if one is not None)
     assert settled == Counter(tasks)
