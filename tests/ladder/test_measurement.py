@@ -1,4 +1,4 @@
-"""Measurement files: nothing is lost, and what cannot be read is refused with a sentence."""
+"""Measurement files: they round-trip, and malformed files raise an error."""
 
 import json
 from pathlib import Path

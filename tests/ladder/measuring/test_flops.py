@@ -1,4 +1,4 @@
-"""What torch's counter does not see by itself is counted too, and torch is left as it was."""
+"""Operators that torch's counter does not know are counted too, and torch's settings are restored."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_the_fast_path_comes_back_after_a_failure() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_our_attention_is_counted_by_the_positions_that_are_seen() -> None:
+def test_redline_attention_counts_only_visible_positions() -> None:
     tokens, heads, dim = 7, 3, 8
     q = k = v = torch.randn(tokens, heads, dim)
     lowest = torch.tensor([-2, 0, 0, 1, 2, 2, 5])  # a position below 0 is padding

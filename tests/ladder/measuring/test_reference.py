@@ -1,4 +1,4 @@
-"""The untouched model as the ground to judge on: whatever precision it was built in, and whatever it keeps in mind."""
+"""The reference outputs, for models built in any precision and models with state."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ SEEDS = (10, 11, 12)
 
 
 def judged(name: str, folder: Path, plan: str = "", shapes: dict[str, dict[str, Any]] | None = None) -> bool:
-    """Whether the model under a plan passes its own gates."""
+    """Returns whether the model under a plan passes its own gates."""
     address, path, shapes = f"{WORKLOADS}:{name}", str(folder / "reference.pt"), shapes or {"": {}}
     Bench().reference(address, shapes, "cpu", SEEDS, path, "fp32")
     scores = Bench().setup(address, shapes, "cpu", plan, path, SEEDS)["scores"]
@@ -21,7 +21,7 @@ def judged(name: str, folder: Path, plan: str = "", shapes: dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_a_model_that_was_built_in_another_precision(dtype: str, tmp_path: Path) -> None:
+def test_the_reference_of_a_model_built_in_another_precision(dtype: str, tmp_path: Path) -> None:
     assert judged("in_another_precision", tmp_path, shapes={"": {"dtype": dtype}})
 
 

@@ -1,4 +1,4 @@
-"""Real processes, timed in turn: no difference where there is none, and a planted one is found."""
+"""Times real processes in turns: equal arms do not differ, and a planted difference is found."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
 
 
 @pytest.mark.alone
-def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> None:
+def test_equal_arms_differ_in_at_most_2_of_40(arms: list[Arm]) -> None:
     told_apart = 0
     for _ in range(40):
         old, new = take_turns(arms[:2], course_of_few_turns())
@@ -59,7 +59,7 @@ def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> N
 
 @pytest.mark.alone
 def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
-    """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
+    """Uses as many turns as a climb, because on a noisy machine 24 may not be enough to decide."""
     found = 0
     for _ in range(10):
         comparison = compare_arms(
@@ -82,7 +82,7 @@ def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
 
 
 def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
-    """A convolution on a larger picture holds more at its peak; both are far below the whole process."""
+    """A convolution on a larger image has a higher peak; both are far below that of the process."""
     peaks = []
     for size in (64, 512):
         seeds, path = (10, 11, 12), str(tmp_path / f"{size}.pt")
@@ -108,8 +108,8 @@ def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
     assert peaks[1] < 40 * activation
 
 
-def test_a_wrong_output_is_red(pool: WorkerPool, tmp_path: Path) -> None:
-    """The reference of one batch size's seed is another function's output: the gate must see it."""
+def test_a_wrong_output_fails_the_gate(pool: WorkerPool, tmp_path: Path) -> None:
+    """The reference is the output of another function, so the gate must fail."""
     seeds, path = (10, 11, 12), str(tmp_path / "wrong.pt")
     torch.manual_seed(0)
     torch.save({"": [[torch.randn(8, 4)] for _ in seeds]}, path)

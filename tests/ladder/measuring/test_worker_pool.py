@@ -1,4 +1,4 @@
-"""A worker that crashes, hangs or runs out of memory is an answer with a reason, and nothing stays behind."""
+"""A worker that crashes, hangs or runs out of memory raises WorkerFailed with the reason, and leaves no files."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Two workers on the CPU: the bytes of one, whatever happens to them."""
+"""Two workers on the CPU give the same bytes as one, also if one of them is killed or fails."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[Member]]:
-    """The members of every crew that is started."""
+    """Returns a list that collects the members of every crew that is started."""
     started: list[list[Member]] = []
 
     def remember(devices: list[str]) -> Crew:
@@ -65,7 +65,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[Member]]:
 
 
 def small(weights: Path, **others: object) -> UpscaleSettings:
-    """Tiles as small as they may be, because there are only two cores."""
+    """Uses the smallest tiles, because the machine may have only two cores."""
     return UpscaleSettings(weights, device="cpu", tile=32, margin_px=4, ramp_px=4, **others)
 
 
@@ -106,10 +106,10 @@ def same_bytes(folder: Path, other: Path) -> bool:
     return names == there and all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_two_workers_make_what_one_makes(
+def test_two_workers_give_the_same_bytes_as_one(
     weights: Path, crews: list[list[Member]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with a film, a picture that is worth sharing, one that is damaged, and a few more."""
+    """The folder has a video, an image large enough to split, a damaged image, and a few more."""
     inside = tmp_path / "in"
     for index in range(3):
         save(inside / "deep" / f"{index}.png", 30 + 9 * index, 50 - 7 * index, 3 + index % 2, index)
@@ -156,13 +156,15 @@ def test_two_workers_make_what_one_makes(
     )
     assert said[0].endswith("3 tiles of 32 × 32 at a time, 2 workers") and len(said) == 1
     assert len(crews) == 1 and are_gone(crews[0]) and not left_over(tmp_path)
-    # What the two noted down is what a later run goes by.
+    # A later run resumes from the journal of the two workers.
     resumed = Upscaling(replace(two, resume=True))
     monkeypatch.undo()
     assert [o.task.source for o in resumed.run(tasks, out) if not o.skipped] == [bad]
 
 
-def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[list[Member]], tmp_path: Path) -> None:
+def test_the_tasks_of_a_killed_worker_are_done_by_others(
+    weights: Path, crews: list[list[Member]], tmp_path: Path
+) -> None:
     for index in range(6):
         save(tmp_path / "in" / f"{index}.png", 90, 30 + index, 3, index)
     said: list[str] = []
@@ -171,7 +173,7 @@ def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[
     def kill(*_: object) -> None:
         process = crews[0][1].process
         assert process is not None
-        # As soon as there is something half written that it leaves behind.
+        # Kills the worker as soon as it has a partial file.
         if not killed and any(f".{process.pid}." in path.name for path in left_over(out)):
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
@@ -185,7 +187,9 @@ def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[
     assert same_bytes(tmp_path / "calm", out)
 
 
-def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list[Member]], tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_workers_and_leaves_no_partial_files(
+    weights: Path, crews: list[list[Member]], tmp_path: Path
+) -> None:
     tall = save(tmp_path / "in" / "tall.png", 3000, 60)
     settings = small(weights, workers=2, split_pixels=20_000)
     seen: list[Path] = []
@@ -197,14 +201,14 @@ def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list
 
     with pytest.raises(KeyboardInterrupt):
         Upscaling(settings, Listener(image_progress=interrupt)).run([Task(tall, tmp_path / "out" / "tall.png")])
-    assert len(seen) > 1  # there was something to leave
+    assert len(seen) > 1  # there were partial files
     assert are_gone(crews[0]) and not list((tmp_path / "out").iterdir())
 
 
-def test_ranks_that_torchrun_would_start(
+def test_upscaling_with_two_torchrun_ranks(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0, here, tells what came of it, with its exit code; the other one works for it and is silent."""
+    """Rank 0 runs here, prints the results and sets the exit code; the other rank prints nothing."""
     for index in range(4):
         save(tmp_path / "in" / f"{index}.png", 60, 50 + index, 3, index)
     (tmp_path / "in" / "bad.png").write_text("no picture")
@@ -240,12 +244,12 @@ def test_ranks_that_torchrun_would_start(
 
 
 def pipes(*names: str) -> tuple[Crew, list[Connection]]:
-    """A crew without processes, and what its members would hold in their hands."""
+    """Returns a crew without processes, and the workers' ends of its connections."""
     pairs = [Pipe() for _ in names]
     return Crew([Member(name, ours) for name, (ours, _) in zip(names, pairs, strict=True)]), [end for _, end in pairs]
 
 
-def test_workers_agree_or_say_why_not() -> None:
+def test_workers_agree_on_tiles_or_report_why_not() -> None:
     job = Job(UpscaleSettings(), (), None, ((100, 70),))
     good = Proposal(((64, 64),), 3, "eager", "abc")
     for proposals, expected in (
@@ -273,7 +277,7 @@ def test_workers_agree_or_say_why_not() -> None:
                     run.agree("eager", "abc")
 
 
-def test_a_worker_that_gives_up_leaves_its_work_to_the_others(tmp_path: Path) -> None:
+def test_the_tasks_of_a_failed_worker_are_done_by_others(tmp_path: Path) -> None:
     tasks = [Task(tmp_path / f"{name}.png", tmp_path / "out" / f"{name}.png") for name in "abc"]
 
     def work(end: Connection) -> None:

@@ -1,4 +1,4 @@
-"""A picture in parts: put together, they are what one worker makes, byte for byte."""
+"""The assembled parts of an image have the same bytes as the result of one worker."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ from redline.upscale.workers.split_image import Split, even_ranges, first_needed
 
 
 class Smeared(nn.Module):
-    """Sees its neighbours and the tile's edge, so that a tile too few or another order would show.
+    """Depends on neighbouring pixels and the tile's edge, so a missing tile or another order changes the output.
 
     A weighted mean of 7 × 7 pixels, of single products and sums: a convolution may round differently in another batch.
     """
@@ -47,7 +47,7 @@ def made(tiling: Tiling) -> TileRunner:
 
 
 def tiles(*cuts: Cut) -> Tiling:
-    """Square ones; of two cuts, one for rows and one for columns, and lying and upright."""
+    """Returns square tiles, tiles with different cuts for rows and columns, and landscape and portrait ones."""
     return Tiling((TileShape(cuts[0], cuts[-1]), TileShape(cuts[-1], cuts[0])))
 
 
@@ -55,7 +55,7 @@ def in_parts(task: Task, count: int, tiling: Tiling, wrap: bool = False) -> tupl
     settings = UpscaleSettings(images=ImageSettings(wrap=wrap), split_pixels=1)
     found = split(task, count, settings, tiling, 2)
     assert found is not None and is_partial(found.folder) and len(found.parts) == count
-    # From the last to the first: no part waits for what another one carries over.
+    # Runs the parts from last to first: no part depends on another.
     return found, [ImageRun(made(tiling), settings.images).run([part])[0] for part in reversed(found.parts)]
 
 
@@ -65,11 +65,11 @@ def in_parts(task: Task, count: int, tiling: Tiling, wrap: bool = False) -> tupl
     [
         ((131, 37, 3), np.uint8, tiles(Cut(32, 4, 4, 4)), 2),
         ((150, 21), np.uint16, tiles(Cut(32, 4, 8, 4)), 3),
-        ((90, 33, 4), np.uint8, tiles(Cut(20, 4, 4, 4)), 4),  # three tiles lie above each other
+        ((90, 33, 4), np.uint8, tiles(Cut(20, 4, 4, 4)), 4),  # three tiles in a column
         ((131, 60, 3), np.uint8, tiles(Cut(24, 4, 4, 4), Cut(40, 4, 4, 4)), 2),
     ],
 )
-def test_parts_are_what_one_worker_makes(
+def test_assembled_parts_equal_the_result_of_one_worker(
     shape: tuple[int, ...], kind: type, tiling: Tiling, count: int, wrap: bool, tmp_path: Path
 ) -> None:
     samples = np.random.default_rng(sum(shape)).integers(0, np.iinfo(kind).max + 1, shape, dtype=kind)
@@ -84,7 +84,7 @@ def test_parts_are_what_one_worker_makes(
     assert [path.name for path in task.target.parent.iterdir()] == ["big.png"]
 
 
-def test_a_part_computes_no_row_of_tiles_too_many() -> None:
+def test_a_part_computes_no_unneeded_rows_of_tiles() -> None:
     for tile, margin, ramp in ((32, 4, 4), (20, 4, 4), (32, 4, 8), (64, 16, 4)):
         side = cut_side(301, Cut(tile, margin, ramp, 4))
         weights = side.weights(2)
@@ -96,7 +96,7 @@ def test_a_part_computes_no_row_of_tiles_too_many() -> None:
     assert even_ranges(7, 3) == [(0, 2), (2, 4), (4, 7)]
 
 
-def test_what_is_left_whole(tmp_path: Path) -> None:
+def test_which_images_are_not_split(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
     task, cut = Task(tmp_path / "in.png", tmp_path / "out" / "big.png"), Cut(32, 4, 4, 4)
     rows = len(cut_side(131, cut).starts)
@@ -112,7 +112,7 @@ def test_what_is_left_whole(tmp_path: Path) -> None:
     assert not most.folder.exists()
 
 
-def test_a_part_that_went_is_a_sentence_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_missing_part_is_an_error_and_leaves_no_files(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
     cut, settings = Cut(32, 4, 4, 4), ImageSettings()
     task = Task(tmp_path / "in.png", tmp_path / "out" / "big.png")
