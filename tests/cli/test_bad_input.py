@@ -73,7 +73,7 @@ def test_what_cannot_be_meant(arguments: list[str], words: str, command: Callabl
         (f"{TINY}:build_raises", "build() raised RuntimeError: no weights here"),
         (f"{TINY}:wrong_device", "holds a tensor on meta while the model runs on cpu"),
         (f"{TINY}:deaf", "does not react to the input"),
-        (f"{TINY}:nan", "returns NaN or infinity"),
+        (f"{TINY}:nan", "gives NaN or infinity"),
     ],
 )
 def test_a_workload_that_cannot_run(workload: str, words: str, command: Callable[..., Seen], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads a plan from a command-line argument: a file, or the one-line form."""
+"""A plan as it is given on the command line: a file, or one line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PLAN_HELP = "A plan file, or a plan in one line: 'bf16 + compile'."
 
 
 def read_plan(text: str) -> Plan:
-    """Loads a plan file if the text names one, else parses the one-line form."""
+    """A file when it looks like one or is one, else the one-line form."""
     from redline.ladder.plan import Plan
 
-    # Path.is_file() raises if the text is longer than a file name may be; os.path.isfile() returns False.
+    # A line can be longer than a file's name may be; os.path says no to that where pathlib raises.
     if text.endswith(".toml") or os.path.isfile(text):
         return Plan.load(text)
     return Plan.parse(text)

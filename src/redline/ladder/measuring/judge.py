@@ -70,7 +70,7 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
                 "return tensors, or tuples, lists or dicts of them"
             )
         if not all_finite(result):
-            raise WorkloadError(f"{workload.label}: the untouched model returns NaN or infinity on inputs({seed})")
+            raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
     common = _in_common(*(tensors_of(result) for result in results[:2]))
     if common is not None:
         first, second = common
