@@ -45,7 +45,7 @@ def assert_one_sentence(seen: Seen, words: str) -> None:
         (["climb", "no such workload"], "no workload 'no such workload'"),
         (["batch-size", f"{TINY}:perceptron", "--memory", "lots"], "'lots' is not a size"),
         (["batch-size", f"{TINY}:nothing"], "takes no option 'batch'"),
-        (["verify", "bf16 + bf16", "resnet"], "the plan has 'bf16' twice"),
+        (["verify", "bf16 + bf16", "resnet"], "the plan lists 'bf16' twice"),
         (["verify", "absent.toml", "resnet"], "cannot read the plan 'absent.toml'"),
         (["verify", "warp" * 100, "resnet"], "unknown rung"),
         (["report", "absent.jsonl"], "cannot read the measurement file 'absent.jsonl'"),
