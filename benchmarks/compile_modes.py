@@ -20,11 +20,20 @@ from typing import Any
 from climb_all import WORKLOADS
 
 from redline.ladder.measurement import load_measurements
-from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, Course, close, compare, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.trial import (
+    FRESH_SEEDS,
+    Arm,
+    TrialSpec,
+    close,
+    compare,
+    measure_peak,
+    open_arm,
+    take_turns,
+)
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
-from redline.ladder.search.run_log import Logbook
-from redline.ladder.search.settings import Settings, ask_machine, lay_course
+from redline.ladder.search.run_log import RunLog
+from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
 from redline.ladder.statistics import median
 from redline.notation import format_seconds, parse_seconds
 
@@ -37,7 +46,7 @@ class Entry:
 
     name: str
     found: str
-    course: Course
+    spec: TrialSpec
     facts: dict[str, Any]
     arms: list[Arm] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -69,14 +78,14 @@ def main() -> int:
             sampling_s = parse_seconds(arguments.sampling)
             settings = Settings(address, Path("."), {label: shape}, timeout_s=timeout_s, sampling_s=sampling_s)
             found = load_measurements(arguments.results / f"{name}.jsonl")[-1].plan
-            entries.append(Entry(name, found, *lay_course(pool, settings, machine)))
+            entries.append(Entry(name, found, *prepare_trials(pool, settings, machine)))
         try:
             until_s = time.monotonic() + parse_seconds(arguments.set_up_for)
             set_up(pool, entries, arguments.at_once, arguments.searches, until_s)
             behind = [
                 entry.name
                 for entry in entries
-                if not race(entry, Logbook(entry.course, machine, entry.facts, arguments.out))
+                if not race(entry, RunLog(entry.spec, machine, entry.facts, arguments.out))
             ]
         finally:
             close(*(arm for entry in entries for arm in entry.arms))
@@ -91,12 +100,12 @@ def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, searches: i
     def open_one(job: tuple[Entry, Plan]) -> None:
         entry, plan = job
         started = time.monotonic()
-        course = replace(entry.course, timeout_s=min(entry.course.timeout_s, until_s - started))
+        spec = replace(entry.spec, timeout_s=min(entry.spec.timeout_s, until_s - started))
         try:
-            if course.timeout_s <= 0:
+            if spec.timeout_s <= 0:
                 raise WorkerFailed("timeout", "not set up: the time for it was over")
-            arm = open_arm(pool, course, plan, FRESH_SEEDS)
-            measure_peak(arm, course)
+            arm = open_arm(pool, spec, plan, FRESH_SEEDS)
+            measure_peak(arm, spec)
         except WorkerFailed as failure:
             entry.failures[str(plan)] = str(failure)
         else:
@@ -123,10 +132,10 @@ def race(entry: Entry, log: Logbook) -> bool:
             log.record(log.row("bench", arm.plan, "refused", f"outside the gate: {red}", arm))
     # Measures the step times again, because the first estimates include the load of compilers running in parallel.
     for arm in arms:
-        once = dict.fromkeys(entry.course.shapes, 1)
-        arm.step_s = arm.worker.ask("sample", entry.course.timeout_s, steps=once, warm=once)
-    taken = take_turns(arms, entry.course, sampling_s=2 * entry.course.sampling_s)
-    label = next(iter(entry.course.shapes))
+        once = dict.fromkeys(entry.spec.shapes, 1)
+        arm.step_s = arm.worker.ask("sample", entry.spec.timeout_s, steps=once, warm=once)
+    taken = take_turns(arms, entry.spec, sampling_s=2 * entry.spec.sampling_s)
+    label = next(iter(entry.spec.shapes))
     ahead = True
     ours = next((samples for arm, samples in zip(arms, taken, strict=True) if str(arm.plan) == entry.found), None)
     for arm, samples in zip(arms, taken, strict=True):

@@ -34,19 +34,19 @@ from redline.errors import RedlineError
 from redline.ladder.gate import Gate, Score, worst
 from redline.ladder.measurement import Measurement, append
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
+from redline.upscale.image_run import ImageRun
+from redline.upscale.image_tiles import tiles_of
+from redline.upscale.images import create_image
 from redline.upscale.network import Network, load_network
-from redline.upscale.picture_tiles import tiles_of
-from redline.upscale.pictures import create_picture
-from redline.upscale.pictures_run import PictureRun
-from redline.upscale.plans import choose_plan
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
 from redline.version import VERSION
 
 GATE = Gate("picture_psnr", 40.0)
@@ -179,7 +179,7 @@ def measure_model(bench: Bench, tile: int, count: int, plans: Sequence[str]) -> 
     module, all_tiles = bench.module(), bench.tiles(tile, count)
     tiles = all_tiles[:1].clone()
     exact = torch.cat([module(each[None]) for each in all_tiles])
-    shipped = choose_plan(bench.machine, module)
+    shipped = choose_plan("upscale", bench.machine, model=module).plan
     workload, arms = f"{tile}x{tile} tile", {}
     for plan in dict.fromkeys(["eager", *(plans or ["bf16", "compile", "bf16 + compile", str(shipped)])]):
         say(f"setting up {plan}")
@@ -271,18 +271,18 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
     # All sizes are shown to it, so that it takes the tiles that suit them; then it has recorded its graphs.
     sizes = sizes_of(photos)
     tiling, batch = upscaling.choose_tiles(tuple(sizes))
-    upscaling.enlarger = upscaling.make_enlarger(tiling, batch)
+    upscaling.tile_runner = upscaling.make_tile_runner(tiling, batch)
     shapes = [tiling.shape_for(size) for size in sizes]
     upscale_all(upscaling, [photos[shapes.index(shape)] for shape in set(shapes)], work / "first")
     setup_s = time.perf_counter() - started
-    enlarger = upscaling.enlarger
-    assert enlarger is not None
+    tile_runner = upscaling.tile_runner
+    assert tile_runner is not None
     tiles = {shape: bench.tiles(shape.columns.tile, batch, shape.rows.tile) for shape in set(shapes)}
     alone: dict[TileShape, list[float]] = {shape: [] for shape in tiles}
 
     def model_alone() -> None:
         say("the model alone")
-        arms: dict[TileShape, Callable[[], object]] = {s: lambda s=s: enlarger(tiles[s]) for s in tiles}
+        arms: dict[TileShape, Callable[[], object]] = {s: lambda s=s: tile_runner(tiles[s]) for s in tiles}
         for shape, seconds in bench.by_turns(arms, _MODEL_ALONE_S).items():
             alone[shape] += seconds
 
@@ -309,7 +309,7 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
         "tile_batch": batch,
         "photos": count,
     }
-    plan = str(enlarger.plan)
+    plan = str(tile_runner.plan)
     bench.write(f"{count} photos", plan, [seconds], each=float(count), unit="photo", peak_bytes=peak,
                 setup_s={"": setup_s}, options=options)  # fmt: skip
 
@@ -386,7 +386,7 @@ def measure_settings(bench: Bench, group: dict[str, UpscaleSettings], count: int
             else:  # everything that it keeps is made in the first turn
                 peaks[name] = bench.peak_since(before)
     for name, upscaling in runs.items():
-        plan, old = (str(one.enlarger.plan) for one in (upscaling, runs[first]) if one.enlarger is not None)
+        plan, old = (str(one.tile_runner.plan) for one in (upscaling, runs[first]) if one.tile_runner is not None)
         if plan != old:
             bench.write(name, old, times[first], peak_bytes=peaks[first], unit="photo")
         others: dict[str, Any] = {} if name == first else {"against": old, "old_seconds": times[first]}
@@ -432,12 +432,12 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
     source, target = work / "huge.tiff", work / "enlarged.tiff"
     work.mkdir(parents=True, exist_ok=True)
     band = synthetic(0, width, 256)
-    with create_picture(source, width, height, 3, 8, memory_limit_bytes=0) as sink:
+    with create_image(source, width, height, 3, 8, memory_limit_bytes=0) as sink:
         for top in range(0, height, 256):
             sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
-    enlarger = Enlarger(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
-    run = PictureRun(enlarger, PictureSettings(pixel_limit=width * height))
+    tile_runner = TileRunner(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
+    run = ImageRun(tile_runner, ImageSettings(pixel_limit=width * height))
     with MemoryMonitor("cpu") as monitor, OwnMemory() as own:
         before = monitor.current_bytes
         started = time.perf_counter()
@@ -499,7 +499,9 @@ def main() -> int:
                 measure_photos(bench, arguments.count or 200, arguments.megapixels, work)
             elif arguments.part == "claims":
                 module = load_network(weights).module
-                measure_batches(bench, *(str(choose_plan(machine, module, name)) for name in precisions))
+                measure_batches(
+                    bench, *(str(choose_plan("upscale", machine, name, model=module).plan) for name in precisions)
+                )
                 measure_streams(bench, arguments.count or 4, work, precisions[1])
             elif arguments.part == "table":
                 measure_table(bench, arguments.count or 4, work, precisions)

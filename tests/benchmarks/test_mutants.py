@@ -68,7 +68,7 @@ def test_what_no_test_could_notice_is_left_alone(source: str) -> None:
 
 
 def test_every_mutant_of_a_real_file_can_be_read() -> None:
-    path = ROOT / "src/redline/upscale/layout.py"
+    path = ROOT / "src/redline/upscale/tiling.py"
     source = path.read_bytes()
     found = mutants.mutants_of(str(path), source)
     assert len(found) > 30

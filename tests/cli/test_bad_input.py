@@ -31,9 +31,9 @@ def assert_one_sentence(seen: Seen, words: str) -> None:
         (["climb", "resnet", "--without", "warp"], "unknown rung 'warp'"),
         (["climb", "resnet", "--rungs", "warp", "--rungs", "bf16"], "unknown rung 'warp'"),
         (["climb", "resnet", "--rungs", "compile(speed=9)"], "compile has no option 'speed'"),
-        (["climb", "resnet", "--rungs", "compile(mode=warp)"], "mode is one of default"),
-        (["climb", "resnet", "--rungs", "compile(fullgraph=maybe)"], "fullgraph wants true or false"),
-        (["climb", "resnet", "--rungs", "compile(mode"], "is not a rung"),
+        (["climb", "resnet", "--rungs", "compile(mode=warp)"], "unknown mode 'warp' (supported: default"),
+        (["climb", "resnet", "--rungs", "compile(fullgraph=maybe)"], "fullgraph must be true or false"),
+        (["climb", "resnet", "--rungs", "compile(mode"], "cannot parse the rung"),
         (["climb", "resnet", "--objective", "beauty"], "unknown objective 'beauty'"),
         (["climb", "resnet", "--reference", "fp8"], "the reference is fp32 or fp64"),
         (["climb", "resnet", "--budget", "soon"], "'soon' is not a duration"),
@@ -45,7 +45,7 @@ def assert_one_sentence(seen: Seen, words: str) -> None:
         (["climb", "no such workload"], "no workload 'no such workload'"),
         (["batch-size", f"{TINY}:perceptron", "--memory", "lots"], "'lots' is not a size"),
         (["batch-size", f"{TINY}:nothing"], "takes no option 'batch'"),
-        (["verify", "bf16 + bf16", "resnet"], "the plan has 'bf16' twice"),
+        (["verify", "bf16 + bf16", "resnet"], "the plan lists 'bf16' twice"),
         (["verify", "absent.toml", "resnet"], "cannot read the plan 'absent.toml'"),
         (["verify", "warp" * 100, "resnet"], "unknown rung"),
         (["report", "absent.jsonl"], "cannot read the measurement file 'absent.jsonl'"),
@@ -102,7 +102,7 @@ def test_a_shape_that_the_workload_does_not_know(command: Callable[..., Seen], t
 @pytest.mark.parametrize("name", ["climb", "bench", "profile", "doctor"])
 def test_a_gpu_that_is_not_there(name: str, command: Callable[..., Seen], tmp_path: Path) -> None:
     seen = command(name, *([] if name == "doctor" else ["resnet"]), "--device", "cuda")
-    assert_one_sentence(seen, "torch sees no CUDA GPU")
+    assert_one_sentence(seen, "torch finds no CUDA GPU")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,13 +112,13 @@ def test_a_gpu_that_is_not_there(name: str, command: Callable[..., Seen], tmp_pa
         ("schema = 1\n[[rung]\n", "is not a readable plan: it is not TOML"),
         ("schema = " + "9" * 5000 + "\n", "it holds a number with too many digits"),
         ("schema = 1\nx = " + "[" * 5000, "it is nested too deeply"),
-        ("schema = true\n", "it has no whole number `schema`"),
-        ("schema = -3\n", "it has no whole number `schema`"),
-        ("schema = 99\n", "is of schema 99, newer than this Redline reads"),
+        ("schema = true\n", "it has no integer `schema`"),
+        ("schema = -3\n", "it has no integer `schema`"),
+        ("schema = 99\n", "has schema 99, but this Redline reads up to"),
         ('schema = 1\n[[rung]]\nmode = "default"\n', "a [[rung]] has no name"),
         ('schema = 1\n[[rung]]\nname = "warp"\n', "unknown rung 'warp'"),
         ('schema = 1\n[[rung]]\nname = "compile"\nspeed = 9\n', "compile has no option 'speed'"),
-        ('schema = 1\n[[rung]]\nname = "compile"\nfullgraph = "very"\n', "fullgraph wants true or false"),
+        ('schema = 1\n[[rung]]\nname = "compile"\nfullgraph = "very"\n', "fullgraph must be true or false"),
         ('schema = 1\n[[rung]]\nname = "compile"\n[[rung]]\nname = "bf16"\n', "wrong order"),
     ],
 )
@@ -130,14 +130,14 @@ def test_a_broken_plan_file(text: str, words: str, command: Callable[..., Seen],
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"schema": 99}\n', "line 1, is of schema 99, newer than this Redline reads (1)"),
+        ('{"schema": 99}\n', "line 1, has schema 99, but this Redline reads up to 1"),
         ('{"schema": 1\n', "line 1, cannot be read: it is not JSON"),
         ('{"schema": 1, "options": ' + "[" * 200_000 + "\n", "line 1, cannot be read: it is nested too deeply"),
         ('{"schema": 1, "machine": 5}\n', "line 1, is damaged: 'machine' is 5, not an object"),
         ('{"schema": 1, "created": 1e300}\n', "line 1, is damaged: 'created' is 1e+300, not seconds since 1970"),
         ('{"schema": 1}\n', "is damaged"),
         ("[1]\n", "is not a measurement"),
-        ("", "holds no measurement"),
+        ("", "has no measurements"),
     ],
 )
 def test_a_broken_measurement_file(text: str, words: str, command: Callable[..., Seen], tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_rung_that_was_asked_for_and_cannot_be_tried(
 
 def test_shapes_that_make_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
     seen = command("climb", f"{TINY}:of_width", "--device", "cpu", "--shapes", "width=4", "--shapes", "width=8")
-    assert_one_sentence(seen, "the model of width=8 has other weights than that of width=4")
+    assert_one_sentence(seen, "the model of shape width=8 has other weights than that of width=4")
 
 
 def test_in_a_process_of_its_own(tmp_path: Path) -> None:

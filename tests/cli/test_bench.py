@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redline.ladder.bench import load
-from redline.ladder.measuring.trial import Arm, Course, take_turns
+from redline.ladder.measuring.trial import Arm, TrialSpec, take_turns
 from redline.ladder.search.settings import ask_machine
 
 from .conftest import TINY, Seen
@@ -133,11 +133,11 @@ def test_a_plan_that_dies_while_it_is_timed_is_a_row(
 ) -> None:
     died: list[str] = []
 
-    def take(arms: list[Arm], course: Course) -> object:
+    def take(arms: list[Arm], spec: TrialSpec) -> object:
         if not died:
             died.append(str(arms[1].plan))
             os.kill(arms[1].worker.pid, signal.SIGKILL)
-        return take_turns(arms, course)
+        return take_turns(arms, spec)
 
     monkeypatch.setattr("redline.ladder.bench.take_turns", take)
     saved = tmp_path / "saved.json"

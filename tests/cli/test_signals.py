@@ -59,7 +59,7 @@ def test_a_pool_that_is_interrupted_while_it_starts_leaves_nothing(
             process.append(self)
             threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGTERM]).start()
 
-    monkeypatch.setattr("redline.ladder.measuring.worker_pool.subprocess.Popen", Interrupted)
+    monkeypatch.setattr("subprocess.Popen", Interrupted)
     with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt), WorkerPool():
         pass
     assert process[0].returncode is not None and list(tmp_path.iterdir()) == []

@@ -199,7 +199,7 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
         (["--steps", "0"], "steps is a whole number from 1 to 1000, not 0."),
         (["--strength", "2"], "strength is a number from 0 to 1, not 2.0."),
         (["--sampler", "magic"], "there is no sampler 'magic': choose from ddim,"),
-        (["--precision", "fp32"], "the plan says the precision: leave out --precision, or --plan."),
+        (["--precision", "fp32"], "the plan sets the precision: leave out --precision, or --plan."),
         (["--prompt", "a cat"], "an LSD takes no prompt"),
         (["--duration", "long"], "'long' is not a duration"),
         (["--metrics", "no/m.jsonl"], "cannot write 'no/m.jsonl': its folder is not there."),
@@ -242,7 +242,7 @@ def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> 
         ("junk.safetensors", "is not a readable safetensors file"),
     ]:
         assert said in sentence(command("stream", "synthetic:8x8,1", "null", "-m", model, "--device", "cpu"))
-    assert "there is no precision 'fp4'" in sentence(command("stream", "synthetic", "null", "--precision", "fp4"))
+    assert "unknown precision 'fp4'" in sentence(command("stream", "synthetic", "null", "--precision", "fp4"))
 
 
 def test_without_a_model_the_shipped_one_runs(command: Callable[..., Seen]) -> None:

@@ -44,9 +44,9 @@ def save(path: Path, height: int = 20, width: int = 30) -> Path:
 
 
 def size(path: Path) -> tuple[int, int]:
-    with Image.open(path) as picture:
-        picture.load()
-        return picture.size
+    with Image.open(path) as image:
+        image.load()
+        return image.size
 
 
 def test_one_photo(upscale: Callable[..., Seen], tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_bad_file_among_named_ones(
     upscale: Callable[..., Seen], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "a.bmp")
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("no image")
     seen = upscale("a.bmp", "notes.txt", "absent.png")
     assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 enlarged, 2 failed" in seen.err
     assert "there is no file 'absent.png'." in seen.err and "'notes.txt': it is none of PNG" in seen.err
@@ -88,7 +88,7 @@ def test_a_bad_file_among_named_ones(
 def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     for name in ("a.png", "deep/b.png", "deep/c.png"):
         save(tmp_path / "in" / name)
-    (tmp_path / "in" / "deep" / "bad.png").write_text("no picture")
+    (tmp_path / "in" / "deep" / "bad.png").write_text("no image")
     seen = upscale("in", "-o", "out", "--format", "webp", "--json")
     assert seen.code == 1
     rows = {Path(row["task"]["source"]).name: row for row in seen.json()}
@@ -127,12 +127,12 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--crf", "nan"], "a crf of nan is not between 0 and 63"),
         (["photo.png", "--codec", "hevc", "--crf", "52"], "a crf of 52 is not between 0 and 51, which hevc takes."),
         (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 takes no crf"),
-        (["."], "no picture and no film"),
+        (["."], "no image and no video"),
     ],
 )
 def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence: str, tmp_path: Path) -> None:
     if arguments != ["."]:
-        save(tmp_path / "photo.png", 100, 120)  # a tile is no larger than the largest picture
+        save(tmp_path / "photo.png", 100, 120)  # a tile is no larger than the largest image
     before = sorted(tmp_path.iterdir())
     seen = upscale(*arguments)
     assert seen.code == 2 and seen.out == "" and sentence in seen.err and "Traceback" not in seen.err
@@ -144,7 +144,7 @@ def test_what_is_complete_is_skipped_for_a_single_file_too(upscale: Callable[...
     assert upscale("photo.png", "-o", "large.png", "--resume").code == 0
     again = upscale("photo.png", "-o", "large.png", "--resume")
     assert again.code == 0 and again.out == "" and "1 already complete" in again.err
-    # Without being asked to, a single picture is done again, and nothing is noted beside it.
+    # Without being asked to, a single image is done again, and nothing is noted beside it.
     save(tmp_path / "other" / "photo.png")
     assert "large.png" in upscale("photo.png", "-o", "large.png").out
     assert upscale("other/photo.png").code == 0
@@ -172,43 +172,43 @@ def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) 
 
 
 def make_film(path: Path) -> None:
-    with av.open(str(path), "w") as film:
-        film.metadata["title"] = "A secret"
-        stream = film.add_stream("ffv1", rate=5)
+    with av.open(str(path), "w") as video:
+        video.metadata["title"] = "A secret"
+        stream = video.add_stream("ffv1", rate=5)
         stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
         for index in range(4):
             pixels = np.full((24, 32, 3), 60 * index, np.uint8)
             for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
-                film.mux(packet)
+                video.mux(packet)
         for packet in stream.encode():
-            film.mux(packet)
+            video.mux(packet)
 
 
 def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
-    make_film(tmp_path / "film.mkv")
-    seen = upscale("film.mkv", "--tile", "96")
+    make_film(tmp_path / "video.mkv")
+    seen = upscale("video.mkv", "--tile", "96")
     assert seen.code == 0, seen.err
-    with av.open(str(tmp_path / "film-x2.mkv")) as film:
-        frames = list(film.decode(video=0))
+    with av.open(str(tmp_path / "video-x2.mkv")) as video:
+        frames = list(video.decode(video=0))
         assert [(frame.width, frame.height) for frame in frames] == [(64, 48)] * 4
     # It names no colour matrix, which is told as soon as it is known, and once.
-    assert seen.err.count("names no colour matrix") == 1 and "film.mkv: " in seen.err
-    again = upscale("film.mkv", "--resume")
+    assert seen.err.count("names no colour matrix") == 1 and "video.mkv: " in seen.err
+    again = upscale("video.mkv", "--resume")
     assert again.code == 0 and again.out == "" and "1 already complete" in again.err
-    other = upscale("film.mkv", "--resume", "--crf", "30")
-    assert other.code == 0 and "film-x2.mkv" in other.out
+    other = upscale("video.mkv", "--resume", "--crf", "30")
+    assert other.code == 0 and "video-x2.mkv" in other.out
 
 
 def test_options_for_what_is_not_there_are_said(upscale: Callable[..., Seen], tmp_path: Path) -> None:
-    make_film(tmp_path / "film.mkv")
-    seen = upscale("film.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
-    assert seen.code == 0 and seen.err.count("is for pictures, and there are only films") == 2
+    make_film(tmp_path / "video.mkv")
+    seen = upscale("video.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
+    assert seen.code == 0 and seen.err.count("is for images, and there are only videos") == 2
     assert "--wrap is for" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
-    with av.open(str(tmp_path / "film-x2.mkv")) as film:
-        assert "title" not in film.metadata
+    with av.open(str(tmp_path / "video-x2.mkv")) as video:
+        assert "title" not in video.metadata
     save(tmp_path / "photo.png")
     seen = upscale("photo.png", "--tile", "96", "--crf", "40", "--format", "jpg")
-    assert seen.code == 0 and "--crf is for films, and there are only pictures" in seen.err
+    assert seen.code == 0 and "--crf is for videos, and there are only images" in seen.err
     assert seen.err.count("is for") == 1 and size(tmp_path / "photo-x2.jpg") == (60, 40)
 
 

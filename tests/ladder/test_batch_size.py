@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from redline.ladder.batch_size import (
     find_optimal_batch_size,
     search,
 )
+from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.machine.memory import is_out_of_memory
 
 GIBIBYTE = 2**30
@@ -29,7 +31,7 @@ GIBIBYTE = 2**30
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child process finds the functions below by the name of this module."""
+    """Lets a child process import this module by its name."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
 
 
@@ -75,7 +77,7 @@ def measured_by(monkeypatch: pytest.MonkeyPatch, probe: Callable[[int], Probe]) 
 @pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 100, 129])
 @pytest.mark.parametrize("start", [1, 5, 64])
 @pytest.mark.parametrize("known", [True, False])
-def test_the_search_ends_at_the_largest_that_fits(
+def test_search_finds_the_largest_batch_that_fits(
     monkeypatch: pytest.MonkeyPatch, largest: int, start: int, known: bool
 ) -> None:
     def probe(batch: int) -> Probe:
@@ -101,7 +103,7 @@ def test_the_search_ends_at_the_largest_that_fits(
     assert not refused.fits and refused.reason
 
 
-def test_the_largest_allowed_and_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_stops_at_max_batch_and_reports_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_by(monkeypatch, lambda batch: Probe(batch, True, batch, 1.0, 100 - abs(batch - 8)))
     result = search(ModelCase(tiny, rows), max_batch=50, device="cpu")
     assert [p.batch for p in result.tried] == [1, 2, 4, 8, 16, 32, 50]
@@ -109,23 +111,28 @@ def test_the_largest_allowed_and_the_fastest(monkeypatch: pytest.MonkeyPatch) ->
     assert result.fastest.batch == 8
 
 
-def test_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_if_no_batch_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     measured_by(monkeypatch, lambda batch: Probe(batch, False, reason="out of memory"))
     with pytest.raises(RedlineError, match="not even a batch of 1 fits in 850 B: out of memory"):
         search(ModelCase(tiny, rows), starting_batch_size=8, device="cpu", memory_bytes=1000)
 
 
-def test_bad_requests() -> None:
+def test_invalid_arguments_raise() -> None:
     for options in ({"target_utilization": 0.0}, {"target_utilization": 1.5}, {"starting_batch_size": 0}):
         with pytest.raises(RedlineError):
             find_optimal_batch_size(tiny, rows, device="cpu", **options)
     with pytest.raises(RedlineError, match="loss= and optimizer="):
         find_optimal_batch_size(tiny, rows, device="cpu", training=True)
-    with pytest.raises(RedlineError, match="no lambdas"):
-        find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu")
+    lock = threading.Lock()
+    with pytest.raises(RedlineError, match="cannot be pickled: .*lock"):
+        find_optimal_batch_size(tiny, lambda n: lock, device="cpu")
 
 
-def test_a_training_step_on_the_users_own_model_leaves_it_alone() -> None:
+def test_lambdas_run_in_the_child_process() -> None:
+    assert find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu", max_batch=1).batch == 1
+
+
+def test_training_steps_do_not_change_the_users_model() -> None:
     model = tiny()
     before, pointer = model.weight.detach().clone(), model.weight.data_ptr()
     result = find_optimal_batch_size(model, rows, device="cpu", max_batch=1, loss=squared, optimizer=adam)
@@ -136,31 +143,31 @@ def test_a_training_step_on_the_users_own_model_leaves_it_alone() -> None:
     assert model.weight.grad is None and not model.weight.is_shared()
 
 
-def test_a_killed_child_is_an_ordinary_answer() -> None:
+def test_a_killed_child_means_that_the_batch_does_not_fit() -> None:
     result = find_optimal_batch_size(tiny, deadly, device="cpu")
     assert result.batch == 1
-    assert result.tried[1] == Probe(2, False, reason="its process was ended by signal 9")
+    assert result.tried[1] == Probe(2, False, reason="the process died of SIGKILL (out of memory?)")
 
 
-def test_an_allocation_beyond_the_limit_is_an_ordinary_answer() -> None:
+def test_an_allocation_beyond_the_limit_means_that_the_batch_does_not_fit() -> None:
     result = find_optimal_batch_size(tiny, far_too_many, device="cpu", memory_bytes=GIBIBYTE)
     assert result.batch == 1
-    # 64 MiB of input and as much of output, and what the libraries take for their own on the way.
+    # 64 MiB of input and as much of output, and temporary memory of the libraries.
     assert 128 * 2**20 <= result.peak_bytes < 200 * 2**20
     assert result.tried[1] == Probe(2, False, reason="out of memory")
 
 
-def test_an_error_of_the_users_own_is_one_sentence() -> None:
+def test_an_error_of_the_users_code_is_one_sentence() -> None:
     with pytest.raises(RedlineError, match="a batch of 1 raised RuntimeError: mat1 and mat2"):
         find_optimal_batch_size(tiny, wrong, device="cpu")
 
 
-def test_a_batch_that_takes_too_long_ends_the_search() -> None:
-    answer, _ = batch_size._probe_in_child(ModelCase(tiny, sleepy), 4, "cpu", GIBIBYTE, 0.5)
+def test_a_batch_beyond_the_time_limit_does_not_fit(pool: WorkerPool) -> None:
+    answer, _ = batch_size._probe_in_child(ModelCase(tiny, sleepy), 4, GIBIBYTE, 0.5, lambda: pool)
     assert answer == Probe(4, False, reason="it took longer than 500 ms")
 
 
-def test_running_out_of_memory_is_recognised_through_its_causes() -> None:
+def test_is_out_of_memory_checks_the_causes() -> None:
     outer = WorkloadError("build() raised")
     outer.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     assert is_out_of_memory(outer) and is_out_of_memory(MemoryError())
@@ -188,7 +195,7 @@ def workload_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_workload_that_says_no_items_counts_its_batch(workload_file: Path) -> None:
+def test_a_workload_without_items_counts_its_batch(workload_file: Path) -> None:
     step, items, unit = WorkloadCase(f"{workload_file}:mine", {"width": 6}).open(5, "cpu")
     output = step()
     assert isinstance(output, Tensor) and output.shape == (5, 6) and (items, unit) == (5.0, "sample")
@@ -205,7 +212,7 @@ def test_the_command(workload_file: Path) -> None:
     assert data["fastest"]["batch"] == 2 and data["tried"][0]["fits"]
 
 
-def test_the_command_needs_the_option_batch(workload_file: Path) -> None:
+def test_the_command_needs_a_workload_with_the_option_batch(workload_file: Path) -> None:
     from redline.cli import app
 
     seen = CliRunner().invoke(app, ["batch-size", f"{workload_file}:fixed", "--device", "cpu"])
@@ -215,8 +222,8 @@ def test_the_command_needs_the_option_batch(workload_file: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_budget_is_kept_and_the_allocator_recovers() -> None:
-    """In a process of its own, because what other tests left in the allocator would count against the budget."""
+def test_the_gpu_search_keeps_the_budget_and_restores_the_allocator() -> None:
+    """Runs in its own process, because memory of other tests in the allocator would count against the budget."""
     script = """
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Each gate goes red on a planted wrong output, and NaN never passes."""
+"""Each gate fails on a planted wrong output, and NaN never passes."""
 
 import pytest
 import torch
@@ -51,19 +51,19 @@ def broken(metric: str) -> list[torch.Tensor]:
     return training_outputs(0.1) if metric in ("loss_difference", "gradient_difference") else [picture(1)]
 
 
-def test_every_metric_is_tried_here() -> None:
+def test_every_metric_is_tested_here() -> None:
     assert set(LIMITS) == set(METRICS)
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_passes_on_the_same_and_goes_red_on_a_planted_wrong_output(metric: str) -> None:
+def test_gates_pass_equal_outputs_and_fail_a_planted_wrong_one(metric: str) -> None:
     gate = Gate(metric, LIMITS[metric])
     assert gate.judge(outputs(metric), outputs(metric)).passed
     assert not gate.judge(outputs(metric), broken(metric)).passed
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_passes_a_rounding_error(metric: str) -> None:
+def test_gates_pass_a_rounding_error(metric: str) -> None:
     near = [t * (1 + 1e-5) if t.is_floating_point() else t for t in outputs(metric)]
     assert Gate(metric, LIMITS[metric]).judge(outputs(metric), near).passed
 
@@ -78,7 +78,7 @@ def test_nan_and_infinity_never_pass(metric: str, poison: float) -> None:
     assert not all_finite(bad)
 
 
-def test_whole_numbers_beside_floats_are_judged_without_being_asked_for() -> None:
+def test_integer_outputs_beside_floats_get_an_agreement_gate() -> None:
     expected, wrong = [picture(), tokens()], [picture(), tokens(1)]
     good, bad = (judge([Gate("cosine", 0.999)], [expected], [seen]) for seen in (expected, wrong))
     assert [score.metric for score in good] == ["cosine", "agreement"] and all(score.passed for score in good)
@@ -88,13 +88,13 @@ def test_whole_numbers_beside_floats_are_judged_without_being_asked_for() -> Non
     assert [score.metric for score in judge([Gate("top1", 0.9)], [[tokens()]], [[tokens()]])] == ["top1"]
 
 
-def test_an_output_that_no_longer_follows_its_input_is_refused_inside_every_limit() -> None:
-    """A large constant hides what the input contributes from every metric of size."""
+def test_an_output_that_ignores_its_input_is_refused_within_all_limits() -> None:
+    """A large constant offset hides the effect of the input from all metrics."""
     constant, batches = torch.full((40,), 5.0), [0.01 * torch.randn(40) for _ in range(2)]
     expected = [[constant + batch] for batch in batches]
     gates = list(INFERENCE_GATES)
     assert all(score.passed for score in judge(gates, expected, expected))
-    with pytest.raises(Refused, match="what the input changes in the output is lost"):
+    with pytest.raises(Refused, match="the output no longer follows the input"):
         judge(gates, expected, [[constant], [constant]])
     assert all(score.passed for score in judge(gates, expected[:1], [[constant]]))  # why one batch is not enough
 
@@ -113,7 +113,7 @@ def test_known_values() -> None:
     assert METRICS["kl_divergence"].measure(even, skewed) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_a_function_of_ones_own_goes_red_too() -> None:
+def test_a_custom_gate_function_can_fail() -> None:
     gate = Gate(
         "agreement",
         0.9,
@@ -125,7 +125,7 @@ def test_a_function_of_ones_own_goes_red_too() -> None:
     assert not gate.judge(reference, [-reference[0]]).passed
 
 
-def test_another_form_is_refused_with_a_sentence() -> None:
+def test_outputs_of_another_shape_or_dtype_raise() -> None:
     with pytest.raises(GateError, match="shape"):
         INFERENCE_GATES[0].judge([torch.zeros(2)], [torch.zeros(3)])
     with pytest.raises(GateError, match="tensors"):
@@ -134,7 +134,7 @@ def test_another_form_is_refused_with_a_sentence() -> None:
         INFERENCE_GATES[0].judge([], [])
 
 
-def test_bad_gates_are_refused_by_name() -> None:
+def test_invalid_gates_raise() -> None:
     with pytest.raises(GateError, match="unknown metric 'psnrr'"):
         Gate("psnrr", 1)
     with pytest.raises(GateError, match="finite"):
@@ -150,7 +150,7 @@ def test_the_worst_batch_counts() -> None:
 
 
 @pytest.mark.parametrize("metric", ["psnr", "ssim"])
-def test_an_output_of_small_numbers_is_judged_by_their_own_size(metric: str) -> None:
+def test_small_outputs_are_judged_on_their_own_scale(metric: str) -> None:
     picture = [torch.rand(1, 3, 16, 16) * 0.01]
     nothing, close = [torch.zeros_like(picture[0])], [picture[0] * 1.001]
     large = [[one * 500 for one in each] for each in (picture, nothing, close)]
@@ -162,7 +162,7 @@ def test_an_output_of_small_numbers_is_judged_by_their_own_size(metric: str) -> 
 
 
 @pytest.mark.parametrize("metric", ["relative_error", "cosine", "psnr"])
-def test_a_large_right_output_cannot_hide_a_small_wrong_one(metric: str) -> None:
+def test_a_large_correct_output_does_not_hide_a_small_wrong_one(metric: str) -> None:
     large, small = torch.randn(4, 1000), 0.1 * torch.randn(4, 10)
     assert Gate(metric, LIMITS[metric]).judge([large, small], [large, small]).passed
     wrong = small.flip(0) * 30 if metric == "psnr" else -5 * small
@@ -177,18 +177,18 @@ def test_scores_beside_boxes_in_pixels_are_judged_on_their_own_scale() -> None:
         assert not gate.judge([boxes, 0.01 * scores], [boxes, -0.01 * scores]).passed
 
 
-def test_a_small_gradient_that_is_wrong_is_not_hidden_by_the_large_ones() -> None:
-    """A norm's few weights beside a matrix: with the wrong sign they are a fiftieth of the whole."""
+def test_large_gradients_do_not_hide_a_small_wrong_one() -> None:
+    """The few weights of a norm layer have the wrong sign; they are a fiftieth of the total norm."""
     losses, matrix, norm = torch.ones(3), torch.randn(400, 400), 0.5 * torch.randn(100)
     gate = Gate("gradient_difference", 0.05)
     assert gate.judge([losses, matrix, norm], [losses, matrix * 1.01, norm * 0.99]).passed
     for scale in (1, 1e-3):
         assert not gate.judge([losses, matrix, scale * norm], [losses, matrix, -scale * norm]).passed
-    # Rounding noise where a gradient should be zero is no error.
+    # Rounding noise in a gradient that should be zero is not an error.
     assert gate.judge([losses, matrix, norm * 1e-6], [losses, matrix, -norm * 1e-6]).passed
 
 
-def test_two_gates_of_one_metric_are_both_asked() -> None:
+def test_two_gates_of_one_metric_are_both_evaluated() -> None:
     from redline.ladder.measuring.judge import judge, worst_per_gate
 
     reference, output = [torch.ones(100)], [torch.ones(100) * 1.05]
@@ -197,7 +197,7 @@ def test_two_gates_of_one_metric_are_both_asked() -> None:
     assert [score.passed for score in scores] == [True, False]
 
 
-def test_a_picture_is_judged_by_what_it_may_span_and_the_worst_of_a_batch_counts() -> None:
+def test_picture_psnr_uses_a_peak_of_1_and_the_worst_image() -> None:
     sky = 0.6 + 0.01 * picture()
     rounded = sky.to(torch.bfloat16).float()
     gate = Gate("picture_psnr", 40.0)

@@ -1,4 +1,4 @@
-"""Half-precision weights that follow fp32 ones: what is trained is what fp32 would have trained."""
+"""Half-precision weights with fp32 master weights train as fp32 weights do."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ BATCH = (torch.ones(4, 8),)
 
 
 def stepped(plan: str, master_weights: bool, steps: int = 50) -> TrainingStep:
-    """Steps of 1e-4, where bf16 near 1 tells apart 4e-3."""
+    """Takes steps of 1e-4, below the bf16 resolution of 4e-3 near 1."""
     model = nn.Linear(8, 8, bias=False)
     nn.init.ones_(model.weight)
 
@@ -44,9 +44,9 @@ def test_small_steps_add_up(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
     exact, followed = weight_of(stepped("", False)), weight_of(stepped(plan, True))
     assert (exact - 1).abs().max() > 4e-3
-    torch.testing.assert_close(followed, exact, rtol=0, atol=2e-3)  # half of what bf16 tells apart below 1
+    torch.testing.assert_close(followed, exact, rtol=0, atol=2e-3)  # half of the bf16 resolution below 1
     if plan == "bf16":
-        assert (weight_of(stepped(plan, False)) == 1).all()  # without them it never learns
+        assert (weight_of(stepped(plan, False)) == 1).all()  # without master weights the weight never changes
 
 
 def test_gradients_are_those_of_the_masters_and_unscaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,5 +58,5 @@ def test_gradients_are_those_of_the_masters_and_unscaled(monkeypatch: pytest.Mon
         torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
 
 
-def test_fp32_needs_none() -> None:
+def test_fp32_weights_need_no_master_weights() -> None:
     assert not stepped("", True, 1)._masters

@@ -1,4 +1,4 @@
-"""Measurement files: nothing is lost, and what cannot be read is refused with a sentence."""
+"""Measurement files: they round-trip, and malformed files raise an error."""
 
 import json
 from pathlib import Path
@@ -53,11 +53,11 @@ def test_a_killed_climb_loses_only_the_line_it_was_writing(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "holds no measurement"),
+        ("", "has no measurements"),
         ("{oops}\n", "line 1, cannot be read: it is not JSON"),
         ("[]\n", "is not a measurement"),
-        ('{"schema": "x"}\n', "no whole number `schema`"),
-        (json.dumps({"schema": SCHEMA + 1}) + "\n", "newer than this Redline reads"),
+        ('{"schema": "x"}\n', "no integer `schema`"),
+        (json.dumps({"schema": SCHEMA + 1}) + "\n", "this Redline reads up to"),
         (json.dumps({"schema": SCHEMA}) + "\n", "damaged"),
         (json.dumps({"schema": SCHEMA, "colour": 1}) + "\n", "field 'colour'"),
     ],

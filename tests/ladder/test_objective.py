@@ -3,7 +3,7 @@
 import pytest
 
 from redline.errors import RedlineError
-from redline.ladder.objective import ANY, Duel, Objective
+from redline.ladder.objective import ANY, Comparison, Objective
 from redline.ladder.statistics import Interval
 
 MIB = 2**20
@@ -17,29 +17,29 @@ FASTER, BARELY, SAME, SLIGHTLY_SLOWER, SLOWER = (
 SPEED = (Objective.LATENCY, Objective.THROUGHPUT)
 
 
-def duel(ratio: Interval, percent: float = 100, device: str = "cuda:0") -> Duel:
+def comparison(ratio: Interval, percent: float = 100, device: str = "cuda:0") -> Comparison:
     """A candidate with so many percent of the incumbent's peak."""
-    return Duel(ratio, int(percent * MIB), 100 * MIB, device)
+    return Comparison(ratio, int(percent * MIB), 100 * MIB, device)
 
 
 @pytest.mark.parametrize("objective", SPEED)
 @pytest.mark.parametrize(
     ("seen", "better", "words"),
     [
-        (duel(FASTER), True, "1.30× (1.20–1.40) faster"),
-        (duel(FASTER, 300), True, "faster"),
-        (duel(BARELY), False, "no gain beyond the noise"),
-        (duel(SAME), False, "no gain beyond the noise"),
-        (duel(SAME, 89), True, "as fast, and smaller: 100 MiB → 89 MiB, speed 1.00×"),
-        (duel(SAME, 91), False, "no gain beyond the noise"),
-        (duel(SAME, 81, "cpu"), False, "no gain beyond the noise"),
-        (duel(SAME, 79, "cpu"), True, "as fast, and smaller"),
-        (duel(SLIGHTLY_SLOWER, 50), False, "slower: 0.97×"),
-        (duel(SLOWER), False, "slower: 0.80×"),
+        (comparison(FASTER), True, "1.30× (1.20–1.40) faster"),
+        (comparison(FASTER, 300), True, "faster"),
+        (comparison(BARELY), False, "no gain beyond the noise"),
+        (comparison(SAME), False, "no gain beyond the noise"),
+        (comparison(SAME, 89), True, "as fast, and smaller: 100 MiB → 89 MiB, speed 1.00×"),
+        (comparison(SAME, 91), False, "no gain beyond the noise"),
+        (comparison(SAME, 81, "cpu"), False, "no gain beyond the noise"),
+        (comparison(SAME, 79, "cpu"), True, "as fast, and smaller"),
+        (comparison(SLIGHTLY_SLOWER, 50), False, "slower: 0.97×"),
+        (comparison(SLOWER), False, "slower: 0.80×"),
     ],
 )
 def test_speed_comes_first_and_memory_decides_between_equals(
-    objective: Objective, seen: Duel, better: bool, words: str
+    objective: Objective, seen: Comparison, better: bool, words: str
 ) -> None:
     judged, reason = objective.judge(seen)
     assert judged is better and words in reason
@@ -48,49 +48,49 @@ def test_speed_comes_first_and_memory_decides_between_equals(
 @pytest.mark.parametrize(
     ("seen", "better", "words"),
     [
-        (duel(SLOWER, 97), True, "smaller: 100 MiB → 97 MiB, speed 0.80×"),
-        (duel(FASTER, 103), False, "larger: 100 MiB → 103 MiB"),
-        (duel(FASTER, 99), True, "as small, and faster"),
-        (duel(FASTER, 101), True, "as small, and faster"),
-        (duel(BARELY), False, "as small, and no faster"),
-        (duel(SLOWER, 99), False, "as small, and no faster"),
-        (duel(SLOWER, 86, "cpu"), False, "as small, and no faster"),
-        (duel(FASTER, 114, "cpu"), True, "as small, and faster"),
-        (duel(FASTER, 120, "cpu"), False, "larger"),
+        (comparison(SLOWER, 97), True, "smaller: 100 MiB → 97 MiB, speed 0.80×"),
+        (comparison(FASTER, 103), False, "larger: 100 MiB → 103 MiB"),
+        (comparison(FASTER, 99), True, "as small, and faster"),
+        (comparison(FASTER, 101), True, "as small, and faster"),
+        (comparison(BARELY), False, "as small, and no faster"),
+        (comparison(SLOWER, 99), False, "as small, and no faster"),
+        (comparison(SLOWER, 86, "cpu"), False, "as small, and no faster"),
+        (comparison(FASTER, 114, "cpu"), True, "as small, and faster"),
+        (comparison(FASTER, 120, "cpu"), False, "larger"),
     ],
 )
-def test_for_memory_the_peak_comes_first_and_speed_counts_at_equal_size(seen: Duel, better: bool, words: str) -> None:
+def test_memory_objective_compares_peaks_first_and_then_speed(seen: Comparison, better: bool, words: str) -> None:
     judged, reason = Objective.MEMORY.judge(seen)
     assert judged is better and reason.startswith(words)
 
 
 @pytest.mark.parametrize("objective", Objective)
 def test_what_is_to_stay_may_be_faster_by_less(objective: Objective) -> None:
-    assert not objective.judge(duel(BARELY))[0] and objective.judge(duel(BARELY), ANY)[0]
-    assert not objective.judge(duel(SAME), ANY)[0]
+    assert not objective.judge(comparison(BARELY))[0] and objective.judge(comparison(BARELY), ANY)[0]
+    assert not objective.judge(comparison(SAME), ANY)[0]
 
 
 @pytest.mark.parametrize(
     ("seen", "speed", "memory"),
     [
-        (duel(SAME), "same", "same"),
-        (duel(Interval(1.04, 1.03, 1.05)), "same", "same"),
-        (duel(FASTER), "faster", "faster"),
-        (duel(SLOWER), "slower", "slower"),
-        (duel(SAME, 106), "larger", "larger"),
-        (duel(SAME, 104), "same", "same"),
-        (duel(SAME, 124, "cpu"), "same", "same"),
-        (duel(SAME, 126, "cpu"), "larger", "larger"),
-        (duel(SAME, 94), "smaller", "smaller"),
+        (comparison(SAME), "same", "same"),
+        (comparison(Interval(1.04, 1.03, 1.05)), "same", "same"),
+        (comparison(FASTER), "faster", "faster"),
+        (comparison(SLOWER), "slower", "slower"),
+        (comparison(SAME, 106), "larger", "larger"),
+        (comparison(SAME, 104), "same", "same"),
+        (comparison(SAME, 124, "cpu"), "same", "same"),
+        (comparison(SAME, 126, "cpu"), "larger", "larger"),
+        (comparison(SAME, 94), "smaller", "smaller"),
         # Where they pull apart, the objective decides what is told.
-        (duel(SLOWER, 50), "slower", "smaller"),
-        (duel(FASTER, 200), "larger", "larger"),
-        (duel(SLOWER, 200), "slower", "larger"),
-        (duel(FASTER, 50), "faster", "smaller"),
-        (Duel(FASTER, 100 * MIB, 0, "cpu"), "faster", "faster"),
+        (comparison(SLOWER, 50), "slower", "smaller"),
+        (comparison(FASTER, 200), "larger", "larger"),
+        (comparison(SLOWER, 200), "slower", "larger"),
+        (comparison(FASTER, 50), "faster", "smaller"),
+        (Comparison(FASTER, 100 * MIB, 0, "cpu"), "faster", "faster"),
     ],
 )
-def test_a_later_run_against_an_earlier_one(seen: Duel, speed: str, memory: str) -> None:
+def test_a_later_run_against_an_earlier_one(seen: Comparison, speed: str, memory: str) -> None:
     assert [objective.change(seen) for objective in SPEED] == [speed, speed]
     assert Objective.MEMORY.change(seen) == memory
 

@@ -1,4 +1,4 @@
-"""Plans read, write, refuse what makes no sense, and leave the user's model alone."""
+"""Plans: parsing, saving, errors, and applying without changing the user's model."""
 
 import copy
 import time
@@ -39,14 +39,14 @@ def test_round_trip(text: str, tmp_path: Path) -> None:
         ("bf16 + fp16", "exclude each other"),
         ("warp_drive", "unknown rung 'warp_drive'"),
         ("compile(speed=9)", "no option 'speed'"),
-        ("compile(mode=ludicrous)", "mode is one of"),
+        ("compile(mode=ludicrous)", "unknown mode 'ludicrous'"),
         ("compile(fullgraph=perhaps)", "true or false"),
-        ("compile(mode)", "not option=value"),
-        ("bf16 + ", "not a rung"),
-        ("BF 16", "not a rung"),
+        ("compile(mode)", "write option=value"),
+        ("bf16 + ", "cannot parse the rung"),
+        ("BF 16", "cannot parse the rung"),
     ],
 )
-def test_refused_with_a_sentence(text: str, sentence: str) -> None:
+def test_invalid_plans_raise(text: str, sentence: str) -> None:
     with pytest.raises(RedlineError, match=sentence):
         Plan.parse(text)
 
@@ -55,12 +55,12 @@ def test_refused_with_a_sentence(text: str, sentence: str) -> None:
     ("text", "sentence"),
     [
         ("schema = ", "is not a readable plan: it is not TOML"),
-        ("", "no whole number `schema`"),
-        ("schema = 99", "newer than this Redline"),
+        ("", "no integer `schema`"),
+        ("schema = 99", "this Redline reads up to"),
         ("schema = 1\nrung = 3", r"\[\[rung\]\]"),
         ("schema = 1\n[[rung]]\nmode = 'x'", "has no name"),
         ("schema = 1\n[[rung]]\nname = 'compile'\nfullgraph = 'yes'", "true or false"),
-        ("schema = 1\n[[rung]]\nname = 'compile'\nmode = 3", "wants text"),
+        ("schema = 1\n[[rung]]\nname = 'compile'\nmode = 3", "must be text"),
     ],
 )
 def test_broken_plan_files(text: str, sentence: str, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_broken_plan_files(text: str, sentence: str, tmp_path: Path) -> None:
         Plan.load(path)
 
 
-def test_the_objective_is_kept_in_the_file_and_is_no_part_of_the_plan(tmp_path: Path) -> None:
+def test_the_objective_is_saved_but_not_compared(tmp_path: Path) -> None:
     found = replace(Plan.parse("bf16"), objective="memory")
     found.save(tmp_path / "plan.toml")
     loaded = Plan.load(tmp_path / "plan.toml")
@@ -85,7 +85,7 @@ def test_missing_plan_file(tmp_path: Path) -> None:
         Plan.load(tmp_path / "none.toml")
 
 
-def test_with_rung_replaces_rivals_and_keeps_the_order() -> None:
+def test_with_rung_replaces_excluded_rungs_and_keeps_the_order() -> None:
     plan = Plan.parse("bf16 + compile")
     assert str(plan.with_rung(Plan.parse("channels_last").rungs[0])) == "bf16 + channels_last + compile"
     assert str(plan.with_rung(Plan.parse("fp16").rungs[0])) == "fp16 + compile"
@@ -106,7 +106,7 @@ def test_apply_leaves_the_users_model_and_flags_alone() -> None:
     assert model.layers[0].weight.is_contiguous()
 
 
-def test_a_plan_for_the_other_kind_is_refused() -> None:
+def test_inference_rungs_are_refused_in_training_and_vice_versa() -> None:
     with pytest.raises(PlanError, match="for training only"):
         Plan.parse("checkpoint").apply(Perceptron(), torch.randn(2, 16))
     with pytest.raises(PlanError, match="for inference only"):
@@ -121,7 +121,7 @@ def test_a_plan_for_the_other_kind_is_refused() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("plan", ["eager", "channels_last"])
 def test_an_applied_plan_adds_less_than_20_microseconds_a_call(plan: str) -> None:
-    """Against the same model called directly, in turns; the input needs no conversion, so all that is left is ours."""
+    """Compares with the same model called directly, in turns; the input needs no conversion."""
     model = torch.nn.Conv2d(3, 3, 1).eval()
     fast = Plan.parse(plan).apply(model)
     plain = copy.deepcopy(model).to(memory_format=torch.channels_last)  # pyright: ignore
@@ -139,7 +139,7 @@ def test_an_applied_plan_adds_less_than_20_microseconds_a_call(plan: str) -> Non
     assert added[4] < 20e-6
 
 
-def test_training_plans_give_a_step() -> None:
+def test_apply_returns_a_training_step_with_loss_and_optimizer() -> None:
     model = Perceptron()
     step = Plan().apply(
         model, loss=lambda output, batch: (output**2).mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
@@ -149,8 +149,10 @@ def test_training_plans_give_a_step() -> None:
 
 
 @pytest.mark.parametrize("model", ["x", torch.randn(2), Perceptron])
-def test_only_a_module_can_be_made_fast(model: object) -> None:
-    with pytest.raises(PlanError, match=rf"a plan is applied to a torch.nn.Module, not to {type(model).__name__}\."):
+def test_apply_refuses_what_is_not_a_module(model: object) -> None:
+    with pytest.raises(
+        PlanError, match=rf"model is a {type(model).__name__}, but a plan applies to a torch.nn.Module\."
+    ):
         Plan().apply(model)  # pyright: ignore[reportArgumentType]
 
 
@@ -159,13 +161,13 @@ def test_unknown_rung_is_a_rung_error() -> None:
         Plan.parse("nope")
 
 
-def test_a_misspelt_table_is_not_an_empty_plan(tmp_path: Path) -> None:
+def test_an_unknown_key_of_a_plan_file_raises(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text('schema = 1\n[[rungs]]\nname = "bf16"\n')
-    with pytest.raises(PlanError, match="has 'rungs', which a plan does not"):
+    with pytest.raises(PlanError, match="unknown key 'rungs'"):
         Plan.load(tmp_path / "plan.toml")
 
 
-def test_a_long_list_is_shown_in_brief_and_a_short_one_whole() -> None:
+def test_brief_shortens_only_long_lists() -> None:
     many = " ".join(f"layers.{index}.proj" for index in range(20))
     assert brief(f"bf16 + int8(skip=[{many}]) + compile") == "bf16 + int8(skip=[...]) + compile"
     assert brief("int8(skip=[head]) + compile") == "int8(skip=[head]) + compile"

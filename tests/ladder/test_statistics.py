@@ -1,4 +1,4 @@
-"""The measuring itself is tested: noise is called noise, and a real difference is found."""
+"""The statistics: noise is not reported as a difference, and a real difference is found."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from redline.ladder.statistics import median_interval, ratio_interval
 
 
 def noisy(rng: np.random.Generator, mean: float, count: int, mood: np.ndarray) -> list[float]:
-    """Timings as they look on a shared machine: a mood that both arms feel, jitter, and rare long outliers."""
+    """Simulates timings of a shared machine: drift that affects both arms, jitter, and rare outliers."""
     jitter = rng.lognormal(0, 0.03, count)
     outliers = np.where(rng.random(count) < 0.05, rng.uniform(1.2, 3, count), 1)
     return list(mean * mood * jitter * outliers)
@@ -18,7 +18,7 @@ def moods(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.exp(np.cumsum(rng.normal(0, 0.02, count)))
 
 
-def test_the_same_against_itself_is_no_difference_in_at_least_95_of_100() -> None:
+def test_equal_arms_differ_in_at_most_5_of_100() -> None:
     rng = np.random.default_rng(1)
     differences = 0
     for _ in range(100):
@@ -29,7 +29,7 @@ def test_the_same_against_itself_is_no_difference_in_at_least_95_of_100() -> Non
 
 
 @pytest.mark.parametrize("change", [0.9, 1.1])
-def test_a_planted_ten_percent_is_found(change: float) -> None:
+def test_a_planted_difference_of_ten_percent_is_found(change: float) -> None:
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(100):
@@ -39,7 +39,7 @@ def test_a_planted_ten_percent_is_found(change: float) -> None:
     assert found >= 95
 
 
-def test_pairing_survives_a_machine_that_halves_its_speed_midway() -> None:
+def test_pairing_tolerates_a_machine_that_halves_its_speed_midway() -> None:
     rng = np.random.default_rng(3)
     mood = np.where(np.arange(24) < 12, 1.0, 2.0)
     ratio = ratio_interval([(noisy(rng, 1.2e-3, 24, mood), noisy(rng, 1e-3, 24, mood))])
@@ -56,13 +56,13 @@ def test_one_sample_decides_nothing() -> None:
     assert not ratio.above(WORTHWHILE) and not ratio.below(1.0)
 
 
-def test_the_interval_of_a_median_holds_the_median() -> None:
+def test_the_interval_contains_the_median() -> None:
     interval = median_interval(list(np.random.default_rng(4).normal(5, 1, 200)))
     assert interval.low < 5 < interval.high and interval.high - interval.low < 1
 
 
 @pytest.mark.parametrize("count", [4, 5, 7])
-def test_a_handful_of_turns_is_not_too_sure_of_itself(count: int) -> None:
+def test_few_samples_give_a_wide_interval(count: int) -> None:
     rng = np.random.default_rng(5)
     told_apart = 0
     for _ in range(400):

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """`taking(seconds)`: everything takes so long from now on, and nothing is run."""
+    """`taking(seconds)` makes every measurement return this time without running anything."""
 
     def take(seconds: float) -> None:
         monkeypatch.setattr(ceilings, "_best_seconds", lambda run, device: seconds)
@@ -29,17 +29,15 @@ def test_a_copy_reads_and_writes(taking: Callable[[float], None]) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(0.001, 1024), (4 / 512, 1024), (0.0079, 128)])
-def test_a_product_takes_two_operations_for_each_pair(
-    seconds: float, side: int, taking: Callable[[float], None]
-) -> None:
-    """An emulated dtype takes so long for a small product that the large one is left out."""
+def test_a_matmul_counts_two_operations_per_pair(seconds: float, side: int, taking: Callable[[float], None]) -> None:
+    """The large matmul is skipped if the small one shows that the dtype is emulated."""
     taking(seconds)
     assert ceilings._matmul_rate(CPU, torch.float32) == 2 * side**3 / seconds
     assert ceilings._matmul_rate(CPU, torch.int8) == 2 * side**3 / seconds
 
 
 @pytest.mark.parametrize(("seconds", "batch", "channels", "side"), [(0.2, 4, 128, 28), (0.21, 1, 64, 32)])
-def test_a_convolution_is_nine_products_for_each_pixel(
+def test_a_3x3_convolution_counts_nine_products_per_pixel(
     seconds: float, batch: int, channels: int, side: int, taking: Callable[[float], None]
 ) -> None:
     taking(seconds)
@@ -50,7 +48,7 @@ def test_a_convolution_is_nine_products_for_each_pixel(
 @pytest.mark.parametrize(
     ("takes_s", "calls", "best_s"),
     [
-        # Three more runs at least, but none once four times the budget of 0.25 s is spent.
+        # At least three more runs, but none after four times the budget of 0.25 s.
         ([0.5, 0.3, 0.3, 0.3], 3, 0.3),
         ([0.1, 0.05, 0.02, 0.04, 0.06], 5, 0.02),
         ([2.0, 1.0, 1.0], 2, 1.0),
@@ -69,13 +67,13 @@ def test_the_fastest_of_several_runs_within_a_budget(
     assert len(takes_s) - len(left) == calls
 
 
-@pytest.mark.parametrize(("rate", "outrun"), [(1.09, False), (1.11, True)])
-def test_a_ceiling_that_the_machine_beats_by_a_tenth_was_none(
-    rate: float, outrun: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("rate", "exceeded"), [(1.09, False), (1.11, True)])
+def test_a_ceiling_exceeded_by_a_tenth_is_rejected(
+    rate: float, exceeded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "_matmul_rate", lambda device, dtype: rate)
     cached = Ceilings(1.0, {"fp32": 1.0}, {"fp32": 1.0})
-    assert ceilings._outrun(Machine.detect("cpu"), cached) is outrun
+    assert ceilings._is_exceeded(Machine.detect("cpu"), cached) is exceeded
 
 
 def test_every_dtype_of_the_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

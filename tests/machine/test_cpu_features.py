@@ -1,4 +1,4 @@
-"""A limit makes one CPU look like a lesser one, and never like one that has more."""
+"""A limit hides features of the CPU and never adds any."""
 
 from pathlib import Path
 
@@ -47,14 +47,14 @@ def test_an_unknown_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("avx512", XEON, "x86_64", "avx512"),
         ("avx2", XEON, "x86_64", "avx2"),
-        # Torch would run AVX-512 instructions if it were told to, and end with an illegal one.
+        # Torch would run AVX-512 instructions if set to, and crash with an illegal instruction.
         ("avx512", "avx2", "x86_64", None),
         ("avx2", "", "x86_64", None),
         ("avx512", GRAVITON, "aarch64", None),
         ("avx2", GRAVITON, "aarch64", "default"),
     ],
 )
-def test_torch_is_told_of_no_instructions_that_the_cpu_lacks(
+def test_torch_is_limited_only_to_instructions_that_the_cpu_has(
     limit: str, flags: str, architecture: str, capability: str | None
 ) -> None:
     variables = limited_environment(limit, set(flags.split()), architecture)
@@ -62,7 +62,7 @@ def test_torch_is_told_of_no_instructions_that_the_cpu_lacks(
     assert ("ONEDNN_MAX_CPU_ISA" in variables) == (architecture == "x86_64")
 
 
-def test_a_limited_machine_is_another_one_and_knows_no_rate_of_what_is_hidden(
+def test_a_limited_machine_has_its_own_cache_without_hidden_dtypes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))

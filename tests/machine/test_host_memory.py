@@ -1,4 +1,4 @@
-"""Memory of the host: what was freed does not count as held."""
+"""Host memory: freed memory does not count as resident."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from redline.machine.host_memory import available_host_bytes, resident_bytes, re
 _PIECE_BYTES = 16 * 2**20
 
 
-def test_what_was_freed_is_given_back() -> None:
-    return_freed_memory()  # of tests before this one
+def test_freed_memory_is_returned_to_the_system() -> None:
+    return_freed_memory()  # from earlier tests
     before = resident_bytes()
     pieces = [torch.ones(_PIECE_BYTES // 4) for _ in range(16)]
     held = resident_bytes() - before
@@ -24,7 +24,7 @@ def test_what_was_freed_is_given_back() -> None:
 @pytest.mark.parametrize(
     ("stat", "free"), [("anon 700\ninactive_file 250\nactive_file 50\n", 500), ("anon 700\n", 250), (None, 250)]
 )
-def test_files_that_a_container_only_remembers_count_as_free(
+def test_page_cache_of_a_container_counts_as_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stat: str | None, free: int
 ) -> None:
     monkeypatch.setattr("redline.machine.host_memory._CONTAINER", tmp_path)

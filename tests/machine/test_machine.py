@@ -1,6 +1,7 @@
-"""What a machine says of itself, and what its measured rates decide."""
+"""The machine, and the decisions that its measured rates lead to."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from redline.machine.machine import Ceilings, Machine, resolve_device
 pytestmark = pytest.mark.alone
 
 CPU = replace(Machine.detect("cpu"), ceilings=None)
-# fp16 convolutions are fast and fp16 products emulated, as on a Neoverse-N1; bf16 is emulated altogether.
+# fp16 convolutions are fast and fp16 matmul is emulated, as on a Neoverse-N1; bf16 is fully emulated.
 RATES = Ceilings(
     1e10,
     {"fp32": 100.0, "fp16": 1.0, "bf16": 1.0, "int8": 10.0, "int8 (onnxruntime)": 400.0},
@@ -44,11 +45,11 @@ def test_a_quarter_of_the_rate_of_fp32_is_not_emulated() -> None:
     assert "in convolutions" in machine.why_slow("fp16", "convolution") and " in " not in machine.why_slow("fp16")[:60]
 
 
-def test_a_ceiling_is_the_best_engine_s() -> None:
+def test_a_ceiling_is_the_rate_of_the_fastest_engine() -> None:
     assert RATES.flops_per_s("int8") == 400 and RATES.flops_per_s("fp16") == 160 and RATES.flops_per_s("tf32") == 100
 
 
-def test_the_rung_asks_for_what_the_model_consists_of() -> None:
+def test_the_rung_decides_by_the_dominant_operation_of_the_model() -> None:
     samples = (torch.randn(1, 3, 8, 8),)
     convolutions = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 16, 2))
     products = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.Linear(64, 2))
@@ -63,7 +64,7 @@ def test_the_precision_to_start_from() -> None:
     assert replace(CPU, ceilings=fast).recommended_precision()[0] == "bf16"
     half = Ceilings(1e12, {"fp32": 1.0, "bf16": 0.1, "fp16": 8.0}, {"fp32": 1.0, "bf16": 0.1, "fp16": 6.0})
     assert replace(CPU, ceilings=half).recommended_precision()[0] == "fp16"
-    # bf16 is taken down to four fifths of the speed of fp16, and must help in convolutions too.
+    # bf16 is chosen if it has at least 80% of the fp16 rate and also helps in convolutions.
     near = Ceilings(1e12, {"fp32": 1.0, "bf16": 8.0, "fp16": 10.0}, {"fp32": 1.0, "bf16": 2.0, "fp16": 2.0})
     assert replace(CPU, ceilings=near).recommended_precision()[0] == "bf16"
     far = replace(near, matmul_flops_per_s={"fp32": 1.0, "bf16": 7.0, "fp16": 10.0})
@@ -76,7 +77,6 @@ def test_the_precision_to_start_from() -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Machine:
-    """Which takes seconds, and is done once."""
     return with_ceilings(CPU, again=True)
 
 
@@ -85,12 +85,22 @@ def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
     assert 1e8 < measured.ceilings.bytes_per_s < 1e13
     assert 1e8 < measured.ceilings.matmul_flops_per_s["fp32"] < 1e15
     assert Machine.detect("cpu").ceilings == measured.ceilings
-    assert torch._C._get_mkldnn_enabled()  # what a bf16 product does to it on a CPU without bf16 is undone
+    assert (
+        torch._C._get_mkldnn_enabled()
+    )  # restored after the first bf16 matmul, which disables it on a CPU without bf16
 
 
-def test_a_ceiling_that_the_machine_outruns_is_measured_again(
-    measured: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDLINE_CPU_LIMIT", "avx2")
+    ceilings = Ceilings(1e9, {"fp32": 1e9}, {"fp32": 1e9})
+    path = Machine.detect("cpu").cache_path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(ceilings)))
+    assert Machine.detect("cpu").ceilings == ceilings
+    path.unlink()
+
+
+def test_an_exceeded_ceiling_is_measured_again(measured: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.ceilings is not None
     low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
     calls = []
@@ -105,7 +115,7 @@ def test_unknown_devices_are_one_sentence(device: str) -> None:
 
 
 def test_measuring_again_lowers_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Only fp32 was too low; what else is running now makes the others low."""
+    """Only the fp32 ceiling was too low; the new values of the others are low because the machine is busy."""
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
     known = Ceilings(1e9, {"fp32": 1.0, "bf16": 9e9}, {"fp32": 2e9, "bf16": 3e9})
     now = Ceilings(2e9, {"fp32": 5e9, "bf16": 1e6}, {"fp32": 1e9, "bf16": 4e9})

@@ -14,10 +14,10 @@ from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
 MEGABYTE = 2**20
 
 
-def test_the_peak_is_seen_after_it_has_passed() -> None:
+def test_the_peak_is_reported_after_memory_is_freed() -> None:
     with MemoryMonitor("cpu") as monitor:
         before = monitor.current_bytes
-        # Pages of our own, because an allocator may keep what a tensor frees.
+        # Maps pages directly, because an allocator may keep the memory of a freed tensor.
         with mmap.mmap(-1, 64 * MEGABYTE) as large:
             large.write(b"x" * (64 * MEGABYTE))
             during = monitor.current_bytes
@@ -26,8 +26,8 @@ def test_the_peak_is_seen_after_it_has_passed() -> None:
     assert monitor.peak_bytes >= during
 
 
-def test_the_peak_is_no_less_than_what_was_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel counts pages by thread, and adds them up for its peak only now and then."""
+def test_the_peak_is_at_least_every_earlier_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts pages per thread, and updates the peak only from time to time."""
     monitor = MemoryMonitor("cpu")
     held = iter((700, 500, 500))
     monkeypatch.setattr(memory, "resident_bytes", lambda: next(held))
@@ -39,7 +39,7 @@ def test_the_peak_is_no_less_than_what_was_read_before(monkeypatch: pytest.Monke
     assert monitor.read().peak_bytes == 690
 
 
-def test_a_new_monitor_forgets_the_old_peak() -> None:
+def test_a_new_monitor_resets_the_peak() -> None:
     with MemoryMonitor("cpu") as monitor, mmap.mmap(-1, 96 * MEGABYTE) as large:
         large.write(b"x" * (96 * MEGABYTE))
     high = monitor.peak_bytes
@@ -48,7 +48,7 @@ def test_a_new_monitor_forgets_the_old_peak() -> None:
     assert monitor.peak_bytes < high - 64 * MEGABYTE
 
 
-def test_where_the_kernel_keeps_no_peak_a_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_polls_if_the_peak_cannot_be_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "reset_peak_resident", lambda: False)
     monkeypatch.setattr(memory, "peak_resident_bytes", lambda: 10**15)
     with MemoryMonitor("cpu", interval_s=0.001) as monitor, mmap.mmap(-1, 64 * MEGABYTE) as large:
@@ -72,7 +72,7 @@ def test_an_unknown_device() -> None:
         MemoryMonitor("tpu")
 
 
-def test_available_memory_is_part_of_the_whole() -> None:
+def test_available_memory_is_below_total_memory() -> None:
     assert 0 < available_host_bytes() <= host_bytes()
 
 
@@ -102,7 +102,7 @@ def test_throughput_over_a_sliding_window() -> None:
     clock = Clock()
     tracker = PerformanceTracker(window_s=10.0, clock=clock)
     assert tracker.throughput == 0.0
-    clock.now += 50  # loading a model is no step
+    clock.now += 50  # loading a model does not count as a step
     tracker.start()
     for _ in range(10):
         clock.now += 1
@@ -138,7 +138,7 @@ def test_one_step_longer_than_the_window_still_counts() -> None:
         PerformanceTracker(window_s=0)
 
 
-def test_no_buffer_has_two_holders() -> None:
+def test_no_buffer_is_lent_twice() -> None:
     pool = MemoryPool("cpu")
     one, two = pool.take((3, 5)), pool.take((3, 5))
     assert one.data_ptr() != two.data_ptr()
@@ -150,7 +150,7 @@ def test_no_buffer_has_two_holders() -> None:
     assert pool.take((3, 5)).data_ptr() not in (pointer, two.data_ptr())
 
 
-def test_giving_back_twice_or_a_stranger_is_refused() -> None:
+def test_give_back_refuses_buffers_that_are_not_lent() -> None:
     pool = MemoryPool("cpu")
     buffer = pool.take((2,))
     pool.give_back(buffer)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.models.lsd import load_lsd
 from redline.stream.engine import CUT_THRESHOLD, Engine
@@ -18,7 +19,6 @@ from redline.stream.frames import Frame
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
-from redline.stream.plans import choose_plan
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.doubles import Kept
@@ -103,7 +103,7 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
 @pytest.mark.parametrize("given", ["", "bf16 + channels_last + compile"])
 def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(given: str) -> None:
     """As it is shipped, graph and all, and compiled besides, against plain fp32 without one."""
-    plan = Plan.parse(given) if given else choose_plan(Machine.detect("cuda"))
+    plan = Plan.parse(given) if given else choose_plan("stream", Machine.detect("cuda")).plan
     fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
     plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)
     for one in (fast, plain):

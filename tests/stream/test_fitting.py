@@ -21,11 +21,11 @@ from redline.stream.engine import Engine
 from redline.stream.fitting import needed_bytes
 from redline.stream.frames import Frame
 from redline.stream.loading import load_model
-from redline.stream.plans import choose_plan
+from redline.ladder.plans.choose import choose_plan
 from redline.stream.settings import Settings
 
 side, settings = 1024, Settings(1.0, 1)
-model = load_model(None, choose_plan(Machine.detect("cpu")), "cpu").frames
+model = load_model(None, choose_plan("stream", Machine.detect("cpu")).plan, "cpu").frames
 engine = Engine(model, settings)
 engine.prepare(64, 64)
 before = resident_bytes()

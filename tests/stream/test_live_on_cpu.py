@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.cores import cores
 from redline.machine.machine import Machine
 from redline.models.lsd import load_lsd
@@ -15,7 +16,6 @@ from redline.stream.engine import Engine
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
-from redline.stream.plans import choose_plan
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.null import NullSink
 from redline.stream.sources.synthetic import SyntheticClip
@@ -29,7 +29,7 @@ def test_tiny_at_256_reaches_ten_frames_a_second() -> None:
     try:
         torch.manual_seed(0)
         once = Settings(strength=1.0, steps=1)
-        frames = LsdFrames(load_lsd(SHIPPED), choose_plan(Machine.detect("cpu")), "cpu")
+        frames = LsdFrames(load_lsd(SHIPPED), choose_plan("stream", Machine.detect("cpu")).plan, "cpu")
         rates: list[float] = []
         live = 0
         # Whoever else is on the machine slows some rounds: a majority of them has to be live, from end to end.

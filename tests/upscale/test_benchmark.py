@@ -45,7 +45,7 @@ def test_every_claim_finds_its_row(script: ModuleType, monkeypatch: pytest.Monke
 
     def upscaling(settings: object) -> object:
         plan = fp32 if settings.precision == "fp32" else bf16  # type: ignore[attr-defined]
-        return SimpleNamespace(enlarger=SimpleNamespace(plan=Plan.parse(plan)))
+        return SimpleNamespace(tile_runner=SimpleNamespace(plan=Plan.parse(plan)))
 
     monkeypatch.setattr(script, "make_arm", arm)
     monkeypatch.setattr(script.Bench, "module", lambda bench: torch.nn.Identity())

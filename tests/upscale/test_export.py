@@ -1,4 +1,4 @@
-"""Exported networks: the same pictures come out, int8 is held to its limit, and foreign files are refused."""
+"""Exported networks: the same images come out, int8 is held to its limit, and foreign files are refused."""
 
 import random
 from collections import Counter
@@ -18,9 +18,9 @@ from redline.ladder.workloads.drct import draw, smooth_pictures
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx
+from redline.upscale.image_tiles import tiles_of
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.picture_tiles import tiles_of
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def network() -> Network:
     torch.manual_seed(0)
     model = draw(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4))).eval()
     with torch.no_grad():
-        # Weights as they are drawn give what no picture is: samples far from 0 to 1.
+        # Weights as they are drawn give what no image is: samples far from 0 to 1.
         drawn = model(smooth_pictures(8, 16))
         span = drawn.max() - drawn.min()
         model.conv_last.weight /= span
@@ -142,7 +142,7 @@ def test_tiles_are_taken_from_all_pictures_of_any_size(tmp_path: Path) -> None:
     assert [round(float(tile.mean() * 255)) for tile in tiles] == [0, 0, 80, 80, 160, 160]
     assert torch.equal(tiles, tiles_of(tmp_path, 16, 6))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RedlineError, match="no picture"):
+    with pytest.raises(RedlineError, match="no image"):
         tiles_of(tmp_path / "empty", 16, 1)
 
 

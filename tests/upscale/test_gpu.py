@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.memory import free_cuda_caches
+from redline.machine.pinned_copies import CudaDevice, OverlappedCopies
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
-from redline.upscale.copies import CudaDevice, OverlappedCopies
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling
+from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, TileShape, Tiling
 from redline.upscale.video import VideoSettings, upscale_video
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 
 pytestmark = pytest.mark.gpu
@@ -53,24 +53,24 @@ def save(path: Path, shape: tuple[int, ...], seed: int = 0) -> Path:
 
 
 def pixels(path: Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture).astype(int)
+    with Image.open(path) as image:
+        return np.asarray(image).astype(int)
 
 
 def made(
     module: nn.Module, plan: str = "", batch: int = 2, streams: int = 2, said: list[str] | None = None
-) -> Enlarger:
+) -> TileRunner:
     network = Network(module, 2, 16, "a planted network", "digest")
     say = said.append if said is not None else lambda _text: None
-    return Enlarger(network, Plan.parse(plan), "cuda:0", TILES, batch, say, streams)
+    return TileRunner(network, Plan.parse(plan), "cuda:0", TILES, batch, say, streams)
 
 
-def run(tasks: list[Task], using: Enlarger) -> list[Outcome]:
-    return PictureRun(using, PictureSettings()).run(tasks)
+def run(tasks: list[Task], using: TileRunner) -> list[Outcome]:
+    return ImageRun(using, ImageSettings()).run(tasks)
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> list[Path]:
+def images(tmp_path: Path) -> list[Path]:
     shapes = [(70, 333, 3), (200, 90, 4), (150, 151), (1, 1, 3), (64, 64, 3)]
     return [save(tmp_path / "in" / f"{index}.png", shape, index) for index, shape in enumerate(shapes)]
 
@@ -103,21 +103,21 @@ def test_copies_come_back_as_they_left_while_the_gpu_is_busy() -> None:
 
 
 @pytest.mark.parametrize("plan", ["", "fused_ops + bf16 + cuda_graph"])
-def test_any_number_of_streams_writes_the_same_bytes(plan: str, pictures: list[Path], tmp_path: Path) -> None:
+def test_any_number_of_streams_writes_the_same_bytes(plan: str, images: list[Path], tmp_path: Path) -> None:
     for streams in (1, 2, 3):
-        tasks = [Task(path, tmp_path / str(streams) / path.name) for path in pictures]
+        tasks = [Task(path, tmp_path / str(streams) / path.name) for path in images]
         assert not any(outcome.error for outcome in run(tasks, made(small(), plan, streams=streams)))
-    for path in pictures:
+    for path in images:
         first = (tmp_path / "1" / path.name).read_bytes()
         assert all((tmp_path / other / path.name).read_bytes() == first for other in "23")
 
 
-def test_the_gpu_agrees_with_the_cpu(pictures: list[Path], tmp_path: Path) -> None:
+def test_the_gpu_agrees_with_the_cpu(images: list[Path], tmp_path: Path) -> None:
     for folder, device in (("gpu", "cuda:0"), ("cpu", "cpu")):
         network = Network(small(), 2, 16, "a small DRCT", "digest")
-        tasks = [Task(path, tmp_path / folder / path.name) for path in pictures]
-        assert not any(outcome.error for outcome in run(tasks, Enlarger(network, Plan(), device, TILES, 2)))
-    for path in pictures:
+        tasks = [Task(path, tmp_path / folder / path.name) for path in images]
+        assert not any(outcome.error for outcome in run(tasks, TileRunner(network, Plan(), device, TILES, 2)))
+    for path in images:
         one, other = (premultiplied(pixels(tmp_path / folder / path.name)) for folder in ("gpu", "cpu"))
         assert np.abs(one - other).max() <= 2
         assert np.abs(one - other).mean() < 0.2
@@ -145,10 +145,10 @@ def test_memory_does_not_grow_with_the_picture(streams: int, tmp_path: Path) -> 
     assert peaks[1] <= 1.05 * peaks[0] + 2**20, peaks
 
 
-def test_one_graph_serves_all_tiles(pictures: list[Path], tmp_path: Path) -> None:
-    """Whatever the pictures' sizes and however full the last batch is."""
+def test_one_graph_serves_all_tiles(images: list[Path], tmp_path: Path) -> None:
+    """Whatever the images' sizes and however full the last batch is."""
     using = made(small(), "fused_ops + bf16 + cuda_graph", batch=4)
-    assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in pictures], using))
+    assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in images], using))
     assert using._fast is not None
     tally = using._fast.job.evidence["cuda_graph"]
     assert tally.graphs == 1 and tally.replays > 10 and not tally.uncaptured
@@ -204,7 +204,7 @@ def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_pat
         (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
     assert not outcome.error, outcome.error
     # With as little, the next row is not copied in ahead either, and fewer tiles may go at a time.
-    assert "out of memory: pictures 20,000 pixels wide are put together in main memory from now on" in said
+    assert "out of memory: images 20,000 pixels wide are put together in main memory from now on" in said
     assert np.array_equal(pixels(tmp_path / "out.png"), pixels(source).repeat(2, 0).repeat(2, 1))
     unlimited: list[str] = []
     assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=unlimited))[0].error and not unlimited
@@ -212,16 +212,16 @@ def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_pat
 
 
 def test_a_film_is_the_same_by_any_streams_and_in_any_memory(tmp_path: Path) -> None:
-    """Enlarged, one of its pictures has 115 MB; with 80 it is put together, and converted, in main memory."""
+    """Enlarged, one of its images has 115 MB; with 80 it is put together, and converted, in main memory."""
     make_clip(tmp_path / "a.mkv", frames=3, size=(2000, 1200), codec="ffv1", options={"level": "3"})
     results = []
     for streams, memory_bytes in ((1, 10**10), (3, 10**10), (2, 80 * 10**6)):
         said: list[str] = []
         using, target = made(Hungry(0), streams=streams, said=said), tmp_path / f"{len(results)}.mkv"
-        arguments = (WholePictures(using), 2, VideoSettings(codec="ffv1"), lambda _: None, using.copies)
+        arguments = (WholeImages(using), 2, VideoSettings(codec="ffv1"), lambda _: None, using.copies)
         with at_most(memory_bytes):
             upscale_video(tmp_path / "a.mkv", target, *arguments)
-        results.append(np.stack([picture for _, picture in shown(target)]))
+        results.append(np.stack([image for _, image in shown(target)]))
         assert any("put together in main memory" in text for text in said) == (memory_bytes < 10**9), said
     assert np.array_equal(results[0], results[1]) and np.abs(results[0].astype(int) - results[2]).max() <= 1
 
@@ -230,13 +230,13 @@ def test_a_graph_for_each_of_two_shapes(tmp_path: Path) -> None:
     wide = TileShape(Cut(48, 8, 8, 16), Cut(80, 8, 8, 16))
     network = Network(small(), 2, 16, "a small DRCT", "digest")
     tiling = Tiling((wide, TileShape(wide.columns, wide.rows)))
-    using = Enlarger(network, Plan.parse("fused_ops + bf16 + cuda_graph"), "cuda:0", tiling, 2)
+    using = TileRunner(network, Plan.parse("fused_ops + bf16 + cuda_graph"), "cuda:0", tiling, 2)
     sources = [save(tmp_path / f"{i}.png", shape, i) for i, shape in enumerate([(90, 200, 3), (200, 90, 3)] * 2)]
     assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in sources], using))
     assert using._fast is not None
     tally = using._fast.job.evidence["cuda_graph"]
-    assert tally.graphs == 2 and tally.replays > 10 and not tally.uncaptured
-    plain = Enlarger(network, Plan(), "cuda:0", tiling, 2)
+    assert tally.graphs == 2 and tally.replays > 10 and not tally.unrecorded
+    plain = TileRunner(network, Plan(), "cuda:0", tiling, 2)
     assert not any(o.error for o in run([Task(path, tmp_path / "exact" / path.name) for path in sources], plain))
     for path in sources:
         difference = np.abs(pixels(tmp_path / "out" / path.name) - pixels(tmp_path / "exact" / path.name))
@@ -294,15 +294,15 @@ def test_the_measured_cost_of_a_tile_holds_for_larger_ones() -> None:
     assert 0.7 * free < memory_for_tiles("cuda:0") < 0.9 * total
 
 
-def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, pictures: list[Path], tmp_path: Path) -> None:
+def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, images: list[Path], tmp_path: Path) -> None:
     """With automatic tiles; and in two worker processes that share the GPU, the same bytes for the same tile."""
     said: list[str] = []
     tasks = find_tasks([tmp_path / "in"], tmp_path / "one", 2)
     settings = UpscaleSettings(weights, device="cuda", memory_bytes=2**31, workers=1)
     one = Upscaling(settings, Listener(said.append))
     assert not any(outcome.error for outcome in one.run(tasks))
-    assert "fused_ops + fp16 + cuda_graph" in said[0] and one.enlarger is not None
-    given = replace(settings, tile=one.enlarger.tiling.sizes[0], tile_batch=one.enlarger.batch, memory_bytes=None)
+    assert "fused_ops + fp16 + cuda_graph" in said[0] and one.tile_runner is not None
+    given = replace(settings, tile=one.tile_runner.tiling.sizes[0], tile_batch=one.tile_runner.batch, memory_bytes=None)
     alone, shared = (find_tasks([tmp_path / "in"], tmp_path / folder, 2) for folder in ("alone", "shared"))
     assert not any(outcome.error for outcome in Upscaling(given).run(alone))
     two = Upscaling(replace(given, workers=2), Listener(said.append))
@@ -313,7 +313,7 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, pictures: list[Pat
 
 
 def test_the_next_picture_of_a_size_keeps_nobody_waiting() -> None:
-    """What a film's frames have in common is sent to the device with the first."""
+    """What a video's frames have in common is sent to the device with the first."""
     shape = TileShape.square(Cut(64, 8, 8, 16))
 
     def enlarge(tiles: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> UpscaleSettings:
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     save_drct(Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4)), path)
-    films = VideoSettings(codec="ffv1", segment_frames=2)
-    return UpscaleSettings(path, device="cpu", workers=1, margin_px=4, ramp_px=4, tile=32, films=films)
+    videos = VideoSettings(codec="ffv1", segment_frames=2)
+    return UpscaleSettings(path, device="cpu", workers=1, margin_px=4, ramp_px=4, tile=32, videos=videos)
 
 
 def save(path: Path, colour: tuple[int, int, int]) -> Path:
@@ -39,7 +39,7 @@ def save(path: Path, colour: tuple[int, int, int]) -> Path:
     return path
 
 
-def pictures(folder: Path, count: int = 2) -> list[Task]:
+def images(folder: Path, count: int = 2) -> list[Task]:
     for index in range(count):
         save(folder / "in" / f"{index}.png", (90 * index, 20, 30))
     return find_tasks([folder / "in"], folder / "out", 2)
@@ -47,7 +47,7 @@ def pictures(folder: Path, count: int = 2) -> list[Task]:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
 def test_a_full_disk_at_the_journal_is_said_once_and_ends_nothing(settings: UpscaleSettings, tmp_path: Path) -> None:
-    tasks, said, heard = pictures(tmp_path, 3), [], []
+    tasks, said, heard = images(tmp_path, 3), [], []
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / NAME).symlink_to("/dev/full")
     outcomes = Upscaling(settings, Listener(said.append, heard.append)).run(tasks, tmp_path / "out")
@@ -57,7 +57,7 @@ def test_a_full_disk_at_the_journal_is_said_once_and_ends_nothing(settings: Upsc
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk may have room for a part of it; the next line would be glued to that, and lost too."""
-    tasks, write = pictures(tmp_path, 3), os.write
+    tasks, write = images(tmp_path, 3), os.write
     journal = Journal(tmp_path, lambda _: "s")
     for index, task in enumerate(tasks):
         save(task.target, (1, 2, 3))
@@ -83,7 +83,7 @@ def test_a_name_that_is_no_text_is_noted_like_others(settings: UpscaleSettings, 
 
 
 def test_torn_and_damaged_lines_cost_nothing_but_themselves(tmp_path: Path) -> None:
-    tasks = pictures(tmp_path)
+    tasks = images(tmp_path)
     for task in tasks:
         save(task.target, (1, 2, 3))
     journal = Journal(tmp_path, lambda _: "s")
@@ -99,21 +99,21 @@ def test_torn_and_damaged_lines_cost_nothing_but_themselves(tmp_path: Path) -> N
 
 def test_a_source_that_changes_meanwhile_is_done_again(settings: UpscaleSettings, tmp_path: Path) -> None:
     """It was red when it was read, and is blue before the result is there."""
-    (task,), said = pictures(tmp_path, 1), []
+    (task,), said = images(tmp_path, 1), []
     save(task.source, (200, 10, 10))
 
     def repaint(*_: object) -> None:
         save(task.source, (10, 10, 200))
 
     out = tmp_path / "out"
-    first = Upscaling(settings, Listener(said.append, picture_progress=repaint)).run([task], out)
+    first = Upscaling(settings, Listener(said.append, image_progress=repaint)).run([task], out)
     assert not first[0].error and said[1:] == [
         f"{str(task.source)!r} changed while it was read; --resume will do it again"
     ]
     (again,) = Upscaling(replace(settings, resume=True)).run([task], out)
     assert not again.skipped and not again.error
-    with Image.open(task.target) as picture, Image.open(task.source) as blue:
-        assert picture.size == (2 * blue.width, 2 * blue.height)
+    with Image.open(task.target) as image, Image.open(task.source) as blue:
+        assert image.size == (2 * blue.width, 2 * blue.height)
     assert Upscaling(replace(settings, resume=True)).run([task], out)[0].skipped
 
 
@@ -125,7 +125,7 @@ def test_a_film_that_changes_meanwhile_too(settings: UpscaleSettings, tmp_path: 
         os.utime(task.source, ns=(1, 1))
 
     said: list[str] = []
-    (outcome,) = Upscaling(settings, Listener(said.append, film_progress=touch)).run([task], tmp_path)
+    (outcome,) = Upscaling(settings, Listener(said.append, video_progress=touch)).run([task], tmp_path)
     assert not outcome.error and "changed while it was read" in said[-1]
     assert not Upscaling(replace(settings, resume=True)).run([task], tmp_path)[0].skipped
 
@@ -135,10 +135,10 @@ def test_a_finished_film_is_skipped_when_it_was_made_in_the_same_way(settings: U
     make_clip(task.source, frames=2)
     assert not Upscaling(settings).run([task], tmp_path)[0].error
     assert Upscaling(again).run([task], tmp_path)[0].skipped
-    # How pictures are written is nothing to a film; its codec is.
-    stripped = replace(again, pictures=replace(again.pictures, strip=True))
+    # How images are written is nothing to a video; its codec is.
+    stripped = replace(again, images=replace(again.images, strip=True))
     assert Upscaling(stripped).run([task], tmp_path)[0].skipped
-    other = replace(again, films=replace(again.films, codec="h264"))
+    other = replace(again, videos=replace(again.videos, codec="h264"))
     assert not Upscaling(other).run([task], tmp_path)[0].skipped
 
 
@@ -151,24 +151,24 @@ def test_a_resumed_film_is_made_of_the_same_tiles(settings: UpscaleSettings, tmp
     task = Task(tmp_path / "a.mkv", tmp_path / "b.mkv")
     make_clip(task.source, frames=12)
 
-    def stop(_task: Task, film: VideoProgress) -> None:
-        if film.frames_done >= 4:
+    def stop(_task: Task, video: VideoProgress) -> None:
+        if video.frames_done >= 4:
             raise Killed
 
     def killed(settings: UpscaleSettings) -> None:
         with pytest.raises(Killed):
-            Upscaling(settings, Listener(film_progress=stop)).run([task], tmp_path)
+            Upscaling(settings, Listener(video_progress=stop)).run([task], tmp_path)
 
     killed(replace(settings, tile=(36, 28), tile_batch=1))
     resumed: list[int] = []
     upscaling = Upscaling(
         replace(settings, tile=None, resume=True),
-        Listener(film_progress=lambda _, film: resumed.append(film.frames_resumed)),
+        Listener(video_progress=lambda _, video: resumed.append(video.frames_resumed)),
     )
     assert not upscaling.run([task], tmp_path)[0].error and resumed[0] > 0
-    assert upscaling.enlarger is not None and upscaling.enlarger.batch == 1
-    assert upscaling.enlarger.tiling.sizes == ((36, 28),)
-    # Other tiles that are asked for are used, for all of the film.
+    assert upscaling.tile_runner is not None and upscaling.tile_runner.batch == 1
+    assert upscaling.tile_runner.tiling.sizes == ((36, 28),)
+    # Other tiles that are asked for are used, for all of the video.
     task.target.unlink()
     killed(replace(settings, tile_batch=1))
     (outcome,) = Upscaling(replace(settings, tile=48, tile_batch=1, resume=True)).run([task], tmp_path)
@@ -200,7 +200,7 @@ LARGE = ((1000, 1000),)
 
 
 def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings, tmp_path: Path) -> None:
-    tasks, out = pictures(tmp_path), tmp_path / "out"
+    tasks, out = images(tmp_path), tmp_path / "out"
     Upscaling(replace(settings, tile_batch=3)).run(tasks, out)
     tasks[1].target.unlink()
     for tile in (None, 32):
@@ -213,8 +213,8 @@ def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings,
 def test_what_a_killed_run_left_is_removed_by_the_next(
     settings: UpscaleSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file and the folder of a shared picture; nothing of a process that lives, or of another machine."""
-    tasks, out = pictures(tmp_path), tmp_path / "out"
+    """A file and the folder of a shared image; nothing of a process that lives, or of another machine."""
+    tasks, out = images(tmp_path), tmp_path / "out"
     out.mkdir()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -235,20 +235,20 @@ def test_what_a_killed_run_left_is_removed_by_the_next(
 
 def test_a_file_whose_time_begins_when_it_is_worked_on(settings: UpscaleSettings, tmp_path: Path) -> None:
     """While the first is worked on the others are open already: their wait is not their time."""
-    tasks, slow = pictures(tmp_path, 3), 0.5
+    tasks, slow = images(tmp_path, 3), 0.5
     heard: list[Outcome] = []
 
     def dawdle(task: Task, rows: int, _total: int) -> None:
         if task == tasks[0] and rows == 1:
             time.sleep(slow)
 
-    Upscaling(settings, Listener(finished=heard.append, picture_progress=dawdle)).run(tasks)
+    Upscaling(settings, Listener(finished=heard.append, image_progress=dawdle)).run(tasks)
     seconds = {outcome.task: outcome.seconds for outcome in heard}
     assert seconds[tasks[0]] > slow and 0 < seconds[tasks[1]] < slow
 
 
 def test_a_name_that_is_taken_is_one_failure_among_others(settings: UpscaleSettings, tmp_path: Path) -> None:
-    tasks = pictures(tmp_path)
+    tasks = images(tmp_path)
     Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "in" / "0.gif")
     tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
     heard: list[Outcome] = []

@@ -11,21 +11,21 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
-from redline.upscale import picture_under_way, pictures_run
+from redline.machine.pinned_copies import Arriving, OverlappedCopies, PlainCopies
+from redline.upscale import image_job, image_run
 from redline.upscale.blend import Blender
-from redline.upscale.copies import Arriving, OverlappedCopies, PlainCopies
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles
+from redline.upscale.image_job import ImageJob
+from redline.upscale.image_run import ImageRun
+from redline.upscale.images import ImageSink
 from redline.upscale.network import Network
-from redline.upscale.picture_under_way import PictureUnderWay
-from redline.upscale.pictures import PictureSink
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import PictureSettings, UpscaleSettings
+from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.video import VideoSettings, upscale_video
 from redline.upscale.video import run as video_run
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 
 Strips = Iterator[tuple[slice, Tensor]]
@@ -53,9 +53,9 @@ class Apart(PlainCopies):
     has_own_memory = True
 
 
-def made(said: list[str], module: nn.Module | None = None, apart: bool = True, batch: int = 3) -> Enlarger:
+def made(said: list[str], module: nn.Module | None = None, apart: bool = True, batch: int = 3) -> TileRunner:
     network = Network(module or Twice(), 2, 4, "a planted network", "digest")
-    using = Enlarger(network, Plan(), "cpu:0", TILES, batch, said.append)
+    using = TileRunner(network, Plan(), "cpu:0", TILES, batch, said.append)
     using.copies = Apart() if apart else PlainCopies()
     return using
 
@@ -71,17 +71,17 @@ def save(path: Path, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def pixels(path: Path) -> np.ndarray:
-    with Image.open(path) as picture:
-        return np.asarray(picture)
+    with Image.open(path) as image:
+        return np.asarray(image)
 
 
-def enlarged(folder: Path, using: Enlarger, *shapes: tuple[int, ...]) -> None:
-    """Runs pictures of these shapes, and holds the results against what they must be."""
+def enlarged(folder: Path, using: TileRunner, *shapes: tuple[int, ...]) -> None:
+    """Runs images of these shapes, and holds the results against what they must be."""
     tasks, expected = [], []
     for index, shape in enumerate(shapes):
         tasks.append(Task(folder / f"{index}.png", folder / "out" / f"{index}.png"))
         expected.append(save(tasks[-1].source, shape, index).repeat(2, 0).repeat(2, 1))
-    outcomes = PictureRun(using, PictureSettings()).run(tasks)
+    outcomes = ImageRun(using, ImageSettings()).run(tasks)
     assert not any(outcome.error for outcome in outcomes)
     for task, wanted in zip(tasks, expected, strict=True):
         result = pixels(task.target)
@@ -99,7 +99,7 @@ def test_lying_and_upright_pictures_in_one_run(tmp_path: Path) -> None:
     assert module.seen == {(24, 40), (40, 24)}
 
 
-SENTENCE = "out of memory: pictures 300 pixels wide are put together in main memory from now on"
+SENTENCE = "out of memory: images 300 pixels wide are put together in main memory from now on"
 
 
 @pytest.mark.parametrize("channels", [3, 4])
@@ -132,7 +132,7 @@ def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
 ) -> None:
     """What is carried over to the next row has gone on by then, and must go back."""
     said, calls = [], []
-    from_planes, across = pictures_run.from_planes, count_tiles(300, TILES.shape_for((300, 90)).columns)
+    from_planes, across = image_run.from_planes, count_tiles(300, TILES.shape_for((300, 90)).columns)
 
     def planted(*arguments: object) -> Tensor:
         calls.append(1)
@@ -140,15 +140,15 @@ def test_memory_that_runs_out_behind_the_blending_does_not_blend_twice(
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return from_planes(*arguments)
 
-    monkeypatch.setattr(pictures_run, "from_planes", planted)
+    monkeypatch.setattr(image_run, "from_planes", planted)
     enlarged(tmp_path, made(said), (90, 300, 3))
     assert said == [SENTENCE]
 
 
 def test_a_network_that_finds_no_room_beside_the_rows_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said, freed = [], []
-    leave = PictureUnderWay.blend_in_main_memory
-    monkeypatch.setattr(PictureUnderWay, "blend_in_main_memory", lambda self: (freed.append(1), leave(self)))
+    leave = ImageJob.blend_in_main_memory
+    monkeypatch.setattr(ImageJob, "blend_in_main_memory", lambda self: (freed.append(1), leave(self)))
     enlarged(tmp_path, made(said, Twice(lambda _: not freed)), (60, 300, 3))
     assert said[-1] == SENTENCE and all("going on with" in text for text in said[:-1])
 
@@ -184,7 +184,7 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
     for task, width in zip(tasks, (60, 300, 70), strict=True):
         save(task.source, (90, width, 3))
     using = made([], apart=apart)
-    failed = [outcome for outcome in PictureRun(using, PictureSettings()).run(tasks) if outcome.error]
+    failed = [outcome for outcome in ImageRun(using, ImageSettings()).run(tasks) if outcome.error]
     assert [outcome.task for outcome in failed] == [tasks[1]] and using.taken_at_once == (3, 0)
     assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some."
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
@@ -193,10 +193,10 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
 @pytest.mark.parametrize(
     ("owner", "name", "is_wide"),
     [
-        (picture_under_way, "open_picture", lambda path: path.name == "1.png"),
-        (PictureUnderWay, "band", lambda picture: picture.width == 600),
-        (PictureSink, "write_rows", lambda sink: sink.shape[1] == 600),
-        (PictureSink, "finish", lambda sink: sink.shape[1] == 600),
+        (image_job, "open_image", lambda path: path.name == "1.png"),
+        (ImageJob, "band", lambda image: image.width == 600),
+        (ImageSink, "write_rows", lambda sink: sink.shape[1] == 600),
+        (ImageSink, "finish", lambda sink: sink.shape[1] == 600),
     ],
 )
 def test_main_memory_that_runs_out_around_a_picture(
@@ -213,7 +213,7 @@ def test_main_memory_that_runs_out_around_a_picture(
         return before(first, *others, **options)
 
     monkeypatch.setattr(owner, name, planted)
-    outcomes = PictureRun(made([]), PictureSettings()).run(tasks)
+    outcomes = ImageRun(made([]), ImageSettings()).run(tasks)
     failed = {outcome.task: outcome.error for outcome in outcomes if outcome.error}
     assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some."}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
@@ -254,7 +254,7 @@ def test_a_band_that_cannot_be_brought_in_is_worked_on_from_where_it_is(
 
 def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     said, blend = [], Blender.blend
-    frames, whole = torch.rand(2, 3, 50, 90), WholePictures(made(said))
+    frames, whole = torch.rand(2, 3, 50, 90), WholeImages(made(said))
 
     def planted(self: Blender, row: int, tiles: object) -> Strips:
         if row and whole._place.index is not None:
@@ -268,26 +268,26 @@ def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [LEAVES]
 
 
-LEAVES = "out of memory: pictures are put together in main memory from now on"
+LEAVES = "out of memory: images are put together in main memory from now on"
 
 
-def upscaled_film(folder: Path, whole: WholePictures) -> np.ndarray:
-    settings, copies = VideoSettings(codec="ffv1"), whole._enlarger.copies
+def upscaled_film(folder: Path, whole: WholeImages) -> np.ndarray:
+    settings, copies = VideoSettings(codec="ffv1"), whole._tile_runner.copies
     upscale_video(folder / "a.mkv", folder / "b.mkv", whole, 2, settings, lambda _: None, copies)
     return np.stack([pixels for _, pixels in shown(folder / "b.mkv")])
 
 
 def test_the_planes_of_a_film_are_made_where_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that runs out in the conversion behind the network; and before it, where pictures come in."""
+    """Memory that runs out in the conversion behind the network; and before it, where images come in."""
     make_clip(tmp_path / "a.mkv", frames=3, codec="ffv1", options={"level": "3"})
-    expected, to_planes = upscaled_film(tmp_path, WholePictures(made([]))), video_run.to_planes
+    expected, to_planes = upscaled_film(tmp_path, WholeImages(made([]))), video_run.to_planes
     for copies, sentences in ((Apart(), [LEAVES]), (None, [LATE_COPIES, LEAVES])):
         said: list[str] = []
         using = made(said)
         using.copies = copies or Full(said.append)
-        whole = WholePictures(using)
+        whole = WholeImages(using)
 
-        def planted(*arguments: object, whole: WholePictures = whole) -> list[Tensor]:
+        def planted(*arguments: object, whole: WholeImages = whole) -> list[Tensor]:
             if whole._place.index is not None:
                 raise torch.OutOfMemoryError("CUDA out of memory (planted)")
             return to_planes(*arguments)
@@ -306,9 +306,9 @@ def test_a_film_that_finds_no_memory_is_one_failure_among_others(
     upscaling = Upscaling(UpscaleSettings(scale=2, device="cpu"))
     task = Task(tmp_path / "a.mkv", tmp_path / "b.mkv")
     monkeypatch.setattr(video_run, "to_planes", planted)
-    assert "out of memory even with one tile" in upscaling.enlarge_film(task, made([])).error
+    assert "out of memory even with one tile" in upscaling.upscale_video_task(task, made([])).error
     monkeypatch.setattr(video_run, "to_rgb", planted)
-    assert upscaling.enlarge_film(task, made([])).error.startswith("out of memory at ")
+    assert upscaling.upscale_video_task(task, made([])).error.startswith("out of memory at ")
 
 
 def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
@@ -319,11 +319,11 @@ def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
         def bring_out(self, tensor: Tensor) -> Arriving:
             return Arriving(tensor, lambda: order.append("asked"), lambda: None)
 
-    using = Enlarger(
+    using = TileRunner(
         Network(Twice(lambda _: bool(order.append("begun"))), 2, 4, "a network", "digest"), Plan(), "cpu", TILES, 4
     )
     using.copies, using._ahead = Noting(), 2
-    WholePictures(using)(torch.rand(1, 3, 60, 40), lambda large: large)
+    WholeImages(using)(torch.rand(1, 3, 60, 40), lambda large: large)
     assert order == ["begun", *["begun", "asked"] * (order.count("begun") - 1), "asked"] and order.count("begun") > 2
 
 

@@ -1,4 +1,4 @@
-"""Which plan pictures are enlarged under."""
+"""Which plan images are enlarged under."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
-from redline.upscale.enlarger import Enlarger
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.network import Network
-from redline.upscale.plans import choose_plan
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, Tiling
 
 pytestmark = pytest.mark.cpu
 
@@ -25,25 +25,32 @@ GPU = replace(CPU, device="cuda:0", name="a GPU", capability=(9, 0), hardware_dt
 NETWORK = Drct(DrctConfig.of(2, 1, width=12, growth=6, features=4, window=4))
 
 
+def choose(machine: Machine, model: nn.Module, precision: str = "auto") -> Plan:
+    return choose_plan("upscale", machine, precision, model=model).plan
+
+
 def test_what_another_network_has_no_use_for_is_left_out() -> None:
-    assert str(choose_plan(GPU, nn.Conv2d(3, 3, 1))) == "fp16 + cuda_graph"
+    assert str(choose(GPU, nn.Conv2d(3, 3, 1))) == "fp16 + cuda_graph"
+    chosen = choose_plan("upscale", GPU, model=nn.Conv2d(3, 3, 1))
+    assert list(chosen.left_out) == ["fused_ops"]
+    assert str(chosen) == f"fp16 + cuda_graph (without fused_ops: {chosen.left_out['fused_ops']})"
 
 
 def test_a_precision_takes_the_place_of_the_shipped_one() -> None:
-    assert str(choose_plan(GPU, NETWORK)) == "fused_ops + fp16 + cuda_graph"
-    assert str(choose_plan(GPU, NETWORK, "bf16")) == "fused_ops + bf16 + cuda_graph"
-    assert str(choose_plan(GPU, NETWORK, "fp32")) == "fused_ops + cuda_graph"
+    assert str(choose(GPU, NETWORK)) == "fused_ops + fp16 + cuda_graph"
+    assert str(choose(GPU, NETWORK, "bf16")) == "fused_ops + bf16 + cuda_graph"
+    assert str(choose(GPU, NETWORK, "fp32")) == "fused_ops + cuda_graph"
 
 
 def test_int8_needs_layers_that_it_knows() -> None:
     """Those that are packed for a GPU it does not know, those for a CPU it does."""
-    assert Plan.parse("fused_ops(pack=false)").rungs[0] == choose_plan(GPU, NETWORK, "int8").rungs[0]
-    assert Plan.parse("fused_ops").rungs[0] == choose_plan(CPU, NETWORK, "int8").rungs[0]
+    assert Plan.parse("fused_ops(pack=false)").rungs[0] == choose(GPU, NETWORK, "int8").rungs[0]
+    assert Plan.parse("fused_ops").rungs[0] == choose(CPU, NETWORK, "int8").rungs[0]
 
 
 def test_what_cannot_run_is_said() -> None:
-    with pytest.raises(RedlineError, match="fp16 cannot run here: .* has no hardware support for fp16"):
-        choose_plan(replace(CPU, hardware_dtypes=("fp32",)), NETWORK, "fp16")
+    with pytest.raises(RedlineError, match="precision fp16 cannot run here: .* has no hardware support for fp16"):
+        choose(replace(CPU, hardware_dtypes=("fp32",)), NETWORK, "fp16")
 
 
 @pytest.mark.parametrize(("plan", "expected"), [("", "ieee"), ("channels_last", "ieee"), ("tf32", "tf32")])
@@ -61,7 +68,7 @@ def test_fp32_is_strict_unless_the_plan_allows_tf32(plan: str, expected: str, mo
     monkeypatch.setattr(Machine, "detect", lambda device: replace(detect(device), hardware_dtypes=("fp32", "tf32")))
     network = Network(Doubling(3, 3, 1), 2, 4, "doubling", "digest")
     before = convolution_precision()
-    using = Enlarger(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 1)
+    using = TileRunner(network, Plan.parse(plan), "cpu", Tiling.square(Cut(32, 4, 4, 4)), 1)
     using(torch.rand(1, 3, 32, 32))
     assert seen == [expected]
     assert convolution_precision() == before

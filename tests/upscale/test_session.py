@@ -21,13 +21,13 @@ from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, cut_side, smallest_tile
 from redline.upscale.listener import Listener
-from redline.upscale.padding import frame
+from redline.upscale.padding import pad_side
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import PictureSettings, Tiles, UpscaleSettings, with_preset
+from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
 from redline.upscale.tile_choice import MOST_SHAPES, ShapeLimits, TileCost, choose_tiles
+from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -49,14 +49,14 @@ def names(tasks: list[Task], folder: Path) -> list[str]:
 
 
 def test_where_results_go(tmp_path: Path) -> None:
-    photo, film = save(tmp_path / "a.jpg"), tmp_path / "b.avi"
-    film.touch()
+    photo, video = save(tmp_path / "a.jpg"), tmp_path / "b.avi"
+    video.touch()
     assert names(find_tasks([photo], None, 4), tmp_path) == ["a-x4.jpg"]
     assert names(find_tasks([photo], None, 2, "webp"), tmp_path) == ["a-x2.webp"]
     assert names(find_tasks([photo], tmp_path / "big.png", 4), tmp_path) == ["big.png"]
     assert names(find_tasks([photo], tmp_path / "folder", 4), tmp_path) == ["folder/a.jpg"]
-    assert names(find_tasks([photo, film], tmp_path / "out", 4, "png"), tmp_path) == ["out/a.png", "out/b.mkv"]
-    assert [task.is_film for task in find_tasks([photo, film], tmp_path / "out", 4)] == [False, True]
+    assert names(find_tasks([photo, video], tmp_path / "out", 4, "png"), tmp_path) == ["out/a.png", "out/b.mkv"]
+    assert [task.is_video for task in find_tasks([photo, video], tmp_path / "out", 4)] == [False, True]
 
 
 def test_a_folder_keeps_its_structure_and_never_eats_its_own_results(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_paths_that_mean_nothing(tmp_path: Path) -> None:
     empty.mkdir()
     for arguments, sentence in (
         (([tmp_path / "absent.png"], None, 4), "there is no file"),
-        (([empty], None, 4), "no picture and no film"),
+        (([empty], None, 4), "no image and no video"),
         (([save(tmp_path / "x" / "a.png"), save(tmp_path / "y" / "a.png")], tmp_path / "out", 4), "would both become"),
         (([save(tmp_path / "a.png")], None, 4, "bmp"), "choose png, jpeg, webp, tiff, avif"),
         (([save(tmp_path / "a.png")], tmp_path / "out.bmp", 4), "bmp"),
@@ -135,7 +135,7 @@ def test_tiles_from_a_budget() -> None:
 
 
 def computed(tiling: Tiling, *sizes: tuple[int, int]) -> int:
-    """By cutting the pictures, not by counting."""
+    """By cutting the images, not by counting."""
     total, batch = 0, tiling.filled_to
     for size in sizes:
 
@@ -159,7 +159,7 @@ def test_tiles_waste_little_of_the_pictures_at_hand() -> None:
         tiling, batch = choose_tiles(cost, 10**12, like, [size])
         others = [tiles((width, height)) for width in sides for height in sides if width * height <= 512**2]
         assert computed(tiling, size) == min(other.shapes[0].computed_pixels(size) for other in others) and batch > 1
-    # With tiles of 512, pictures of 1,000 × 1,000 would be nine of them, 2.4 times the picture.
+    # With tiles of 512, images of 1,000 × 1,000 would be nine of them, 2.4 times the image.
     assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (tiles((1008, 1008)), 1)
     assert computed(choose_tiles(cost, 10**12, like, [(1000, 1000)])[0], (1000, 1000)) < 1.2e6
 
@@ -234,15 +234,15 @@ def test_a_network_without_a_window_has_as_few_tiles_to_choose_from() -> None:
 def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut by the size of the picture alone, it was four tiles of that size."""
+    """Cut by the size of the image alone, it was four tiles of that size."""
     monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
     save(tmp_path / "a.png", 64, 64)
-    settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, pictures=PictureSettings(wrap=True))
+    settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
     sizes = upscaling._sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
     tiling, _ = upscaling.choose_tiles(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
-    assert len(frame(64, shape.rows, True).side.starts) == len(frame(64, shape.columns, True).side.starts) == 1
+    assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
     assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
 
 
@@ -254,8 +254,8 @@ def test_a_resumed_folder_with_other_pictures_has_tiles_of_its_own(weights: Path
     for _ in range(2):
         upscaling = Upscaling(settings)
         assert not any(o.error for o in upscaling.run(find_tasks([tmp_path / "in"], out, 2), out))
-        assert upscaling.enlarger is not None
-        sizes.append(upscaling.enlarger.tiling.sizes)
+        assert upscaling.tile_runner is not None
+        sizes.append(upscaling.tile_runner.tiling.sizes)
         save(tmp_path / "in" / "photo.png", 90, 120, seed=1)
     assert max(sizes[0]) < (120, 92) == max(sizes[1])
 
@@ -265,7 +265,7 @@ def test_a_preset_for_little_memory_obeys_a_limit() -> None:
         memory_bytes=10**9, tile_batch=1, streams=1
     )
     with pytest.raises(RedlineError, match="max-pixels is at least 1, not 0"):
-        UpscaleSettings(pictures=PictureSettings(pixel_limit=0))
+        UpscaleSettings(images=ImageSettings(pixel_limit=0))
 
 
 def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_them(
@@ -279,7 +279,7 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
     first = Upscaling(settings, Listener(said.append))
     assert not any(o.error for o in first.run(tasks, out))
     assert "1 tile of 96 × 32 or 32 × 96 at a time" in said[0]
-    assert first.enlarger is not None and first.enlarger.tiling.sizes == ((96, 32), (32, 96))
+    assert first.tile_runner is not None and first.tile_runner.tiling.sizes == ((96, 32), (32, 96))
     assert Journal(out, first.made_as).tiles(tasks) == Tiles(((96, 32), (32, 96)), 1)
     before = tasks[3].target.read_bytes()
     for task in (tasks[1], tasks[3]):
@@ -288,7 +288,7 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
     resumed = Upscaling(replace(settings, resume=True))
     assert sum(o.skipped for o in resumed.run(tasks, out)) == 2
     assert tasks[3].target.read_bytes() == before
-    assert resumed.enlarger is not None and resumed.enlarger.tiling == first.enlarger.tiling
+    assert resumed.tile_runner is not None and resumed.tile_runner.tiling == first.tile_runner.tiling
 
 
 def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None
     (tmp_path / NAME).write_text(json.dumps(line) + "\n")
     assert Journal(tmp_path, lambda _: "s").tiles([other, task]) == Tiles(((96, 96),))
     assert Journal(tmp_path, lambda _: "t").tiles([task]) is None
-    # What another picture of the folder was cut by says nothing about this one.
+    # What another image of the folder was cut by says nothing about this one.
     assert Journal(tmp_path, lambda _: "s").tiles([other]) is None
 
 
@@ -328,7 +328,7 @@ def test_a_tile_is_no_larger_than_the_largest_picture(tile: object, weights: Pat
     save(tmp_path / "in" / "b.png", 50, 101)
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", workers=1, tile=tile, tile_batch=1))
     assert not any(o.error for o in upscaling.run(find_tasks([tmp_path / "in"], tmp_path / "out", 2)))
-    assert upscaling.enlarger is not None and upscaling.enlarger.tiling.sizes == ((104, 132),)
+    assert upscaling.tile_runner is not None and upscaling.tile_runner.tiling.sizes == ((104, 132),)
 
 
 @pytest.mark.parametrize("tile", [1, 16, 20, 76, (76, 256), (256, 76)])
@@ -411,8 +411,8 @@ def test_a_kill_in_the_middle_leaves_nothing_half_and_a_resumed_run_finishes(wei
     assert done
     for path in (tmp_path / "out").iterdir():
         if not is_partial(path) and path.name != NAME:
-            with Image.open(path) as picture:
-                picture.load()
+            with Image.open(path) as image:
+                image.load()
     tasks = find_tasks([tmp_path / "in"], tmp_path / "out", 2)
     settings = UpscaleSettings(weights, device="cpu", resume=True)
     outcomes = Upscaling(settings).run(tasks, tmp_path / "out")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import Encoding
-from redline.upscale.settings import PictureSettings, UpscaleSettings, describe, describe_network, with_preset
+from redline.upscale.images import Encoding
+from redline.upscale.settings import ImageSettings, UpscaleSettings, describe, describe_network, with_preset
 from redline.upscale.video import VideoSettings
 
 ONNX = Path("model.ONNX")
@@ -23,7 +23,7 @@ NETWORK = Path("model.safetensors")
         {"plan": Path("plan.toml")},
         {"weights": ONNX, "provider": "cuda", "tile_batch": 2},
         {"weights": NETWORK, "tile": 64},
-        {"pictures": PictureSettings(pixel_limit=1)},
+        {"images": ImageSettings(pixel_limit=1)},
     ],
     ids=str,
 )
@@ -50,7 +50,7 @@ def test_settings_at_their_limits_are_taken(values: dict[str, Any]) -> None:
         ({"weights": ONNX, "precision": "fp16"}, "leave out --precision"),
         ({"provider": "cuda"}, "a provider runs ONNX files"),
         ({"weights": NETWORK, "provider": "cuda"}, "a provider runs ONNX files"),
-        ({"pictures": PictureSettings(pixel_limit=0)}, "--max-pixels is at least 1"),
+        ({"images": ImageSettings(pixel_limit=0)}, "--max-pixels is at least 1"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(values: dict[str, Any], sentence: str) -> None:
@@ -87,12 +87,12 @@ def test_everything_that_decides_how_a_result_looks_is_named() -> None:
     network = describe_network(UpscaleSettings(margin_px=3, ramp_px=5), "bf16", "abc")
     assert network == "abc bf16 margin=3 ramp=5"
     settings = UpscaleSettings(
-        pictures=PictureSettings(wrap=True, encoding=Encoding(quality=7)),
-        films=VideoSettings(crf=20.0, keep_going=True),
+        images=ImageSettings(wrap=True, encoding=Encoding(quality=7)),
+        videos=VideoSettings(crf=20.0, keep_going=True),
     )
-    film, picture = describe(settings, "network", True), describe(settings, "network", False)
-    assert film.startswith("network codec=auto crf=20.0") and "keep_going=True" in film
-    assert picture.startswith("network wrap=True strip=False") and "quality=7" in picture
+    video, image = describe(settings, "network", True), describe(settings, "network", False)
+    assert video.startswith("network codec=auto crf=20.0") and "keep_going=True" in video
+    assert image.startswith("network wrap=True strip=False") and "quality=7" in image
 
 
 @pytest.mark.parametrize("name", ["batch", "segment_frames", "waiting"])

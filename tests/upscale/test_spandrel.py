@@ -22,7 +22,7 @@ from redline.upscale.tasks import Task
 
 
 class Twice(nn.Module):
-    """Gives more than the picture, as some do."""
+    """Gives more than the image, as some do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
     assert (upscaling.network.name, upscaling.network.window) == ("MMRealSR ×2", 4)
     (outcome,) = upscaling.run([Task(tmp_path / "a.png", tmp_path / "b.png")])
     assert not outcome.error
-    with Image.open(tmp_path / "b.png") as picture:
-        assert np.array_equal(np.asarray(picture), samples.repeat(2, 0).repeat(2, 1))
+    with Image.open(tmp_path / "b.png") as image:
+        assert np.array_equal(np.asarray(image), samples.repeat(2, 0).repeat(2, 1))
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
         (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which makes faces of whatever it is given"),
         (
             ImageModelDescriptor(scale=1),
-            "3 channels to 3 at ×1; pictures are enlarged by models of 3 to 3 at ×2 or more",
+            "3 channels to 3 at ×1; images are enlarged by models of 3 to 3 at ×2 or more",
         ),
         (ImageModelDescriptor(input_channels=1), "1 channels to 3 at ×2"),
-        (SimpleNamespace(architecture=SimpleNamespace(name="a film's")), "needs more than one picture"),
+        (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one image"),
         (KeyError(), r"spandrel does not know it either \(KeyError\)"),
     ],
 )

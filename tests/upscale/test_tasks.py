@@ -1,4 +1,4 @@
-"""What paths mean beyond the plain cases: films under any name, files left out, and two that would become one."""
+"""What paths mean beyond the plain cases: videos under any name, files left out, and two that would become one."""
 
 from pathlib import Path
 
@@ -12,24 +12,24 @@ from redline.upscale.tasks import Task, find_tasks
 from upscale.video.clips import make_clip
 
 
-def picture(path: Path) -> Path:
+def image(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.zeros((3, 4, 3), np.uint8)).save(path, format="png" if not path.suffix else None)
     return path
 
 
-def film(path: Path) -> Path:
-    """A film whose name says nothing."""
+def video(path: Path) -> Path:
+    """A video whose name says nothing."""
     make_clip(path.with_suffix(".mkv"), frames=2)
     return path.with_suffix(".mkv").rename(path)
 
 
 @pytest.mark.parametrize("name", ["clip.xyz", "clip", "clip.bin"])
 def test_a_named_file_is_looked_into(name: str, tmp_path: Path) -> None:
-    (task,) = find_tasks([film(tmp_path / name)], None, 4)
-    assert task.is_film and task.target == tmp_path / "clip-x4.mkv"
+    (task,) = find_tasks([video(tmp_path / name)], None, 4)
+    assert task.is_video and task.target == tmp_path / "clip-x4.mkv"
     (task,) = find_tasks([tmp_path / name], tmp_path / "large.mp4", 4)
-    assert task.is_film and task.target == tmp_path / "large.mp4"
+    assert task.is_video and task.target == tmp_path / "large.mp4"
 
 
 def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,23 +39,23 @@ def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytes
     for name, sentence in (("a.pcx", "none of PNG"), ("notes.txt", "none of PNG"), ("empty.xyz", "it is empty")):
         with pytest.raises(RedlineError, match=sentence):
             find_tasks([tmp_path / name], None, 4)
-    # FFmpeg finds a film of one picture in these.
+    # FFmpeg finds a video of one image in these.
     (tmp_path / "b.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     (tmp_path / "c").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     (tmp_path / "d.dng").write_bytes(b"II*\0")
     monkeypatch.setattr(tasks, "probe", None)
     assert find_tasks([tmp_path / "b.heic"], None, 4)[0].target == tmp_path / "b-x4.png"
-    assert not find_tasks([tmp_path / "c"], tmp_path / "c.png", 4)[0].is_film
+    assert not find_tasks([tmp_path / "c"], tmp_path / "c.png", 4)[0].is_video
     with pytest.raises(RedlineError, match="a camera's raw file"):
         find_tasks([tmp_path / "d.dng"], None, 4)
-    # A picture under another name needs a name for the result, and is no film.
+    # A image under another name needs a name for the result, and is no video.
     with pytest.raises(RedlineError, match="its name has no image format; use one of"):
-        find_tasks([picture(tmp_path / "photo")], None, 4)
+        find_tasks([image(tmp_path / "photo")], None, 4)
     with pytest.raises(RedlineError, match=r"large\.txt': unknown image format '\.txt'; use one of \.png"):
         find_tasks([tmp_path / "photo"], tmp_path / "large.txt", 4)
     (task,) = find_tasks([tmp_path / "photo"], tmp_path / "large.png", 4)
-    assert not task.is_film
-    assert not Task(Path("b.png"), Path("b.mkv")).is_film
+    assert not task.is_video
+    assert not Task(Path("b.png"), Path("b.mkv")).is_video
 
 
 def test_a_folder_says_which_files_were_left_out(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_folder_says_which_files_were_left_out(tmp_path: Path) -> None:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).touch()
     found = find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
-    assert all(task.is_film for task in found) and said == []
+    assert all(task.is_video for task in found) and said == []
     assert {task.target.name for task in found} == {"clip.mkv", "a.mkv", "b.mp4", "c.mp4"}
     for name in ("notes.txt", "deep/clip.xyz", ".hidden.txt"):
         (tmp_path / "in" / name).touch()
@@ -80,19 +80,19 @@ def test_a_folder_says_which_files_were_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("folders_called_locked")
 def test_a_folder_that_cannot_be_read_is_a_failure(tmp_path: Path) -> None:
-    picture(tmp_path / "in" / "a.png")
-    picture(tmp_path / "in" / "locked" / "b.png")
+    image(tmp_path / "in" / "a.png")
+    image(tmp_path / "in" / "locked" / "b.png")
     done, failed = find_tasks([tmp_path / "in"], None, 4)
     assert not done.problem and done.target == tmp_path / "in-x4" / "a.png"
     assert failed.problem == f"cannot read the folder {str(tmp_path / 'in' / 'locked')!r}: Permission denied."
-    # It is no folder without pictures: what is in there is not known.
+    # It is no folder without images: what is in there is not known.
     (failed,) = find_tasks([tmp_path / "in" / "locked"], None, 4)
     assert "Permission denied" in failed.problem
 
 
 def test_links_to_folders_are_followed_and_never_in_circles(tmp_path: Path) -> None:
-    picture(tmp_path / "elsewhere" / "b.png")
-    picture(tmp_path / "in" / "deep" / "a.png")
+    image(tmp_path / "elsewhere" / "b.png")
+    image(tmp_path / "in" / "deep" / "a.png")
     (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "in" / "deep" / "back").symlink_to(tmp_path / "in")
     (tmp_path / "elsewhere" / "there").symlink_to(tmp_path / "in")
@@ -105,10 +105,10 @@ def test_links_to_folders_are_followed_and_never_in_circles(tmp_path: Path) -> N
 
 
 def test_several_results_need_a_folder(tmp_path: Path) -> None:
-    one, two = picture(tmp_path / "in" / "a.png"), picture(tmp_path / "in" / "b.png")
+    one, two = image(tmp_path / "in" / "a.png"), image(tmp_path / "in" / "b.png")
     for sources in ([tmp_path / "in"], [one, two]):
         with pytest.raises(
-            RedlineError, match=r"out\.png' is the name of a single picture or film, and the results need"
+            RedlineError, match=r"out\.png' is the name of a single image or video, and the results need"
         ):
             find_tasks(sources, tmp_path / "out.png", 4)
         with pytest.raises(RedlineError, match=r"a\.png' is a file, and the results need a folder"):
@@ -120,7 +120,7 @@ def test_several_results_need_a_folder(tmp_path: Path) -> None:
 
 
 def test_formats_have_two_names(tmp_path: Path) -> None:
-    assert find_tasks([picture(tmp_path / "a.png")], None, 4, "jpg")[0].target.name == "a-x4.jpg"
+    assert find_tasks([image(tmp_path / "a.png")], None, 4, "jpg")[0].target.name == "a-x4.jpg"
     for bad in ("gif", "bmp", ""):
         with pytest.raises(RedlineError, match="no format that can be written: choose png, jpeg, webp, tiff, avif"):
             find_tasks([tmp_path / "a.png"], None, 4, bad)
@@ -150,7 +150,7 @@ def test_two_files_of_a_folder_that_would_become_one(tmp_path: Path) -> None:
     )
     # With a format for all, the first of two has it.
     webp = find_tasks([tmp_path / "in"], tmp_path / "out", 4, "webp")
-    assert [task.source.name for task in webp if task.problem and not task.is_film] == ["a.png"]
+    assert [task.source.name for task in webp if task.problem and not task.is_video] == ["a.png"]
     # Files that were named are as many orders: nothing is done.
     with pytest.raises(RedlineError, match="would both become .*: nothing was written; rename one"):
         find_tasks([tmp_path / "in" / "a.gif", tmp_path / "in" / "a.png"], tmp_path / "out", 4)
@@ -164,9 +164,9 @@ def test_a_name_and_a_format_that_contradict_each_other(tmp_path: Path) -> None:
 
 
 def test_one_bad_file_among_several_named_ones_is_one_failure(tmp_path: Path) -> None:
-    good = picture(tmp_path / "a.png")
-    (tmp_path / "notes.txt").write_text("no picture")
-    bad = [tmp_path / "absent.png", tmp_path / "notes.txt", picture(tmp_path / "photo")]
+    good = image(tmp_path / "a.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    bad = [tmp_path / "absent.png", tmp_path / "notes.txt", image(tmp_path / "photo")]
     found = find_tasks([bad[0], good, *bad[1:]], None, 4)
     assert [task.source for task in found if not task.problem] == [good]
     problems = {task.source.name: task.problem for task in found}
@@ -175,10 +175,10 @@ def test_one_bad_file_among_several_named_ones_is_one_failure(tmp_path: Path) ->
 
 
 def test_an_output_that_is_the_source_is_known_at_once(tmp_path: Path) -> None:
-    one, two = picture(tmp_path / "a.png"), picture(tmp_path / "b.png")
+    one, two = image(tmp_path / "a.png"), image(tmp_path / "b.png")
     with pytest.raises(RedlineError, match=r"the output '.*a\.png' is the source image; choose another output"):
         find_tasks([one], one, 4)
-    (tmp_path / "link.mp4").symlink_to(film(tmp_path / "clip.mp4"))
+    (tmp_path / "link.mp4").symlink_to(video(tmp_path / "clip.mp4"))
     with pytest.raises(RedlineError, match="is the source video"):
         find_tasks([tmp_path / "clip.mp4"], tmp_path / "link.mp4", 4)
     assert all("is the source image" in task.problem for task in find_tasks([one, two], tmp_path, 4))

@@ -8,8 +8,8 @@ import torch
 
 from redline.errors import RedlineError
 from redline.upscale import tile_choice
-from redline.upscale.layout import Cut, TileShape, Tiling
 from redline.upscale.tile_choice import TileCost, choose_tiles, measure_cost, memory_for_tiles, with_batch
+from redline.upscale.tiling import Cut, TileShape, Tiling
 
 COST = TileCost(1000, 2.0)
 LIKE = Cut(64, 4, 4, 4)

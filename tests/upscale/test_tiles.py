@@ -1,4 +1,4 @@
-"""Tiles: they cover, their weights sum to one exactly, and the result is what the whole picture would have given."""
+"""Tiles: they cover, their weights sum to one exactly, and the result is what the whole image would have given."""
 
 import random
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from redline.errors import RedlineError
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import Blender, enlarge_by_tiles
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, cut_side
-from redline.upscale.padding import frame
+from redline.upscale.padding import pad_side
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side
 from redline.video.padding_index import reflected, wrapped
 
 
@@ -123,22 +123,22 @@ def test_tiled_equals_whole_for_a_model_whose_reach_is_inside_the_margin(
         seen.add(tuple(tiles.shape[-2:]))
         return model(tiles)
 
-    picture = torch.rand(2, 3, height, width)
-    whole = model(picture)
-    tiled = enlarge_by_tiles(picture, enlarge, 2, shape, batch)
+    image = torch.rand(2, 3, height, width)
+    whole = model(image)
+    tiled = enlarge_by_tiles(image, enlarge, 2, shape, batch)
     assert tiled.shape == whole.shape and seen == {(32, columns)}
-    # At the picture's own edge a tile may be padded where the whole picture is not.
+    # At the image's own edge a tile may be padded where the whole image is not.
     inner = (..., slice(8, -8), slice(8, -8))
     torch.testing.assert_close(tiled[inner], whole[inner], atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 70), (70, 1), (2, 3), (31, 32), (33, 5)])
 def test_any_size_down_to_one_pixel(height: int, width: int) -> None:
-    picture = torch.rand(1, 3, height, width)
+    image = torch.rand(1, 3, height, width)
     nearest = lambda x: x.repeat_interleave(2, -1).repeat_interleave(2, -2)  # noqa: E731
     for wrap, columns in ((False, 32), (True, 32), (False, 44), (True, 28)):
-        tiled = enlarge_by_tiles(picture, nearest, 2, squarish(Cut(32, 4, 6, 4), columns), 2, wrap)
-        torch.testing.assert_close(tiled, nearest(picture), atol=1e-6, rtol=0)
+        tiled = enlarge_by_tiles(image, nearest, 2, squarish(Cut(32, 4, 6, 4), columns), 2, wrap)
+        torch.testing.assert_close(tiled, nearest(image), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("columns", [32, 50])
@@ -159,17 +159,17 @@ def test_no_seam_where_tiles_meet() -> None:
     torch.manual_seed(1)
     model = draw(Drct(DrctConfig.of(2, 1, width=24, growth=8, features=8, window=4))).eval()
     ramp = torch.linspace(0, 1, 120)
-    picture = torch.stack([ramp[None, :] * ramp[:, None]] * 3)[None] + 0.05 * torch.rand(1, 3, 120, 120)
+    image = torch.stack([ramp[None, :] * ramp[:, None]] * 3)[None] + 0.05 * torch.rand(1, 3, 120, 120)
     with torch.no_grad():
-        whole = model(picture)
+        whole = model(image)
 
     def seam(cut: Cut, enlarge: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-        """How much a column differs from the one before it beyond what it does in the whole picture: the most around
+        """How much a column differs from the one before it beyond what it does in the whole image: the most around
         the middle of what two tiles share, where they meet, and in how many times that of an average column."""
         with torch.no_grad():
-            error = enlarge_by_tiles(picture, enlarge, 2, TileShape.square(cut), 4) - whole
+            error = enlarge_by_tiles(image, enlarge, 2, TileShape.square(cut), 4) - whole
         steps = (error[..., 1:] - error[..., :-1]).abs().mean((0, 1, 2))
-        starts = frame(120, cut).side.starts
+        starts = pad_side(120, cut).side.starts
         meet = [first + second + cut.tile - 1 for first, second in zip(starts, starts[1:], strict=False)]
         near = sorted({at for middle in meet for at in range(middle - cut.ramp, middle + cut.ramp + 1)})
         elsewhere = [at for at in range(20, 219) if at not in near]
@@ -188,7 +188,7 @@ def test_no_seam_where_tiles_meet() -> None:
 
 
 def test_strips_are_no_wider_than_a_tile_and_cover_every_column_once() -> None:
-    """So that no sums of a wide picture's whole row of tiles are ever held."""
+    """So that no sums of a wide image's whole row of tiles are ever held."""
     rows, columns = cut_side(40, Cut(32, 4, 4, 4)), cut_side(501, Cut(32, 4, 4, 4))
     blender, end, carried = Blender(rows, columns, 2), 0, []
     for row in range(len(rows.starts)):

@@ -1,4 +1,4 @@
-"""`redline batch-size`: the largest batch that fits in memory, and the fastest."""
+"""`redline batch-size`: finds the largest batch size that fits in memory, and the fastest."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
 
 _STOPPED_BY = {
     "memory": "the next larger batch does not fit",
-    "max_batch": "the search ends at --max-batch; larger ones may fit",
+    "max_batch": "the search stopped at --max-batch, so larger ones may fit",
     "time": "the next larger batch took longer than --limit",
 }
 
 
 def batch_size(
-    workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It takes an option batch.")],
-    target_utilization: Annotated[float, typer.Option(help="Share of the memory to fill.")] = 0.85,
-    memory: Annotated[str | None, typer.Option(help="Fill this much (6GiB) instead of what the device has.")] = None,
-    max_batch: Annotated[int, typer.Option(help="Look no further.")] = 4096,
-    start: Annotated[int, typer.Option(help="The first batch to try.")] = 1,
+    workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It must have an option `batch`.")],
+    target_utilization: Annotated[float, typer.Option(help="Maximum share of the memory to use.")] = 0.85,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory to assume, for example 6GiB; default: what the device has.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Largest batch size to try.")] = 4096,
+    start: Annotated[int, typer.Option(help="First batch size to try.")] = 1,
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", "--shapes", help="Another option of the workload, size=224; repeatable."),
+        typer.Option("--shape", "--shapes", help="Another option of the workload, for example size=224; repeatable."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    limit: Annotated[str, typer.Option(help="Time limit of one batch.")] = "5m",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")] = "auto",
+    limit: Annotated[str, typer.Option(help="Time limit for each batch size.")] = "5m",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the largest batch that fits, by doubling and bisection; every batch is really run.
+    """Find the largest batch size that fits in memory, by running steps with doubling and bisection.
 
     Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
     """
@@ -48,14 +50,16 @@ def batch_size(
         from redline.ladder.workloads.addresses import load_workload
     options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
     if "batch" in options:
-        raise RedlineError("the batch is what is searched for: give its bounds with --start and --max-batch.")
-    # A workload without the option should be told so before any process is started for it.
+        raise RedlineError(
+            "--shape batch=… is not allowed, because the batch size is what is searched: use --start and --max-batch."
+        )
+    # Raises if the workload has no option `batch`, before a process is started.
     load_workload(workload, {**options, "batch": start})
-    with LiveLine(f"trying a batch of {start} …") as line:
+    with LiveLine(f"trying batch size {start} …") as line:
 
-        def tell(probe: Probe) -> None:
-            said = "fits" if probe.fits else probe.reason
-            progress.print(f"[dim]batch {probe.batch}: {said}[/]", highlight=False)
+        def report(probe: Probe) -> None:
+            result = "fits" if probe.fits else probe.reason
+            progress.print(f"[dim]batch {probe.batch}: {result}[/]", highlight=False)
             line.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
         found = search(
@@ -66,7 +70,7 @@ def batch_size(
             device,
             parse_bytes(memory) if memory else None,
             parse_seconds(limit),
-            tell,
+            report,
         )
     if as_json:
         print_json({**asdict(found), "fastest": asdict(found.fastest)})
@@ -97,4 +101,5 @@ def _print(found: BatchSizeResult) -> None:
     )
     fastest = found.fastest
     if fastest.batch != found.batch:
-        results.print(f"batch {fastest.batch} made the most {found.unit}s a second, timed briefly", highlight=False)
+        sentence = f"batch {fastest.batch} had the most {found.unit}s per second in a short measurement"
+        results.print(sentence, highlight=False)

@@ -1,4 +1,4 @@
-"""`redline doctor`: what this machine is and can do, and which rungs it can climb."""
+"""`redline doctor`: shows what this machine supports, its measured ceilings, and the rungs that can run here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")] = "auto",
     again: Annotated[
         bool, typer.Option("--again", help="Measure the ceilings again instead of using the cache.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine can do: dtypes, kernels, measured ceilings, and every rung, available or why not.
+    """Show what this machine supports: dtypes, kernels, measured ceilings, and which rungs can run.
 
     Example: redline doctor --json | jq .ceilings
     """
@@ -57,7 +57,7 @@ def doctor(
 
 
 def _why_not(rung: type[Rung], machine: Machine) -> str:
-    """Available when any variant is; otherwise the first variant's sentence."""
+    """Returns "" if any variant of the rung can run, else the reason of the first one."""
     variants = rung.variants(machine) or (rung(),)
     reasons = [variant.why_not(machine) for variant in variants]
     return "" if "" in reasons else reasons[0]

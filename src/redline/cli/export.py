@@ -24,8 +24,8 @@ def export(
     format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
     tile: Annotated[int, typer.Option(help="The side of the tiles that the file will take.")] = 128,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file .onnx; drct-x4.onnx by default.")] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the pictures of --calibrate.")] = False,
-    calibrate: Annotated[Path | None, typer.Option(help="For int8: a folder of pictures like those to come.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="In int8, calibrated on the images of --calibrate.")] = False,
+    calibrate: Annotated[Path | None, typer.Option(help="For int8: a folder of images like those to come.")] = None,
     samples: Annotated[int, typer.Option(help="Tiles to calibrate on.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -37,16 +37,16 @@ def export(
     with uninterrupted_imports():
         from redline.ladder.workloads.drct import smooth_pictures
         from redline.upscale.export import export_onnx
-        from redline.upscale.layout import smallest_tile
+        from redline.upscale.image_tiles import tiles_of
         from redline.upscale.network import load_network
-        from redline.upscale.picture_tiles import tiles_of
         from redline.upscale.settings import UpscaleSettings
+        from redline.upscale.tiling import smallest_tile
     if model != "drct":
         raise RedlineError(f"{model!r} cannot be exported: drct can.")
     if format != "onnx":
         raise RedlineError(f"unknown format {format!r}: onnx is the one there is.")
     if int8 and calibrate is None:
-        raise RedlineError("int8 is calibrated on pictures: name a folder with --calibrate.")
+        raise RedlineError("int8 is calibrated on images: name a folder with --calibrate.")
     if calibrate is not None and not int8:
         raise RedlineError("only int8 is calibrated: add --int8, or leave out --calibrate.")
     if out is not None and out.suffix.lower() != ".onnx":

@@ -1,6 +1,8 @@
-"""`redline rungs`: every rung, what it does, and its options."""
+"""`redline rungs`: lists the rungs, their options, and the bundled workloads."""
 
 import inspect
+import sys
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -11,11 +13,11 @@ from redline.cli.signals import uninterrupted_imports
 
 
 def rungs(
-    name: Annotated[str | None, typer.Argument(help="One rung, to see its options.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the options of this rung.")] = None,
     workloads: Annotated[bool, typer.Option("--workloads", help="List the bundled workloads instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the rungs of the ladder in their order, or the options of one.
+    """List the rungs of the ladder in their order, or show the options of one.
 
     Example: redline rungs compile
     """
@@ -48,7 +50,7 @@ def rungs(
         print_json(data)
         return
     if name:
-        _print_one(data[0], find_rung(name).__module__)
+        _print_one(data[0], sys.modules[find_rung(name).__module__])
         return
     table = Table("rung", "stage", "for", "what it does", box=None, header_style="bold", pad_edge=False)
     for row in data:
@@ -56,11 +58,10 @@ def rungs(
     results.print(table)
 
 
-def _print_one(row: dict, module: str) -> None:
+def _print_one(row: dict, module: ModuleType) -> None:
     results.print(f"[bold]{row['name']}[/]  {row['stage']}, for {' and '.join(row['for'])}")
     results.print(row["summary"])
-    doc = inspect.getdoc(__import__(module, fromlist=["_"])) or ""
-    results.print(doc, highlight=False, markup=False)
+    results.print(inspect.getdoc(module) or "", highlight=False, markup=False)
     if row["excludes"]:
         results.print(f"excludes: {', '.join(row['excludes'])}")
     if row["options"]:

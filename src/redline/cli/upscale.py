@@ -1,4 +1,4 @@
-"""`redline upscale`: pictures, folders and films, several times larger."""
+"""`redline upscale`: images, folders and videos, several times larger."""
 
 from __future__ import annotations
 
@@ -64,28 +64,28 @@ def upscale(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     workers: Annotated[str, typer.Option(help="Processes that share the work, or auto: one a GPU.")] = "auto",
     wrap: Annotated[
-        bool, typer.Option("--wrap", help="Pictures: for seamless textures, edges go on at the other side.")
+        bool, typer.Option("--wrap", help="Images: for seamless textures, edges go on at the other side.")
     ] = False,
     format: Annotated[
-        str | None, typer.Option(help="Pictures: png, jpeg, webp, tiff or avif; as the source by default.")
+        str | None, typer.Option(help="Images: png, jpeg, webp, tiff or avif; as the source by default.")
     ] = None,
-    quality: Annotated[int | None, typer.Option(help="Pictures: of JPEG, WebP and AVIF, 1 to 100.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Images: of JPEG, WebP and AVIF, 1 to 100.")] = None,
     strip: Annotated[bool, typer.Option("--strip", help="Leave out metadata; colours stay what they are.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Skip what is complete, and go on with films.")] = False,
-    max_pixels: Annotated[int, typer.Option(help="Pictures: refuse those with more pixels than this.")] = PIXEL_LIMIT,
-    codec: Annotated[str, typer.Option(help="Films: auto, h264, hevc, av1, ffv1 …")] = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Skip what is complete, and go on with videos.")] = False,
+    max_pixels: Annotated[int, typer.Option(help="Images: refuse those with more pixels than this.")] = PIXEL_LIMIT,
+    codec: Annotated[str, typer.Option(help="Videos: auto, h264, hevc, av1, ffv1 …")] = "auto",
     crf: Annotated[
-        float | None, typer.Option(help="Films: the encoder's quality, lower is better; to 51, or 63 of av1 and vp9.")
+        float | None, typer.Option(help="Videos: the encoder's quality, lower is better; to 51, or 63 of av1 and vp9.")
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Films: of a damaged one, write what can be read instead of nothing.")
+        bool, typer.Option("--keep-going", help="Videos: of a damaged one, write what can be read instead of nothing.")
     ] = False,
     compare: Annotated[
-        Path | None, typer.Option(help="Also write a page, out.html, with a before/after slider for each picture.")
+        Path | None, typer.Option(help="Also write a page, out.html, with a before/after slider for each image.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what became of each file as JSON.")] = False,
 ) -> None:
-    """Enlarge pictures and films, without seams, with their colours, transparency and metadata.
+    """Enlarge images and videos, without seams, with their colours, transparency and metadata.
 
     Example: redline upscale photo.jpg
     Example: redline upscale photo.jpg large.png
@@ -94,10 +94,10 @@ def upscale(
     with uninterrupted_imports():
         from redline.upscale.arguments import read_arguments
         from redline.upscale.compare import check_page
+        from redline.upscale.images import Encoding
         from redline.upscale.listener import Outcome
-        from redline.upscale.pictures import Encoding
         from redline.upscale.session import Upscaling
-        from redline.upscale.settings import PictureSettings, UpscaleSettings, with_preset
+        from redline.upscale.settings import ImageSettings, UpscaleSettings, with_preset
         from redline.upscale.tasks import find_tasks
         from redline.upscale.video import VideoSettings, check_encoding
         from redline.upscale.workers.torchrun import Rank, gather, work_as
@@ -114,10 +114,10 @@ def upscale(
         memory_bytes=parse_bytes(memory) if memory else None,
         workers=_whole(workers, "workers are a whole number"),
         resume=resume,
-        pictures=PictureSettings(wrap, strip, Encoding(quality=quality), max_pixels),
-        films=VideoSettings(codec=codec, crf=crf, keep_going=keep_going, strip=strip),
+        images=ImageSettings(wrap, strip, Encoding(quality=quality), max_pixels),
+        videos=VideoSettings(codec=codec, crf=crf, keep_going=keep_going, strip=strip),
     )
-    check_encoding(settings.films)
+    check_encoding(settings.videos)
     if compare is not None:
         check_page(compare)
     rank = Rank.find()
@@ -155,7 +155,7 @@ def upscale(
 
 
 def _compare(page: Path, tasks: list[Task], outcomes: list[Outcome]) -> bool:
-    """Whether the page could be written; the pictures are done in any case."""
+    """Whether the page could be written; the images are done in any case."""
     from redline.upscale.compare import write_comparison
 
     place = {task: number for number, task in enumerate(tasks)}
@@ -184,20 +184,20 @@ def _whole(text: str, what: str) -> int | None:
 
 
 def _journal_folder(sources: Sequence[Path], tasks: list[Task], out: Path | None, resume: bool) -> Path | None:
-    """Files are noted down as they are finished; a single picture is done again as quickly, and needs no note."""
+    """Files are noted down as they are finished; a single image is done again as quickly, and needs no note."""
     if len(tasks) < 2 and not any(source.is_dir() for source in sources):
-        return tasks[0].target.parent if resume or tasks[0].is_film else None
+        return tasks[0].target.parent if resume or tasks[0].is_video else None
     return out if out is not None else tasks[0].target.parent
 
 
 def _without_effect(tasks: list[Task], for_pictures: dict[str, bool], for_films: dict[str, bool]) -> list[str]:
     """A sentence for each option that was given for what is not there."""
-    kinds = {task.is_film for task in tasks if not task.problem}
+    kinds = {task.is_video for task in tasks if not task.problem}
     said: list[str] = []
     if kinds == {True}:
-        said = [f"--{name} is for pictures, and there are only films" for name, given in for_pictures.items() if given]
+        said = [f"--{name} is for images, and there are only videos" for name, given in for_pictures.items() if given]
     elif kinds == {False}:
-        said = [f"--{name} is for films, and there are only pictures" for name, given in for_films.items() if given]
+        said = [f"--{name} is for videos, and there are only images" for name, given in for_films.items() if given]
     return said
 
 
@@ -245,7 +245,7 @@ class _Watch:
         self._update()
 
     def _note(self, task: Task, notes: tuple[str, ...]) -> None:
-        """Each once: a film's are told as soon as they are known, and again with what became of it."""
+        """Each once: a video's are told as soon as they are known, and again with what became of it."""
         for note in notes:
             if (task, note) not in self._noted:
                 self._noted.add((task, note))
@@ -255,14 +255,14 @@ class _Watch:
         self._under_way[task] = rows / total
         self._update(task.source.name)
 
-    def _film(self, task: Task, film: VideoProgress) -> None:
-        self._note(task, film.notes)
-        rate = f", {film.frames_per_s:.3g} frames/s" if film.frames_per_s else ""
-        left = f", {format_seconds(film.left_s)} left" if film.left_s and self._total > 1 else ""
-        if film.frames_total:
-            self._under_way[task] = film.frames_done / film.frames_total
-            self._resumed[task] = film.frames_resumed / film.frames_total
-        self._update(f"{task.source.name}: frame {film.frames_done} of {film.frames_total or '?'}{rate}{left}")
+    def _film(self, task: Task, video: VideoProgress) -> None:
+        self._note(task, video.notes)
+        rate = f", {video.frames_per_s:.3g} frames/s" if video.frames_per_s else ""
+        left = f", {format_seconds(video.left_s)} left" if video.left_s and self._total > 1 else ""
+        if video.frames_total:
+            self._under_way[task] = video.frames_done / video.frames_total
+            self._resumed[task] = video.frames_resumed / video.frames_total
+        self._update(f"{task.source.name}: frame {video.frames_done} of {video.frames_total or '?'}{rate}{left}")
 
 
 def _print_result(outcome: Outcome) -> None:

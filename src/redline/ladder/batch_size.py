@@ -1,48 +1,51 @@
-"""The largest batch that fits: doubling until memory runs out, then bisection.
+"""The largest batch size that fits in memory, found by doubling until one does not fit, then by bisection.
 
-Every batch is really run. On a GPU the allocator is held to the budget, and its out-of-memory error is caught
-and cleaned up. On a CPU memory runs out less politely (the kernel ends the process), so each batch runs in a
-child process: one that is killed, or that reaches its limit, is an ordinary answer. The times are kept,
-because the largest batch is not always the fastest.
+Every batch is really run. On a GPU the caching allocator is limited to the budget, and its out-of-memory error is
+caught. On a CPU the kernel kills a process that runs out of memory, so each batch runs in a child process, and a child
+that is killed or exceeds the time limit means that the batch does not fit. Times are kept too, because the largest
+batch is not always the fastest.
 """
 
+import contextlib
 import copy
+import functools
 import gc
-import multiprocessing
 import pickle
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import cloudpickle
 import torch
 from torch import nn
 
 from redline.errors import RedlineError
 from redline.ladder.job import Job
+from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.host_memory import available_host_bytes, resident_bytes
 from redline.machine.machine import resolve_device
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.notation import format_bytes, format_seconds
+from redline.processes import ChildExited
 
-# Address space is not memory: threads' stacks and arenas reserve some that is never touched.
+# Threads' stacks and malloc arenas reserve address space that they never touch.
 _ADDRESS_HEADROOM = 2 * 2**30
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One batch that was tried."""
+    """The result of one batch size that was tried."""
 
     batch: int
     fits: bool
-    # What it took at its peak; None when it ran out before that could be seen.
+    # None if the batch ran out of memory or time.
     peak_bytes: int | None = None
     seconds: float | None = None
     items_per_s: float | None = None
@@ -52,7 +55,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class BatchSizeResult:
-    """The largest batch that fits, and everything that was tried on the way."""
+    """The largest batch size that fits, and all that were tried."""
 
     batch: int
     peak_bytes: int
@@ -64,15 +67,15 @@ class BatchSizeResult:
 
     @property
     def fastest(self) -> Probe:
-        """The batch with the most items per second; beyond it larger ones stop helping."""
+        """The batch size with the most items per second."""
         return max((p for p in self.tried if p.fits), key=lambda p: p.items_per_s or 0.0)
 
 
 class Case(Protocol):
-    """What is run at each batch size; in a child process too, so that it has to pickle."""
+    """What to run at each batch size. It is pickled with cloudpickle if it runs in a child process."""
 
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
-        """A function that makes one step, how many items a step is worth, and what they are called."""
+        """Returns a function that runs one step, the number of items in a step, and their name."""
         ...
 
 
@@ -82,7 +85,7 @@ class ModelCase:
     make_inputs: Callable[[int], Inputs]
     loss: LossFunction | None = None
     optimizer: OptimizerFactory | None = None
-    # Whether the model is a copy already, as it is in a child process.
+    # True if the model is a copy already, as it is in a child process.
     private: bool = False
 
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
@@ -90,12 +93,12 @@ class ModelCase:
         with torch.device(device):
             model = self.build if isinstance(self.build, nn.Module) else self.build()
             inputs = self.make_inputs(batch)
-        place = next(model.parameters(), torch.empty(0)).device
-        # Steps change weights, and without gradients still batch norm's statistics: never the user's own.
-        kept = place == torch.device(device) and not training and not model.training
-        if model is self.build and not self.private and not kept:
+        model_device = next(model.parameters(), torch.empty(0)).device
+        # Training steps change weights, and a model in training mode updates its batch norm statistics.
+        usable = model_device == torch.device(device) and not training and not model.training
+        if model is self.build and not self.private and not usable:
             model = copy.deepcopy(model)
-        if not kept:
+        if not usable:
             model = model.to(device).train(training)
         run = Job.of(model, loss=self.loss, optimizer=self.optimizer, share=True).finish()
         return (lambda: run(inputs) if training else call(run, inputs)), batch, "sample"
@@ -109,18 +112,10 @@ class WorkloadCase:
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
         workload = load_workload(self.address, {**self.options, "batch": batch})
         model, inputs = workload.fresh_model(device), workload.fresh_inputs(0, device)
-        job = Job.of(
-            model,
-            loss=workload.loss,
-            optimizer=workload.optimizer,
-            host_inputs=workload.host_inputs,
-            share=True,
-            master_weights=workload.master_weights,
-        )
-        run = job.finish()
-        # A workload that does not say what a step is worth counts calls; here a call is worth its batch.
-        told = (workload.items, workload.unit) != (1.0, "call")
-        items, unit = (workload.items, workload.unit) if told else (float(batch), "sample")
+        run = Job.of_workload(workload, model).finish()
+        # A workload without `items` counts calls, and a call is worth its batch here.
+        counts_items = (workload.items, workload.unit) != (1.0, "call")
+        items, unit = (workload.items, workload.unit) if counts_items else (float(batch), "sample")
         return (lambda: run(inputs) if workload.training else workload.step(run, inputs)), items, unit
 
 
@@ -139,11 +134,12 @@ def find_optimal_batch_size(
     probe_limit_s: float = 300.0,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> BatchSizeResult:
-    """The largest batch whose peak stays within `target_utilization` of the device's memory.
+    """Returns the largest batch size whose peak memory stays within `target_utilization` of the device's memory.
 
-    `build_or_model` is a function that builds the model, or a model (left as it is; a training step runs on a
-    copy, which counts too on a GPU). `make_inputs(n)` gives a batch of n. On a CPU both must be importable by
-    a child process: functions of a module, no lambdas. With `training=True`, give `loss` and `optimizer`.
+    `build_or_model` is a function that builds the model, or a model. A model is not changed: a training step runs on a
+    copy, which takes GPU memory too. `make_inputs(n)` returns a batch of n. For a training step, give `loss` and
+    `optimizer`. On a CPU each batch runs in a child process, so the model and the functions must be picklable with
+    cloudpickle (lambdas and functions of `__main__` are).
     """
     if (training or loss is not None or optimizer is not None) and (loss is None or optimizer is None):
         raise RedlineError("the batch size of a training step needs both loss= and optimizer=.")
@@ -171,39 +167,47 @@ def search(
     probe_limit_s: float = 300.0,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> BatchSizeResult:
-    """Doubles from the starting batch until one does not fit, then bisects between the last two."""
+    """Doubles the starting batch size until one does not fit, then bisects between the last two."""
     if not 0 < target_utilization <= 1:
-        raise RedlineError(f"the target utilization is a share between 0 and 1, not {target_utilization}.")
+        raise RedlineError(f"target_utilization must be above 0 and at most 1, not {target_utilization}.")
     if not 1 <= starting_batch_size <= max_batch:
-        raise RedlineError(f"the starting batch is between 1 and the largest ({max_batch}), not {starting_batch_size}.")
+        raise RedlineError(f"starting_batch_size must be from 1 to max_batch ({max_batch}), not {starting_batch_size}.")
     device = resolve_device(device)
     memory = memory_bytes if memory_bytes is not None else _device_bytes(device)
     budget = int(target_utilization * memory)
-    probe = _probe_on_gpu if device != "cpu" else _probe_in_child
     tried: list[Probe] = []
     unit = "sample"
 
-    def fits(batch: int) -> bool:
-        nonlocal unit
-        answer, unit = probe(case, batch, device, budget, probe_limit_s)
-        if answer.fits and answer.peak_bytes is not None and answer.peak_bytes > budget:
-            over = f"it takes {format_bytes(answer.peak_bytes)} of {format_bytes(budget)}"
-            answer = replace(answer, fits=False, reason=over)
-        tried.append(answer)
-        if on_probe is not None:
-            on_probe(answer)
-        return answer.fits
+    with contextlib.ExitStack() as stack:
 
-    low, batch = 0, starting_batch_size
-    while fits(batch):
-        low = batch
-        if batch == max_batch:
-            return _result(low, budget, tried, "max_batch", unit)
-        batch = min(2 * batch, max_batch)
-    high = batch
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        @functools.cache
+        def pool() -> WorkerPool:
+            return stack.enter_context(WorkerPool())
+
+        def fits(batch: int) -> bool:
+            nonlocal unit
+            if device == "cpu":
+                probe, unit = _probe_in_child(case, batch, budget, probe_limit_s, pool)
+            else:
+                probe, unit = _probe_on_gpu(case, batch, device, budget, probe_limit_s)
+            if probe.fits and probe.peak_bytes is not None and probe.peak_bytes > budget:
+                over = f"it takes {format_bytes(probe.peak_bytes)} of {format_bytes(budget)}"
+                probe = replace(probe, fits=False, reason=over)
+            tried.append(probe)
+            if on_probe is not None:
+                on_probe(probe)
+            return probe.fits
+
+        low, batch = 0, starting_batch_size
+        while fits(batch):
+            low = batch
+            if batch == max_batch:
+                return _result(low, budget, tried, "max_batch", unit)
+            batch = min(2 * batch, max_batch)
+        high = batch
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
     if low == 0:
         smallest = min(tried, key=lambda p: p.batch)
         raise RedlineError(f"not even a batch of 1 fits in {format_bytes(budget)}: {smallest.reason}.")
@@ -224,20 +228,39 @@ def _device_bytes(device: str) -> int:
 
 
 def _run(case: Case, batch: int, device: str, before_bytes: int = 0) -> tuple[Probe, str]:
-    """A few steps: the peak of all of them, and the median time of those after the first."""
-    with MemoryMonitor(device) as monitor:
-        step, items, unit = case.open(batch, device)
-        times: list[float] = []
-        began = time.perf_counter()
-        while len(times) < 2 or (len(times) < 20 and time.perf_counter() - began < 1.0):
-            start = time.perf_counter()
-            step()
-            if device != "cpu":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - start)
-        peak = monitor.peak_bytes
+    """Runs a few steps; returns their peak memory, and the median time of all but the first.
+
+    Raises MemoryError if memory runs out, and RedlineError for any other error.
+    """
+    try:
+        with MemoryMonitor(device) as monitor:
+            step, items, unit = case.open(batch, device)
+            times: list[float] = []
+            began = time.perf_counter()
+            while len(times) < 2 or (len(times) < 20 and time.perf_counter() - began < 1.0):
+                start = time.perf_counter()
+                step()
+                if device != "cpu":
+                    torch.cuda.synchronize(device)
+                times.append(time.perf_counter() - start)
+            peak = monitor.peak_bytes
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError("out of memory") from error
+        if isinstance(error, RedlineError):
+            raise
+        text = (str(error).strip().splitlines() or ["no message"])[0]
+        raise RedlineError(f"a batch of {batch} raised {type(error).__name__}: {text}.") from error
     seconds = statistics.median(times[1:])
     return Probe(batch, True, max(peak - before_bytes, 0), seconds, items / seconds), unit
+
+
+def _too_slow(probe: Probe, limit_s: float) -> Probe:
+    return replace(probe, fits=False, reason=f"it took longer than {format_seconds(limit_s)}")
+
+
+def _out_of_memory(batch: int) -> Probe:
+    return Probe(batch, False, reason="out of memory")
 
 
 def _probe_on_gpu(case: Case, batch: int, device: str, budget: int, limit_s: float) -> tuple[Probe, str]:
@@ -247,15 +270,14 @@ def _probe_on_gpu(case: Case, batch: int, device: str, budget: int, limit_s: flo
     torch.cuda.set_per_process_memory_fraction(min(allowed, budget / total), device)
     began = time.perf_counter()
     try:
-        answer, unit = _run(case, batch, device)
-    except Exception as error:
-        answer, unit = _answer_to(error, batch)
+        probe, unit = _run(case, batch, device)
+    except MemoryError:
+        probe, unit = _out_of_memory(batch), "sample"
     finally:
         torch.cuda.set_per_process_memory_fraction(allowed, device)
-    # Only here, past the exception, has everything that its frames held been let go.
+    # The exception's frames, which hold tensors, are gone only now.
     _clean_gpu()
-    took = time.perf_counter() - began
-    return (_too_slow(answer, limit_s) if took > limit_s else answer), unit
+    return (_too_slow(probe, limit_s) if time.perf_counter() - began > limit_s else probe), unit
 
 
 def _clean_gpu() -> None:
@@ -263,71 +285,42 @@ def _clean_gpu() -> None:
     torch.cuda.empty_cache()
 
 
-def _too_slow(answer: Probe, limit_s: float) -> Probe:
-    return replace(answer, fits=False, reason=f"it took longer than {format_seconds(limit_s)}")
-
-
-def _answer_to(error: Exception, batch: int) -> tuple[Probe, str]:
-    """Running out of memory is an answer; anything else is raised as one sentence."""
-    if is_out_of_memory(error):
-        return Probe(batch, False, reason="out of memory"), "sample"
-    if isinstance(error, RedlineError):
-        raise error
-    text = (str(error).strip().splitlines() or ["no message"])[0]
-    raise RedlineError(f"a batch of {batch} raised {type(error).__name__}: {text}.") from error
-
-
-def _probe_in_child(case: Case, batch: int, device: str, budget: int, limit_s: float) -> tuple[Probe, str]:
+def _probe_in_child(
+    case: Case, batch: int, budget: int, limit_s: float, pool: Callable[[], WorkerPool]
+) -> tuple[Probe, str]:
     try:
-        # Plain pickle copies the weights; a Process's own would move the user's tensors to shared memory.
-        packed = pickle.dumps(case)
+        # Pickled here because sending tensors through a connection would move the user's own to shared memory.
+        function = cloudpickle.dumps(functools.partial(_run_within_limit, case, batch, budget))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RedlineError(
-            "on the CPU each batch runs in a process of its own, so the model and the functions must be "
-            f"importable there (no lambdas): {error}."
+            f"on a CPU each batch runs in a child process, but the model or a function cannot be pickled: {error}."
         ) from error
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_child, args=(theirs, packed, batch, budget), daemon=True)
-    child.start()
-    theirs.close()
+    worker = pool().start()
     try:
-        if not ours.poll(limit_s):
+        return worker.ask("call", limit_s, function=function, path=sys.path)
+    except WorkerFailed as failure:
+        if failure.kind == "timeout":
             return _too_slow(Probe(batch, False), limit_s), "sample"
-        with suppress(EOFError):
-            answer = ours.recv()
-            if isinstance(answer, RedlineError):
-                raise answer
-            return answer
-        child.join(10)
-        code = child.exitcode
-        if code is None or code >= 0:
-            raise RedlineError(f"the process of batch {batch} ended with code {code} before it could answer.")
-        return Probe(batch, False, reason=f"its process was ended by signal {-code}"), "sample"
+        if failure.kind == "oom":
+            return _out_of_memory(batch), "sample"
+        exited = failure.__cause__
+        if isinstance(exited, ChildExited) and exited.code is not None and exited.code < 0:
+            return Probe(batch, False, reason=str(failure)), "sample"
+        raise RedlineError(f"{failure}.") from failure
     finally:
-        child.kill()
-        child.join()
-        ours.close()
+        worker.stop()
 
 
-def _child(connection: Connection, packed: bytes, batch: int, budget: int) -> None:
-    # If memory does run out, the kernel should end this process and nobody else's.
-    with suppress(OSError):
+def _run_within_limit(case: Case, batch: int, budget: int) -> tuple[Probe, str]:
+    """Runs in a child process, whose address space it limits."""
+    # If memory does run out, the kernel should kill this process and no other.
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Threads are started before the limit, which would keep them from getting their stacks.
+    # Start the thread pool before the limit, which could deny threads their stacks.
     torch.ones(1 << 20).mul_(2).sum()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + budget + _ADDRESS_HEADROOM
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    # A process brings its libraries along; what counts is what the model and its batch add.
-    before = resident_bytes()
-    try:
-        answer: Any = _run(pickle.loads(packed), batch, "cpu", before)
-    except Exception as error:
-        try:
-            answer = _answer_to(error, batch)
-        except RedlineError as sentence:
-            answer = RedlineError(str(sentence))
-    connection.send(answer)
-    connection.close()
+    # The libraries' memory does not count, only what the model and its batch add.
+    return _run(case, batch, "cpu", resident_bytes())

@@ -12,12 +12,12 @@ from redline.errors import MachineError, MeasurementError
 from redline.files.atomic import write_text
 from redline.files.untrusted import read_json
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, Course, close, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, TrialSpec, close, measure_peak, open_arm, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import Duel, Objective
+from redline.ladder.objective import Comparison, Objective
 from redline.ladder.plan import Plan
-from redline.ladder.search.run_log import Logbook
-from redline.ladder.search.settings import Settings, ask_machine, lay_course
+from redline.ladder.search.run_log import RunLog
+from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
 from redline.ladder.search.source_digest import describe_change
 from redline.ladder.statistics import CONFIDENCE, Interval
 from redline.machine.machine import Machine
@@ -70,33 +70,33 @@ def bench(
         # Every workload first: a wrong address must not wait for the others.
         for settings in asked:
             say(f"{settings.workload}: running the untouched model for reference")
-            laid.append(lay_course(pool, settings, machine))
+            laid.append(prepare_trials(pool, settings, machine))
         machine = ask_machine(pool, device)
-        return [row for course, facts in laid for row in _bench_one(pool, course, plans, machine, facts, say)]
+        return [row for spec, facts in laid for row in _bench_one(pool, spec, plans, machine, facts, say)]
 
 
 def _bench_one(
     pool: WorkerPool,
-    course: Course,
+    spec: TrialSpec,
     plans: Sequence[Plan],
     machine: Machine,
     facts: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> list[Measurement]:
-    log = Logbook(course, machine, facts)
+    log = RunLog(spec, machine, facts)
     arms: list[Arm] = []
     try:
         for plan in plans:
-            say(f"{course.address}: setting up {plan}")
+            say(f"{spec.address}: setting up {plan}")
             reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
             if reason:
                 log.record(log.row("bench", plan, "unavailable", reason))
                 continue
             arm: Arm | None = None
             try:
-                arm = open_arm(pool, course, plan, FRESH_SEEDS)
+                arm = open_arm(pool, spec, plan, FRESH_SEEDS)
                 if arm.passed:
-                    measure_peak(arm, course)
+                    measure_peak(arm, spec)
             except WorkerFailed as failure:
                 close(arm)
                 verdict = "unavailable" if failure.kind == "unavailable" else "failed"
@@ -109,9 +109,9 @@ def _bench_one(
             log.record(log.row("bench", plan, "refused", f"outside the gate: {red}", arm))
             close(arm)
         while arms:
-            say(f"{course.address}: timing {len(arms)} plan(s) in turn")
+            say(f"{spec.address}: timing {len(arms)} plan(s) in turn")
             try:
-                taken = take_turns(arms, course)
+                taken = take_turns(arms, spec)
             except WorkerFailed as failure:
                 # One that dies on the way is a row, and the others start again.
                 dead = next(arm for arm in arms if arm.worker.pid == failure.pid)
@@ -195,7 +195,7 @@ def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_ma
 
 def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     ratio = unpaired_ratio(old.samples[shape], new.samples[shape])
-    duel = Duel(ratio, new.peak_bytes, old.peak_bytes, str(new.machine.get("device", "cpu")))
+    comparison = Comparison(ratio, new.peak_bytes, old.peak_bytes, str(new.machine.get("device", "cpu")))
     note = ""
     if old.digest != new.digest:
         what = describe_change(old.sources, new.sources) or "its gates or its reference have changed"
@@ -209,7 +209,7 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
         ratio,
         old.peak_bytes,
         new.peak_bytes,
-        Objective.named(new.objective).change(duel),
+        Objective.named(new.objective).change(comparison),
         note,
     )
 

@@ -1,4 +1,4 @@
-"""A gate: a metric with a limit. It says whether an output is still good, and NaN never passes."""
+"""A gate: a metric with a limit, which decides whether an output is still good. NaN never passes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from redline.ladder.metrics import METRICS
 
 @dataclass(frozen=True)
 class Score:
-    """What one gate saw."""
+    """The value of one gate's metric, and whether it passed."""
 
     metric: str
     value: float
@@ -30,9 +30,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Gate:
-    """`Gate("relative_error", 0.02)`, or `Gate("mine", 0.9, function=f, better="higher")` with a function of your own.
+    """`Gate("relative_error", 0.02)`, or `Gate("mine", 0.9, function=f, better="higher")` with a custom function.
 
-    Your function takes `(reference, output)`, both lists of the tensors that the model returned, and gives a number.
+    The function takes `(reference, output)`, two lists of the tensors that the model returned, and returns a number.
     """
 
     metric: str
@@ -42,11 +42,11 @@ class Gate:
 
     def __post_init__(self) -> None:
         if self.function is None and self.metric not in METRICS:
-            raise GateError(f"unknown metric {self.metric!r}: choose one of {', '.join(METRICS)}, or pass function=.")
+            raise GateError(f"unknown metric {self.metric!r}: use one of {', '.join(METRICS)}, or pass function=.")
         if self.function is not None and self.better not in ("lower", "higher"):
-            raise GateError(f"gate {self.metric!r}: say better='lower' or better='higher'.")
+            raise GateError(f"gate {self.metric!r}: a custom function needs better='lower' or better='higher'.")
         if self.function is None and self.better:
-            raise GateError(f"gate {self.metric!r}: better= belongs to a function of your own.")
+            raise GateError(f"gate {self.metric!r}: better= is only for a custom function.")
         if not math.isfinite(self.limit):
             raise GateError(f"gate {self.metric!r}: the limit must be a finite number, not {self.limit}.")
 
@@ -55,7 +55,7 @@ class Gate:
         return self.better or METRICS[self.metric].better
 
     def judge(self, reference: Any, output: Any) -> Score:
-        """Scores one output against its reference."""
+        """Scores an output against its reference. Raises GateError if their shapes or dtypes cannot be compared."""
         expected, seen = tensors_of(reference), tensors_of(output)
         problem = mismatch(expected, seen)
         if problem:
@@ -67,21 +67,21 @@ class Gate:
 
 
 def tensors_of(output: Any) -> list[Tensor]:
-    """Every tensor in an output, in a fixed order."""
+    """Returns all tensors of a nested output, in a fixed order."""
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def mismatch(reference: Sequence[Tensor], output: Sequence[Tensor]) -> str:
-    """A sentence when two outputs do not even have the same form."""
+    """Returns how the outputs differ in number, shape or kind of dtype, or ""."""
     if not reference:
-        return "the workload returned no tensor, so there is nothing to judge."
+        return "the workload returned no tensor, so no gate can be evaluated."
     if len(reference) != len(output):
-        return f"the output has {len(output)} tensors where the reference has {len(reference)}."
+        return f"the output has {len(output)} tensors, but the reference has {len(reference)}."
     for expected, seen in zip(reference, output, strict=True):
         if expected.shape != seen.shape:
-            return f"an output has shape {tuple(seen.shape)} where the reference has {tuple(expected.shape)}."
+            return f"an output has shape {tuple(seen.shape)}, but the reference has {tuple(expected.shape)}."
         if expected.is_floating_point() != seen.is_floating_point():
-            return f"an output is {seen.dtype} where the reference is {expected.dtype}."
+            return f"an output has dtype {seen.dtype}, but the reference has {expected.dtype}."
     return ""
 
 
@@ -90,7 +90,7 @@ def all_finite(output: Any) -> bool:
 
 
 def worst(scores: Sequence[Score]) -> Score:
-    """The score of one gate over several batches: the batch that fared worst, and NaN is worse than anything."""
+    """Returns the worst of one gate's scores over several batches; NaN is the worst."""
     nans = [s for s in scores if math.isnan(s.value)]
     if nans:
         return nans[0]

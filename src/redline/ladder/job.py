@@ -1,20 +1,20 @@
-"""A job: what a plan works on. A private copy of the model, how it is called, and for training its loss and optimizer.
+"""A job: what a plan works on: a private copy of the model, how to call it, and for training its loss and optimizer.
 
-Rungs are functions from one job to the next. The user's own model is copied once, when the job is made; from then on
-a rung may change `job.model` freely, because nobody else holds it.
+Each rung takes a job and returns a new one. The user's model is copied once, when the job is made, so a rung may change
+`job.model` freely.
 """
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
-from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
+from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -23,29 +23,29 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Job:
-    """Use `Job.of(model, …)`; rungs return `dataclasses.replace(job, …)`."""
+    """Create one with `Job.of(model, …)`. Rungs return `dataclasses.replace(job, …)`."""
 
     model: nn.Module
-    # Real inputs, for calibration, for finding shapes, and for checking that nothing overflows.
+    # Real inputs, to calibrate on, to find shapes, and to check for overflow.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
-    # What the user's own model gives for the samples, while a plan with a rung that judges is built.
+    # The untouched model's outputs for the samples, set while a plan is built if a rung has `judges`.
     expected: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     optimizer: OptimizerFactory | None = None
-    # Given a fresh optimizer, returns the object that scales the loss (see the rung grad_scaler).
+    # Takes a new optimizer and returns the object that scales the loss (see the rung grad_scaler).
     scaler: Callable[[torch.optim.Optimizer], Any] | None = None
-    # Entered around every call, so that flags are set and restored and never leak.
+    # Context managers entered around every call, which set flags and restore them.
     contexts: tuple[Context, ...] = ()
-    # Wrap the finished callable (the model's call, or the training step), innermost first.
+    # Functions that wrap the model's call or the training step, innermost first.
     wrappers: tuple[Wrapper, ...] = ()
-    # What most of the arithmetic runs in, to choose the ceiling that a measurement is held against.
+    # The precision of most of the arithmetic; selects the ceiling that a measurement is compared with.
     precision: str = "fp32"
     host_inputs: bool = False
     master_weights: bool = False
-    # The trainable parameters under the user's own names, however deep rungs bury them.
+    # The trainable parameters by the user's names, even if rungs wrap the model.
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    # What rungs leave for their own proof, by rung name.
+    # Data that rungs store for their `proof`, by rung name.
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -60,7 +60,7 @@ class Job:
         share: bool = False,
         master_weights: bool = False,
     ) -> "Job":
-        """Copies the model (its weights too) unless `share` says that nobody else needs it."""
+        """Copies the model with its weights; with `share=True` uses the model itself."""
         own = model if share else copy.deepcopy(model)
         gates = gates or (TRAINING_GATES if loss is not None else INFERENCE_GATES)
         return cls(
@@ -71,8 +71,22 @@ class Job:
             optimizer=optimizer,
             host_inputs=host_inputs,
             master_weights=master_weights,
-            precision=_built_in(own),
+            precision=_weights_precision(own),
             parameters={name: p for name, p in own.named_parameters() if p.requires_grad},
+        )
+
+    @classmethod
+    def of_workload(cls, workload: Workload, model: nn.Module, samples: tuple[Inputs, ...] = ()) -> "Job":
+        """Makes the job of a model that the workload built; the model is not copied."""
+        return cls.of(
+            model,
+            samples,
+            workload.gates,
+            workload.loss,
+            workload.optimizer,
+            workload.host_inputs,
+            share=True,
+            master_weights=workload.master_weights,
         )
 
     @property
@@ -88,7 +102,7 @@ class Job:
 
     @property
     def mostly(self) -> str:
-        """What most weights are used in: "convolution" or "matmul"; empty for a model of neither."""
+        """The kind of layer that holds most weights: "convolution", "matmul", or "" if there is neither."""
         counts = {"convolution": 0, "matmul": 0}
         for module in self.model.modules():
             if isinstance(module, nn.modules.conv._ConvNd):
@@ -98,17 +112,15 @@ class Job:
         return max(counts, key=lambda kind: counts[kind]) if any(counts.values()) else ""
 
     def with_evidence(self, rung: str, evidence: Any) -> "Job":
-        from dataclasses import replace
-
         return replace(self, evidence={**self.evidence, rung: evidence})
 
     def finish(self) -> "Applied | TrainingStep":
-        """The callable that the user gets."""
+        """Returns the optimized callable."""
         return TrainingStep(self) if self.training else Applied(self)
 
 
-def _built_in(model: nn.Module) -> str:
-    """What most weights are in as the user builds them."""
+def _weights_precision(model: nn.Module) -> str:
+    """Returns the precision of most weights."""
     counts = {torch.float16: 0, torch.bfloat16: 0}
     others = 0
     for parameter in model.parameters():
@@ -132,7 +144,7 @@ def entered(contexts: tuple[Context, ...]) -> Iterator[None]:
 
 
 class Applied(nn.Module):
-    """The fast model: called exactly like the user's own, without gradients."""
+    """The optimized model for inference; called like the user's model."""
 
     _function: Callable[..., Any]
 
@@ -142,14 +154,14 @@ class Applied(nn.Module):
         self.job = job
         function: Callable[..., Any] = job.model
         if job.host_inputs:
-            function = _through_the_device(function, job.device)
+            function = _copying_inputs_and_outputs(function, job.device)
         for wrapper in job.wrappers:
             function = wrapper(function)
-        # Past nn.Module's own bookkeeping, which would register a wrapped module a second time.
+        # Bypasses nn.Module.__setattr__, which would register a wrapped module a second time.
         object.__setattr__(self, "_function", _in_contexts(function, job.contexts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():  # entering no_grad once more would cost microseconds
+        if not torch.is_grad_enabled():  # entering no_grad again would cost microseconds
             return self._function(*args, **kwargs)
         with torch.no_grad():
             return self._function(*args, **kwargs)
@@ -166,8 +178,8 @@ def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) ->
     return run
 
 
-def _through_the_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Plain copies in and out, the baseline that overlapped copies have to beat."""
+def _copying_inputs_and_outputs(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Copies inputs to the device and outputs back, without overlap: the baseline of the rung streams."""
     from torch.utils import _pytree as pytree
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -181,14 +193,14 @@ def _through_the_device(function: Callable[..., Any], device: torch.device) -> C
 
 
 class TrainingStep:
-    """One call is one step: forward, backward, optimizer. Returns the loss, detached."""
+    """A training step: forward, backward and optimizer step. Returns the detached loss."""
 
     def __init__(self, job: Job) -> None:
         assert job.loss is not None and job.optimizer is not None
         self.job = job
         self.model = job.model
         trained = [p for p in job.model.parameters() if p.requires_grad]
-        # By the weight that is computed with; a step is often smaller than what half precision can tell apart.
+        # fp32 master weights by half-precision weight: half precision would round small updates away.
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         if job.master_weights:
             self._masters = {p: nn.Parameter(p.detach().float()) for p in trained if p.dtype in _HALVES}
@@ -222,6 +234,6 @@ class TrainingStep:
         return loss.detach()
 
     def gradients(self) -> dict[str, Tensor]:
-        """What the last step's backward pass left, under the user's own names."""
+        """Returns the gradients of the last step, by the user's parameter names."""
         found = {name: self._masters.get(p, p).grad for name, p in self.job.parameters.items()}
         return {name: gradient for name, gradient in found.items() if gradient is not None}

@@ -1,4 +1,4 @@
-"""A measurement: what was seen. Raw samples are kept; statistics are derived. Files are versioned JSON lines."""
+"""A measurement: raw samples, from which statistics are derived. Files are versioned JSON lines."""
 
 import json
 import math
@@ -16,12 +16,10 @@ from redline.ladder.statistics import Interval, median, median_interval, ratio_i
 
 SCHEMA = 1
 
-# How a measurement came about.
-ROLES = ("baseline", "compile", "trial", "second look", "ablation", "final", "verify", "bench")
-# What was decided.
+# The decision about the plan.
 VERDICTS = ("baseline", "kept", "dropped", "refused", "unavailable", "failed", "unmeasured")
 
-# What reports read of a machine; other entries may be anything.
+# The entries of `machine` that reports read; others are not checked.
 _MACHINE: dict[str, Any] = {
     "name": str,
     "device": str,
@@ -36,35 +34,36 @@ _CEILINGS: dict[str, Any] = {
     "matmul_flops_per_s": Mapping[str, float],
     "convolution_flops_per_s": Mapping[str, float],
 }
-# The end of the year 9999, the last that has a date.
+# The end of the year 9999, the last one that `datetime` supports.
 _LATEST = 253_402_300_799
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One plan on one workload on one machine, timed against another plan in the same minutes."""
+    """One plan on one workload on one machine, interleaved with another plan."""
 
     workload: str
     plan: str
+    # Why it was made: baseline, compile, trial, second look, ablation, final, verify or bench.
     role: str
     verdict: str
     reason: str
     machine: Mapping[str, Any]
     # The rung that this measurement is about ("" for a baseline).
     rung: str = ""
-    # Seconds per step by input shape; "" is the workload's own shape.
+    # Seconds per step by input shape; "" is the default shape of the workload.
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # The plan it was interleaved with, and that plan's samples, taken turn by turn.
+    # The plan that it was interleaved with, and the samples of that plan from the same turns.
     against: str = ""
     against_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     warmups: int = 0
     # Seconds until the first result, by shape: applying the plan, compiling, the first call.
     setup_s: Mapping[str, float] = field(default_factory=dict)
-    # True when a compiler's cache made the set-up shorter than a first user would see.
+    # True if the compiler's cache was used, so the set-up is shorter than the first one.
     setup_cached: bool = False
     peak_bytes: int = 0
     weight_bytes: int = 0
-    # By shape: floating-point operations of one step, and the fewest bytes it must move.
+    # By shape: floating-point operations of one step, and the minimum of bytes that it must move.
     flops: Mapping[str, float] = field(default_factory=dict)
     least_bytes: Mapping[str, float] = field(default_factory=dict)
     precision: str = "fp32"
@@ -77,11 +76,11 @@ class Measurement:
     options: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     created: float = field(default_factory=time.time)
-    # Of the workload's sources, gates and reference: what has another digest is another workload.
+    # A digest of the workload's sources, gates and reference; it identifies the workload.
     digest: str = ""
-    # A digest by source file, to say what changed.
+    # A digest by source file, to report what changed.
     sources: Mapping[str, str] = field(default_factory=dict)
-    # One climb, one id: a file may hold several.
+    # The id of the climb; a file may hold several climbs.
     run: str = ""
     command: str = ""
     redline: str = ""
@@ -99,7 +98,7 @@ class Measurement:
         return median_interval(self.samples[self.shapes[0] if shape is None else shape])
 
     def speedup(self) -> Interval | None:
-        """How many times faster than the plan it was interleaved with (geometric mean over shapes)."""
+        """Returns how many times faster it is than the plan it was interleaved with (geometric mean over shapes)."""
         pairs = [(self.against_samples[s], self.samples[s]) for s in self.shapes if self.against_samples.get(s)]
         return ratio_interval(pairs) if pairs else None
 
@@ -113,7 +112,7 @@ class Measurement:
         return self.items.get(key, 1.0) / self.median_s(key)
 
     def to_json(self) -> str:
-        """One line; a score that is not a number is written as null, because JSON has no NaN."""
+        """Returns one line of JSON. NaN scores become null, because JSON has no NaN."""
         data = asdict(self)
         for score in data["scores"]:
             score["value"] = score["value"] if math.isfinite(score["value"]) else None
@@ -123,15 +122,15 @@ class Measurement:
     def from_dict(cls, data: Mapping[str, Any], origin: str = "measurement") -> "Measurement":
         schema = data.get("schema")
         if not isinstance(schema, int):
-            raise MeasurementError(f"{origin} is not a measurement: it has no whole number `schema`.")
+            raise MeasurementError(f"{origin} is not a measurement: it has no integer `schema`.")
         if schema > SCHEMA:
             raise MeasurementError(
-                f"{origin} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade Redline."
+                f"{origin} has schema {schema}, but this Redline reads up to {SCHEMA}: upgrade Redline."
             )
         known = field_types(cls)
         unknown = [key for key in data if key not in known]
         if unknown:
-            raise MeasurementError(f"{origin} has a field {unknown[0]!r} that schema {SCHEMA} does not know.")
+            raise MeasurementError(f"{origin} has an unknown field {unknown[0]!r} for schema {SCHEMA}.")
         _check_content(data, known, origin)
         try:
             values = dict(data)
@@ -151,7 +150,7 @@ def _check_content(data: Mapping[str, Any], known: Mapping[str, Any], origin: st
     scores = {"scores": tuple[Mapping[str, Any], ...]}
     check_types(data, {**known, **scores}, origin, MeasurementError)
     for score in data.get("scores", ()):
-        # A score that is not a number was written as null.
+        # NaN is written as null.
         check_types(score, {**field_types(Score), "value": float | None}, origin, MeasurementError)
     machine = data.get("machine", {})
     check_types(machine, _MACHINE, f"{origin} the machine", MeasurementError)
@@ -160,11 +159,11 @@ def _check_content(data: Mapping[str, Any], known: Mapping[str, Any], origin: st
         raise MeasurementError(f"{origin} is damaged: 'created' is {data['created']}, not seconds since 1970.")
     for name in ("samples", "against_samples"):
         if any(min(samples, default=1) <= 0 for samples in data.get(name, {}).values()):
-            raise MeasurementError(f"{origin} is damaged: {name!r} holds a time that is not above zero.")
+            raise MeasurementError(f"{origin} is damaged: {name!r} has a time that is not positive.")
 
 
 def append(path: Path, measurement: Measurement) -> None:
-    """Adds one line, whole, and makes sure that it is on disk before going on."""
+    """Appends one line and waits until it is on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -178,12 +177,12 @@ def append(path: Path, measurement: Measurement) -> None:
 def load_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
     found = read_measurements(path)
     if not found:
-        raise MeasurementError(f"{str(path)!r} holds no measurement.")
+        raise MeasurementError(f"{str(path)!r} has no measurements.")
     return found
 
 
 def read_measurements(path: str | os.PathLike[str]) -> list[Measurement]:
-    """What is there, which may be nothing: a climb can be killed before its first measurement."""
+    """Reads all measurements; there are none if a climb was killed before its first one."""
     with reading(path, "measurement file", MeasurementError):
         text = read_text(path)
     return list(_parse(text, str(path)))
@@ -199,7 +198,7 @@ def _parse(text: str, origin: str) -> Iterator[Measurement]:
             data = parse_json(line, place, MeasurementError)
         except MeasurementError:
             if number == len(lines) and not text.endswith("\n"):
-                return  # a climb that was killed while writing: everything before it counts
+                return  # the climb was killed while it wrote this line
             raise
         if not isinstance(data, dict):
             raise MeasurementError(f"{place} is not a measurement.")
@@ -207,5 +206,5 @@ def _parse(text: str, origin: str) -> Iterator[Measurement]:
 
 
 def latest_run(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The measurements of the newest climb in a file."""
+    """Returns the measurements of the last climb in a file."""
     return [m for m in measurements if m.run == measurements[-1].run]

@@ -1,4 +1,4 @@
-"""The numbers that a gate can limit: each compares an output with its reference, both lists of tensors."""
+"""The metrics that gates limit. Each compares an output with its reference, which are both lists of tensors."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Tensors = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """How far an output is from its reference, and which direction is good."""
+    """A measure of how far an output is from its reference, and which direction is better."""
 
     name: str
     measure: Callable[[Tensors, Tensors], float]
@@ -26,7 +26,7 @@ def _floats(tensors: Tensors) -> list[Tensor]:
     floats = [t.detach().to(torch.float64).flatten() for t in tensors if t.is_floating_point()]
     if not floats:
         raise GateError(
-            "this metric compares floating-point outputs, and there is none: take Gate('top1', …) for tokens."
+            "this metric compares floating-point outputs, but there is none: use Gate('top1', …) for tokens."
         )
     return floats
 
@@ -35,15 +35,15 @@ def _flat(reference: Tensors, output: Tensors) -> tuple[Tensor, Tensor]:
     return torch.cat(_floats(reference)), torch.cat(_floats(output))
 
 
-# What is smaller than this beside the others is rounding, and is judged on their scale: the gradient of a bias before a
-# norm, which is zero but for it, and outputs that are.
+# A tensor whose RMS is below this share of the RMS of all tensors is mostly rounding error, so it is judged on their
+# scale: for example the gradient of a bias before a norm layer, which would be zero in exact arithmetic.
 _LEAST_GRADIENT, _LEAST_OUTPUT = 1e-4, 1e-6
 
 
 def _worst_tensor(
     measure: Callable[[Tensors, Tensors], float], better: str, least_share: float = _LEAST_OUTPUT
 ) -> Callable[[Tensors, Tensors], float]:
-    """The metric of the output that fares worst, so that a large right output cannot hide a small wrong one."""
+    """Returns a metric that takes the worst output, so that a large correct output cannot hide a small wrong one."""
 
     def over_outputs(reference: Tensors, output: Tensors) -> float:
         pairs = [(e, s) for e, s in zip(reference, output, strict=True) if e.is_floating_point()]
@@ -51,7 +51,7 @@ def _worst_tensor(
         least = least_share * float(flat.norm()) / math.sqrt(flat.numel())
         large = [(e, s) for e, s in pairs if float(e.detach().double().norm()) > least * math.sqrt(max(e.numel(), 1))]
         values = [measure([e], [s]) for e, s in large] + [measure(reference, output)]
-        # torch's min and max carry a NaN through, Python's do not.
+        # torch's min and max propagate NaN, Python's do not.
         return float((torch.max if better == "lower" else torch.min)(torch.tensor(values, dtype=torch.float64)))
 
     return over_outputs
@@ -74,45 +74,45 @@ def cosine(reference: Tensors, output: Tensors) -> float:
 
 
 def psnr(reference: Tensors, output: Tensors) -> float:
-    """In dB, with the reference's own span as the peak: a small output must not look good for being small."""
+    """PSNR in dB. The peak is the range of the reference, so that small values do not look better."""
     expected, seen = _flat(reference, output)
     return _decibels(_peak(expected), float(((seen - expected) ** 2).mean()))
 
 
 def picture_psnr(reference: Tensors, output: Tensors) -> float:
-    """In dB, of the worst picture, whose samples go from 0 to 1: a clear sky must not look bad for having no span."""
+    """PSNR in dB of the worst image. The peak is 1, so that a uniform image does not look worse."""
     values = []
     for expected, seen in zip(reference, output, strict=True):
         if expected.ndim >= 3 and expected.is_floating_point():
-            pictures = zip(*(t.double().reshape(-1, *t.shape[-3:]) for t in (expected, seen)), strict=True)
-            values += [_decibels(1.0, float(((right - it) ** 2).mean())) for right, it in pictures]
+            images = zip(*(t.double().reshape(-1, *t.shape[-3:]) for t in (expected, seen)), strict=True)
+            values += [_decibels(1.0, float(((a - b) ** 2).mean())) for a, b in images]
     if not values:
-        raise GateError("picture_psnr compares pictures (outputs of three dimensions or more), and there is none.")
+        raise GateError("picture_psnr compares images (outputs with at least three dimensions), but there is none.")
     return float(torch.tensor(values, dtype=torch.float64).min())
 
 
 def _decibels(peak: float, error: float) -> float:
-    # A perfect match has no finite PSNR; 200 dB is more than fp64 can tell apart from it.
+    # A perfect match has an infinite PSNR; 200 dB is beyond the precision of fp64.
     return 200.0 if error == 0 else 10 * math.log10(peak**2 / error) if math.isfinite(error) else math.nan
 
 
 def _peak(expected: Tensor) -> float:
-    """Of what is the same everywhere, its size; of nothing but zeros, 1."""
+    """Returns the range of the values; for a constant tensor its absolute value, and for zeros 1."""
     return float(expected.max() - expected.min()) or float(expected.abs().max()) or 1.0
 
 
 def ssim(reference: Tensors, output: Tensors) -> float:
-    """Mean structural similarity over 4-D outputs, 11×11 Gaussian window, σ = 1.5."""
+    """Mean structural similarity of 4-D outputs, with an 11×11 Gaussian window, σ = 1.5; the worst output counts."""
     scores = []
     for expected, seen in zip(reference, output, strict=True):
         if expected.ndim == 4 and expected.is_floating_point():
-            scores.append(_ssim_of_pictures(expected.double(), seen.double()))
+            scores.append(_ssim_of_images(expected.double(), seen.double()))
     if not scores:
-        raise GateError("ssim compares pictures (4-D floating-point outputs), and the workload has none.")
+        raise GateError("ssim compares images (4-D floating-point outputs), but the workload has none.")
     return min(scores)
 
 
-def _ssim_of_pictures(expected: Tensor, seen: Tensor) -> float:
+def _ssim_of_images(expected: Tensor, seen: Tensor) -> float:
     size = min(11, *expected.shape[-2:])
     ticks = torch.arange(size, dtype=torch.float64, device=expected.device) - (size - 1) / 2
     line = torch.exp(-(ticks**2) / (2 * 1.5**2))
@@ -136,12 +136,12 @@ def _ssim_of_pictures(expected: Tensor, seen: Tensor) -> float:
 def _logits(tensors: Tensors) -> list[Tensor]:
     rows = [t.detach() for t in tensors if t.ndim >= 2]
     if not rows:
-        raise GateError("this metric compares rows of logits (outputs of two dimensions or more).")
+        raise GateError("this metric compares logits (outputs with at least two dimensions), but there are none.")
     return rows[:1]
 
 
 def top1(reference: Tensors, output: Tensors) -> float:
-    """Share of rows of the first output whose largest entry is the same; integer outputs are compared as tokens."""
+    """Share of the rows of the first output with the same argmax; integer outputs are compared as tokens."""
     if not reference[0].is_floating_point():
         return float((reference[0] == output[0]).double().mean())
     expected, seen = _logits(reference)[0], _logits(output)[0]
@@ -149,10 +149,10 @@ def top1(reference: Tensors, output: Tensors) -> float:
 
 
 def agreement(reference: Tensors, output: Tensors) -> float:
-    """Share of equal entries in the whole-number outputs; the one that fares worst."""
+    """Share of equal entries in the integer outputs; the worst output counts."""
     pairs = [(e, s) for e, s in zip(reference, output, strict=True) if not e.is_floating_point() and e.numel()]
     if not pairs:
-        raise GateError("agreement compares whole-number outputs, and there is none.")
+        raise GateError("agreement compares integer outputs, but there is none.")
     return min(float((e == s).double().mean()) for e, s in pairs)
 
 
@@ -169,7 +169,7 @@ def loss_difference(reference: Tensors, output: Tensors) -> float:
 
 
 def gradient_difference(reference: Tensors, output: Tensors) -> float:
-    """Relative error of the first step's gradients (every tensor after the first), of the one that fares worst."""
+    """Relative error of the first step's gradients (all tensors after the first); the worst gradient counts."""
     return _worst_tensor(relative_error, "lower", _LEAST_GRADIENT)(reference[1:], output[1:])
 
 

@@ -27,7 +27,7 @@ _DRIFT_BYTES = {"cuda": 0.05, "cpu": 0.25}
 
 
 @dataclass(frozen=True)
-class Duel:
+class Comparison:
     """A candidate beside the plan that it has to beat."""
 
     ratio: Interval  # how many times faster the candidate is
@@ -68,36 +68,36 @@ class Objective(StrEnum):
         except ValueError:
             raise RedlineError(f"unknown objective {text!r}: choose {', '.join(cls)}.") from None
 
-    def judge(self, duel: Duel, margin: float = WORTHWHILE) -> tuple[bool, str]:
+    def judge(self, comparison: Comparison, margin: float = WORTHWHILE) -> tuple[bool, str]:
         """Whether the candidate is better beyond the noise, and why; `margin` is the speed that counts as a gain."""
-        faster = duel.ratio.above(margin)
+        faster = comparison.ratio.above(margin)
         if self is Objective.MEMORY:
-            if duel.smaller:
-                return True, f"smaller: {duel}"
-            if duel.larger:
-                return False, f"larger: {duel}"
-            return faster, f"as small, and {'faster' if faster else 'no faster'}: {duel}"
+            if comparison.smaller:
+                return True, f"smaller: {comparison}"
+            if comparison.larger:
+                return False, f"larger: {comparison}"
+            return faster, f"as small, and {'faster' if faster else 'no faster'}: {comparison}"
         if faster:
-            return True, f"{duel.ratio} faster"
-        if duel.ratio.above(NOT_SLOWER) and duel.much_smaller:
-            return True, f"as fast, and smaller: {duel}"
-        return False, f"{'slower' if duel.ratio.below(1.0) else 'no gain beyond the noise'}: {duel.ratio}"
+            return True, f"{comparison.ratio} faster"
+        if comparison.ratio.above(NOT_SLOWER) and comparison.much_smaller:
+            return True, f"as fast, and smaller: {comparison}"
+        return False, f"{'slower' if comparison.ratio.below(1.0) else 'no gain beyond the noise'}: {comparison.ratio}"
 
-    def gain(self, duel: Duel) -> str:
+    def gain(self, comparison: Comparison) -> str:
         """The figures that matter for this objective."""
-        return str(duel) if self is Objective.MEMORY else str(duel.ratio)
+        return str(comparison) if self is Objective.MEMORY else str(comparison.ratio)
 
-    def change(self, duel: Duel) -> str:
+    def change(self, comparison: Comparison) -> str:
         """What a later run is against an earlier one: slower, larger, faster, smaller or the same."""
         seen = set()
-        if duel.ratio.below(1.0) and duel.ratio.middle < 1 - _DRIFT:
+        if comparison.ratio.below(1.0) and comparison.ratio.middle < 1 - _DRIFT:
             seen.add("slower")
-        if duel.ratio.above(1.0) and duel.ratio.middle > 1 + _DRIFT:
+        if comparison.ratio.above(1.0) and comparison.ratio.middle > 1 + _DRIFT:
             seen.add("faster")
-        drift = 1 + _DRIFT_BYTES[duel.kind]
-        if duel.candidate_bytes > drift * duel.incumbent_bytes > 0:
+        drift = 1 + _DRIFT_BYTES[comparison.kind]
+        if comparison.candidate_bytes > drift * comparison.incumbent_bytes > 0:
             seen.add("larger")
-        if 0 < drift * duel.candidate_bytes < duel.incumbent_bytes:
+        if 0 < drift * comparison.candidate_bytes < comparison.incumbent_bytes:
             seen.add("smaller")
         # Where speed is the objective a peak that grew is a regression too; where memory is, speed comes second.
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")

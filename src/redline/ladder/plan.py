@@ -1,4 +1,4 @@
-"""A plan: an ordered tuple of rungs that reads, writes and replays."""
+"""A plan: an ordered tuple of rungs that can be parsed, saved and applied to a model."""
 
 import os
 import re
@@ -32,7 +32,7 @@ class Plan:
     """`Plan.parse("bf16 + compile(mode=max-autotune)")`, `Plan.load("plan.toml")`, `plan.apply(model)`."""
 
     rungs: tuple[Rung, ...] = ()
-    # What it was found for, where a climb found it; the same rungs are the same plan all the same.
+    # The objective of the climb that found the plan; not part of equality.
     objective: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -42,26 +42,26 @@ class Plan:
         names = [rung.name for rung in self.rungs]
         for index, rung in enumerate(self.rungs):
             if rung.name in names[:index]:
-                raise PlanError(f"the plan has {rung.name!r} twice.")
+                raise PlanError(f"the plan lists {rung.name!r} twice.")
             rivals = [other for other in names[:index] if excluded(rung.name, other)]
             if rivals:
-                raise PlanError(f"{rung.name!r} and {rivals[0]!r} exclude each other: keep one.")
+                raise PlanError(f"the plan lists {rung.name!r} and {rivals[0]!r}, which exclude each other: keep one.")
             if index and order.index(rung.name) < order.index(names[index - 1]):
                 before, after = self.rungs[index - 1], rung
                 raise PlanError(
-                    f"wrong order: {after.name!r} ({after.stage.name.lower()}) comes before "
+                    f"the plan is in the wrong order: put {after.name!r} ({after.stage.name.lower()}) before "
                     f"{before.name!r} ({before.stage.name.lower()})."
                 )
 
     @classmethod
     def of(cls, rungs: Iterable[Rung]) -> "Plan":
-        """The rungs in their right order."""
+        """Returns the plan of these rungs, sorted by their order in the registry."""
         order = list(RUNGS)
         return cls(tuple(sorted(rungs, key=lambda rung: order.index(rung.name))))
 
     @classmethod
     def parse(cls, text: str) -> "Plan":
-        """The one-line form; empty text or `eager` is the empty plan."""
+        """Parses the one-line form. Empty text and `eager` give the empty plan."""
         if text.strip() in ("", "eager"):
             return cls()
         return cls(tuple(parse_rung(part) for part in split_outside_brackets(text, "+")))
@@ -75,13 +75,12 @@ class Plan:
     def from_document(cls, document: Mapping[str, Any], origin: str = "plan") -> "Plan":
         schema = document.get("schema")
         if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-            raise PlanError(f"{origin!r} is not a plan: it has no whole number `schema`.")
+            raise PlanError(f"{origin!r} is not a plan: it has no integer `schema`.")
         if schema > SCHEMA:
-            raise PlanError(f"{origin!r} is of schema {schema}, newer than this Redline reads ({SCHEMA}): upgrade it.")
+            raise PlanError(f"{origin!r} has schema {schema}, but this Redline reads up to {SCHEMA}: upgrade Redline.")
         unknown = [key for key in document if key not in ("schema", "objective", "rung")]
         if unknown:
-            known = "schema, objective and [[rung]]"
-            raise PlanError(f"{origin!r} has {unknown[0]!r}, which a plan does not: it has {known}.")
+            raise PlanError(f"{origin!r}: unknown key {unknown[0]!r} (supported: schema, objective, [[rung]]).")
         entries = document.get("rung", [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
             raise PlanError(f"{origin!r} is not a plan: write each rung as [[rung]].")
@@ -95,7 +94,7 @@ class Plan:
         return cls(tuple(rungs), str(document.get("objective", "")))
 
     def save(self, path: str | os.PathLike[str], comment: Mapping[str, str] | None = None) -> None:
-        """Writes TOML, whole or not at all."""
+        """Writes the plan as TOML, atomically."""
         write_text(Path(path), self.to_toml(comment))
 
     def to_toml(self, comment: Mapping[str, str] | None = None) -> str:
@@ -117,7 +116,7 @@ class Plan:
         return any(rung.name == name for rung in self.rungs)
 
     def with_rung(self, rung: Rung) -> "Plan":
-        """This plan with the rung added, in place of itself and of whatever it excludes."""
+        """Returns this plan with the rung added; it replaces its other configuration and the rungs that it excludes."""
         others = [rung.beside(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
         return Plan.of([*(other for other in others if other is not None), rung])
 
@@ -125,7 +124,10 @@ class Plan:
         return Plan(tuple(rung for rung in self.rungs if rung.name != name))
 
     def build(self, job: Job, machine: Machine) -> "tuple[Plan, Job]":
-        """Applies every rung in order; gives the plan with its automatic choices made, and the job."""
+        """Applies every rung in order. Returns the plan with its automatic choices resolved, and the job.
+
+        Raises `Unavailable` if a rung cannot apply.
+        """
         resolved: list[Rung] = []
         if any(rung.judges for rung in self.rungs):
             job = replace(job, expected=tuple(outputs_on_samples(job)))
@@ -151,13 +153,14 @@ class Plan:
         host_inputs: bool = False,
         share: bool = False,
     ) -> Applied | TrainingStep:
-        """The fast model. The one you pass in is left as it is (`share=True` hands it over, to save its memory).
+        """Returns the optimized model, or a training step if `loss` and `optimizer` are given.
 
-        `samples` is a batch, or a list of batches, that looks like what the model will see: rungs calibrate on it.
-        With `loss` and `optimizer` (a function from parameters to an optimizer) the result is a training step.
+        The plan works on a copy of `model`; with `share=True` it changes the model itself, which saves memory.
+        `samples` is a batch, or a list of batches, on which rungs calibrate. `optimizer` is a function that takes the
+        parameters and returns an optimizer.
         """
         if not isinstance(model, nn.Module):
-            raise PlanError(f"a plan is applied to a torch.nn.Module, not to {type(model).__name__}.")
+            raise PlanError(f"model is a {type(model).__name__}, but a plan applies to a torch.nn.Module.")
         batches = tuple(samples) if isinstance(samples, list) else (() if samples is None else (samples,))
         job = Job.of(model, batches, gates, loss, optimizer, host_inputs, share)
         if not job.training:
@@ -167,7 +170,7 @@ class Plan:
 
 
 class Unavailable(RedlineError):
-    """A rung of the plan cannot apply here; carries the rung and the sentence."""
+    """Raised if a rung of the plan cannot apply; holds the rung and the reason."""
 
     def __init__(self, rung: Rung, reason: str) -> None:
         super().__init__(f"{rung.name}: {reason.rstrip('.')}.")
@@ -176,7 +179,7 @@ class Unavailable(RedlineError):
 
 
 def brief(plan: str) -> str:
-    """A plan for a column of a table: of the many layers that a rung was found to skip only that there are some."""
+    """Returns the plan for a table column, with long lists (such as the layers that a rung skips) as `[...]`."""
     return _LONG_LIST.sub("=[...]", plan)
 
 
@@ -185,34 +188,33 @@ def excluded(one: str, other: str) -> bool:
 
 
 def parse_rung(text: str) -> Rung:
-    """`compile(mode=max-autotune, dynamic=true)` -> the rung."""
+    """Parses one rung, for example `compile(mode=max-autotune, dynamic=true)`."""
     match = _RUNG.fullmatch(text)
     if match is None:
-        raise PlanError(f"{text.strip()!r} is not a rung: write name or name(option=value, …).")
+        raise PlanError(f"cannot parse the rung {text.strip()!r}: write name or name(option=value, …).")
     options: dict[str, Any] = {}
     for part in filter(str.strip, split_outside_brackets(match[2] or "", ",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise PlanError(f"{part.strip()!r} in {text.strip()!r} is not option=value.")
+            raise PlanError(f"cannot parse {part.strip()!r} in {text.strip()!r}: write option=value.")
         options[key.strip()] = value.strip()
     return make_rung(match[1], options)
 
 
 def make_rung(name: str, options: Mapping[str, Any]) -> Rung:
-    """Builds a rung from its name and its options, given as text or as TOML values."""
+    """Builds a rung from its name and its options, which are text or TOML values."""
     cls = find_rung(name)
     known = {item.name: item for item in cls.options()}
     values = {}
     for key, value in options.items():
         if key not in known:
-            takes = ", ".join(known) or "none"
-            raise PlanError(f"{name} has no option {key!r} (it takes: {takes}).")
+            raise PlanError(f"{name} has no option {key!r} (options: {', '.join(known) or 'none'}).")
         values[key] = _convert(name, key, value, known[key].default)
     return cls(**values)
 
 
 def _convert(rung: str, key: str, value: Any, default: Any) -> Any:
-    """Text becomes the type of the option's default; a TOML value must already be of it."""
+    """Converts text to the type of the option's default; a TOML value must already have that type."""
     kind = type(default)
     try:
         if kind is bool:
@@ -229,10 +231,10 @@ def _convert(rung: str, key: str, value: Any, default: Any) -> Any:
             raise ValueError
         return kind(value)
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise PlanError(f"{rung}: {key} wants {_KINDS.get(kind, kind.__name__)}, not {value!r}.") from None
+        raise PlanError(f"{rung}: {key} must be {_KINDS.get(kind, kind.__name__)}, not {value!r}.") from None
 
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "a list"}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", tuple: "a list"}
 
 
 def _toml(value: Any) -> str:

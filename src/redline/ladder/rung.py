@@ -1,4 +1,4 @@
-"""A rung: one optimization. Its fields are its options, and it can say why not, do it, and prove it."""
+"""A rung: one optimization. Its fields are its options; its methods check, apply and prove it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from redline.machine.machine import Machine
 
 
 class Stage(IntEnum):
-    """Where a rung belongs in the order; a later stage builds on the earlier ones."""
+    """The position of a rung in a plan; a later stage builds on the earlier ones."""
 
     STRUCTURE = 1
     MEMORY = 2
@@ -24,7 +24,7 @@ class Stage(IntEnum):
 
 
 def option(default: Any, help: str, choices: Sequence[Any] = ()) -> Any:
-    """A rung's option: its default, a line of help, and the values it may take."""
+    """Declares an option of a rung: its default, a line of help, and the allowed values."""
     return field(default=default, metadata={"help": help, "choices": tuple(choices)})
 
 
@@ -45,7 +45,7 @@ class Rung(ABC):
             value = getattr(self, item.name)
             if choices and value not in choices:
                 allowed = ", ".join(map(str, choices))
-                raise RungError(f"{self.name}: {item.name} is one of {allowed}, not {value!r}.")
+                raise RungError(f"{self.name}: unknown {item.name} {value!r} (supported: {allowed}).")
 
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:
@@ -53,45 +53,45 @@ class Rung(ABC):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
-        """What a climb tries; by default the rung with its default options."""
+        """Returns the configurations that a climb tries; by default the one with the default options."""
         return (cls(),)
 
     def beside(self, other: "Rung") -> "Rung | None":
-        """The other rung as it must be when this one joins the plan; None when it has to leave."""
+        """Returns how `other`, which is in the plan, must change if this rung is added; None to remove it."""
         return other
 
     def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
-        """What a climb tries next when this was `refused`, `failed` or ran out of time: rungs to add together."""
+        """Returns what a climb tries next if this rung was refused, failed or timed out: groups of rungs to add."""
         return ()
 
     @property
     def searches(self) -> bool:
-        """Whether setting it up times something on the device, and so must have the device to itself."""
+        """Whether its set-up times kernels, so nothing else may run on the device meanwhile."""
         return False
 
     @property
     def judges(self) -> bool:
-        """Whether it decides by the gates, and so needs what the model gave before any rung (`job.expected`)."""
+        """Whether it evaluates the gates, so it needs the untouched model's outputs (`job.expected`)."""
         return False
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        """A sentence when it cannot apply; empty when it can. Without a job, asks about the machine alone."""
+        """Returns the reason why it cannot apply, or "". Without a job, checks the machine alone."""
         return ""
 
     def resolve(self, job: Job) -> "Rung":
-        """The same rung with every automatic choice made, so that the plan that is saved replays exactly."""
+        """Returns the rung with its automatic choices resolved, so that the saved plan replays exactly."""
         return self
 
     @abstractmethod
     def apply(self, job: Job) -> Job:
-        """The next job. `job.model` may be changed; the user's model and global flags may not."""
+        """Returns the new job. May change `job.model`, but not the user's model or global flags."""
 
     @abstractmethod
     def proof(self, job: Job) -> str:
-        """What really happened, asked after the first calls; empty means nothing did, and the rung is refused."""
+        """Returns what the rung did, checked after the first calls; "" means nothing, and the rung is refused."""
 
     def why_nothing(self, job: Job) -> str:
-        """Why there is no proof, where the rung knows."""
+        """Returns why `proof` is empty, if the rung knows."""
         return ""
 
     def __str__(self) -> str:

@@ -1,11 +1,11 @@
-"""Medians, intervals and the one decision that everything rests on: is this faster, or is it noise?"""
+"""Medians and bootstrap intervals, which decide whether a difference in time is real or noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# 99% intervals: a climb makes some twenty decisions, and 95% would be wrong about one of them.
+# A climb makes about twenty decisions; with 95% intervals one of them would be wrong.
 CONFIDENCE = 0.99
 _RESAMPLES = 2000
 _FEW = 8
@@ -13,14 +13,14 @@ _FEW = 8
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with the range that the noise allows."""
+    """An estimate with its confidence interval."""
 
     middle: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        """As a ratio: `1.23× (1.18–1.30)`."""
+        """Formats a ratio, for example `1.23× (1.18–1.30)`."""
         return f"{self.middle:.2f}× ({self.low:.2f}–{self.high:.2f})"
 
     def above(self, value: float) -> bool:
@@ -41,7 +41,7 @@ def _bounds(estimates: np.ndarray) -> tuple[float, float]:
 
 
 def median_interval(values: Sequence[float]) -> Interval:
-    """The median of one arm, with a bootstrap interval."""
+    """Returns the median with a bootstrap interval."""
     data = np.asarray(values)
     if len(data) < 2:
         return Interval(median(values), float("-inf"), float("inf"))
@@ -50,10 +50,10 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
-    """Old over new, from arms that were sampled in turn: one (old, new) pair of lists per input shape.
+    """Returns the ratio old / new of two arms that were sampled in turn; `pairs` has one (old, new) per input shape.
 
-    Neighbours in time share the machine's mood, so the ratio is taken inside each pair of turns, and the median of
-    those ratios is resampled. Several shapes are combined as a geometric mean.
+    The machine's speed drifts, so the ratio is taken within each turn, and the bootstrap resamples the median of these
+    ratios. The result over several shapes is their geometric mean.
     """
     rng = np.random.default_rng(0)
     middle, resampled = 0.0, np.zeros(_RESAMPLES)
@@ -64,7 +64,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
         logs = np.log(np.asarray(old)[:count]) - np.log(np.asarray(new)[:count])
         middle += float(np.median(logs))
         if count < _FEW:
-            # A bootstrap of a handful is too sure of itself: take the whole range, and half of it more on each side.
+            # A bootstrap of so few samples is too narrow: use the range, widened by half of it on each side.
             half = (logs.max() - logs.min()) / 2
             resampled += np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
         else:

@@ -7,9 +7,9 @@ from redline.errors import WorkloadError
 from redline.ladder.measuring.trial import (
     FRESH_SEEDS,
     Arm,
-    Course,
+    TrialSpec,
     close,
-    face,
+    compare_arms,
     geometric_mean_s,
     measure_peak,
     open_arm,
@@ -19,7 +19,7 @@ from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.objective import ANY
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
-from redline.ladder.search.settings import Settings, ask_machine, lay_course
+from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
 from redline.ladder.statistics import Interval
 from redline.machine.machine import Machine
 
@@ -55,21 +55,21 @@ def verify(plan: Plan, settings: Settings, say: Callable[[str], None] = lambda _
     with WorkerPool() as pool:
         say("running the untouched model for reference")
         # The workload first: a wrong address must not wait for the ceilings to be measured.
-        course, facts = lay_course(pool, settings, ask_machine(pool, settings.device, measure=False))
+        spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
         machine = ask_machine(pool, settings.device)
-        return _verify(pool, course, plan, machine, facts["training"], say)
+        return _verify(pool, spec, plan, machine, facts["training"], say)
 
 
 def _verify(
-    pool: WorkerPool, course: Course, plan: Plan, machine: Machine, training: bool, say: Callable[[str], None]
+    pool: WorkerPool, spec: TrialSpec, plan: Plan, machine: Machine, training: bool, say: Callable[[str], None]
 ) -> Verified:
     impossible = {rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))}
     say("timing the model as it is")
     try:
-        eager = open_arm(pool, course, Plan(), FRESH_SEEDS)
-        measure_peak(eager, course)
+        eager = open_arm(pool, spec, Plan(), FRESH_SEEDS)
+        measure_peak(eager, spec)
     except WorkerFailed as failure:
-        raise WorkloadError(f"{course.address}: the untouched model failed: {failure}.") from failure
+        raise WorkloadError(f"{spec.address}: the untouched model failed: {failure}.") from failure
     whole: Arm | None = None
     reason = ""
     try:
@@ -78,27 +78,27 @@ def _verify(
         else:
             say(f"timing {plan}")
             try:
-                whole = open_arm(pool, course, plan, FRESH_SEEDS)
-                measure_peak(whole, course)
+                whole = open_arm(pool, spec, plan, FRESH_SEEDS)
+                measure_peak(whole, spec)
             except WorkerFailed as failure:
                 reason = f"the plan does not run: {failure}"
         names = [rung.name for rung in plan.rungs]
         if impossible:  # they are to blame, and the others are not asked
             verdicts = tuple(RungVerdict(n, n not in impossible, impossible.get(n, _UNKNOWN)) for n in names)
         else:
-            verdicts = tuple(_check_rung(pool, course, plan, name, whole, say) for name in names)
+            verdicts = tuple(_check_rung(pool, spec, plan, name, whole, say) for name in names)
         speedup, median_s = None, float("nan")
         if whole is not None and whole.passed:
             try:
-                old, new = take_turns([eager, whole], course, sampling_s=2 * course.sampling_s)
-                duel = face(eager, whole, old, new)
-                speedup, median_s = duel.ratio, geometric_mean_s(new)
-                better, gain = course.objective.judge(duel, ANY)
+                old, new = take_turns([eager, whole], spec, sampling_s=2 * spec.sampling_s)
+                comparison = compare_arms(eager, whole, old, new)
+                speedup, median_s = comparison.ratio, geometric_mean_s(new)
+                better, gain = spec.objective.judge(comparison, ANY)
                 if plan.rungs and not better:
                     reason = f"the plan is no better than eager: {gain}"
             except WorkerFailed as failure:
                 if failure.pid != whole.worker.pid:
-                    raise WorkloadError(f"{course.address}: the untouched model failed: {failure}.") from failure
+                    raise WorkloadError(f"{spec.address}: the untouched model failed: {failure}.") from failure
                 reason = f"the plan does not go on running: {failure}"
         elif whole is not None:
             reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
@@ -107,7 +107,7 @@ def _verify(
             reason = f"no longer holds: {', '.join(fallen)}"
         return Verified(
             plan=str(plan),
-            objective=course.objective.value,
+            objective=spec.objective.value,
             machine=machine,
             holds=not reason,
             reason=reason or "every rung holds",
@@ -132,7 +132,7 @@ def _cannot(rung: Rung, machine: Machine, training: bool) -> str:
 
 def _check_rung(
     pool: WorkerPool,
-    course: Course,
+    spec: TrialSpec,
     plan: Plan,
     name: str,
     whole: Arm | None,
@@ -141,7 +141,7 @@ def _check_rung(
     say(f"{'timing' if whole is not None else 'running'} the plan without {name}")
     arm: Arm | None = None
     try:
-        arm = open_arm(pool, course, plan.without(name), FRESH_SEEDS)
+        arm = open_arm(pool, spec, plan.without(name), FRESH_SEEDS)
         if whole is None:
             return RungVerdict(name, False, "the plan runs without it")
         if not whole.passed:
@@ -151,10 +151,10 @@ def _check_rung(
             )
         if not arm.passed:
             return RungVerdict(name, True, "the gate needs it")
-        measure_peak(arm, course)
-        with_rung, without_rung = take_turns([whole, arm], course)
-        duel = face(arm, whole, without_rung, with_rung)
-        return RungVerdict(name, *course.objective.judge(duel), duel.ratio)
+        measure_peak(arm, spec)
+        with_rung, without_rung = take_turns([whole, arm], spec)
+        comparison = compare_arms(arm, whole, without_rung, with_rung)
+        return RungVerdict(name, *spec.objective.judge(comparison), comparison.ratio)
     except WorkerFailed as failure:
         if whole is None:
             return RungVerdict(name, True, "not what keeps the plan from running, as far as can be seen")

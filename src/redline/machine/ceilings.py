@@ -1,4 +1,4 @@
-"""Measures the two ceilings of a device: the bytes/s of a copy, and the FLOP/s of products in each dtype."""
+"""Measures the ceilings of a device: the bytes/s of a copy, and the FLOP/s of matmul and convolution in each dtype."""
 
 import json
 import time
@@ -20,20 +20,20 @@ _FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_ceilings(machine: Machine, again: bool = False) -> Machine:
-    """The machine with its ceilings, measured now unless the cache has them and they still look right."""
-    if machine.ceilings is not None and not again and not _outrun(machine, machine.ceilings):
+    """Returns the machine with its ceilings; measures them unless the cached ones are still plausible."""
+    if machine.ceilings is not None and not again and not _is_exceeded(machine, machine.ceilings):
         return machine
     known, measured = machine.ceilings, measure_ceilings(machine)
-    # Measured again because one was too low; something else may be running now too, and make others lower.
+    # A cached ceiling was too low; keep the cached ones that are higher, because the machine may be busy now.
     machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
-    with suppress(RedlineError):  # without a writable cache they are measured again next time
+    with suppress(RedlineError):  # if the cache is not writable, they are measured again next time
         assert machine.ceilings is not None
         write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
     return machine
 
 
 def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
-    """A ceiling is the most that was ever seen."""
+    """Returns the higher of each ceiling."""
 
     def rates(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
         return {name: max(known.get(name, 0.0), rate) for name, rate in measured.items()}
@@ -45,15 +45,15 @@ def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
     )
 
 
-def _outrun(machine: Machine, cached: Ceilings) -> bool:
-    """A ceiling that the machine beats was taken while something else was running."""
+def _is_exceeded(machine: Machine, cached: Ceilings) -> bool:
+    """Returns whether the machine is faster than its cached ceiling, which was then measured on a busy machine."""
     with _tf32_allowed(False):
         rate = _matmul_rate(torch.device(machine.device), torch.float32)
     return rate > 1.1 * cached.matmul_flops_per_s["fp32"]
 
 
 def measure_ceilings(machine: Machine) -> Ceilings:
-    """A few seconds. Random data: zeros run faster than real numbers do."""
+    """Measures all ceilings in a few seconds, on random data, because zeros are faster."""
     device = torch.device(machine.device)
     size = (2**30 if machine.is_cuda else 2**27) // 4
     copied = _copy_rate(size, device)
@@ -61,7 +61,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     for name, dtype in _FLOATS.items():
         if _is_hidden(name, machine):
             continue
-        with _tf32_allowed(False), _onednn_kept():
+        with _tf32_allowed(False), _onednn_restored():
             matmul[name] = _matmul_rate(device, dtype)
             convolution[name] = _convolution_rate(device, dtype)
     if "tf32" in machine.hardware_dtypes:
@@ -71,7 +71,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     if not _is_hidden("int8", machine):
         matmul["int8"] = _matmul_rate(device, torch.int8)
         if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
-            # torch's own int8 product is not tuned on every CPU; the ceiling is what some engine reaches.
+            # torch's int8 matmul is not tuned for every CPU; a ceiling is the rate of the fastest engine.
             matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
     if "fp8" in machine.hardware_dtypes:
         matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
@@ -85,7 +85,7 @@ def _is_hidden(dtype: str, machine: Machine) -> bool:
 
 @contextmanager
 def _tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Strict fp32 or TF32, whatever torch's defaults are (convolutions allow TF32 unless told)."""
+    """Allows or forbids TF32; torch's default allows it for convolutions only."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -97,8 +97,8 @@ def _tf32_allowed(allowed: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _onednn_kept() -> Iterator[None]:
-    """On a CPU without bf16, torch answers the first bf16 product by turning oneDNN off for the whole process."""
+def _onednn_restored() -> Iterator[None]:
+    """Restores oneDNN, which torch disables for the whole process at the first bf16 matmul on a CPU without bf16."""
     mkldnn: Any = torch.backends.mkldnn
     before = mkldnn.enabled
     try:
@@ -108,7 +108,7 @@ def _onednn_kept() -> Iterator[None]:
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:
-    """The fastest of several runs: a ceiling is what the device can do, not what it usually does."""
+    """Returns the time of the fastest run, because a ceiling is the best that the device can do."""
 
     def once() -> float:
         _wait(device)
@@ -117,7 +117,7 @@ def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: flo
         _wait(device)
         return time.perf_counter() - start
 
-    spent = best = once()  # the first call also starts libraries; if it alone outlasts the budget, it is the answer
+    spent = best = once()  # the first call also loads libraries; it is the result if it exceeds the budget
     repeats = 0
     while spent < budget_s or repeats < 3:
         if repeats and spent > 4 * budget_s:
@@ -139,7 +139,7 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    # Small on a CPU, because an emulated dtype takes seconds for what fp32 does in milliseconds.
+    # Starts small on a CPU, where an emulated dtype may be a thousand times slower than fp32.
     sizes = (8192,) if device.type == "cuda" else (128, 1024)
     rate = 0.0
     for n in sizes:
@@ -186,13 +186,13 @@ def _onnxruntime_int8_rate(n: int = 1024) -> float:
 
 
 def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """The best of two shapes, because kernels differ in which one suits them."""
+    """Returns the best rate of two shapes, because kernels are tuned for different shapes."""
     rate = 0.0
     for batch, channels, side in ((64, 512, 56),) if device.type == "cuda" else ((1, 64, 32), (4, 128, 28)):
-        picture = torch.randn(batch, channels, side, side, device=device).to(dtype)
+        image = torch.randn(batch, channels, side, side, device=device).to(dtype)
         weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype)
-        seconds = _best_seconds(lambda p=picture, w=weight: F.conv2d(p, w, padding=1), device)
+        seconds = _best_seconds(lambda x=image, w=weight: F.conv2d(x, w, padding=1), device)
         rate = max(rate, 2 * batch * side * side * channels * channels * 9 / seconds)
-        if seconds > 0.2:  # emulated: the larger shape would take seconds for nothing
+        if seconds > 0.2:  # emulated: the larger shape would take seconds
             break
     return rate

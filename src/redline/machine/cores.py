@@ -1,4 +1,4 @@
-"""How many cores this process may use: fewer than the machine has, where it was told so."""
+"""The number of CPU cores that this process may use, which its affinity may limit."""
 
 import os
 

@@ -1,10 +1,10 @@
-"""The CPU's instruction sets, and `REDLINE_CPU_LIMIT`, which makes this CPU look like a lesser one for tests.
+"""The CPU's instruction sets, and `REDLINE_CPU_LIMIT`, which hides some of them for tests.
 
 `avx512` hides AMX and the hardware for bf16 and fp16; `avx2` also hides AVX-512 and the int8 dot products. On ARM they
-leave Neon with and without its int8 dot products. A limit adds nothing: a CPU that has less stays what it is.
+leave Neon with and without its int8 dot products. A limit does not add features that the CPU lacks.
 
-The variable changes what Redline sees. The libraries have variables of their own, which have to be set before torch is
-imported, and to values that depend on the CPU. This module prints all of them, for `env`:
+The variable changes only what Redline detects. The libraries have variables of their own, which must be set before
+torch is imported, to values that depend on the CPU. This module prints all of them, for `env`:
 
     env $(python -m redline.machine.cpu_features avx2) pytest -m cpu
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from redline.errors import MachineError
 
 VARIABLE = "REDLINE_CPU_LIMIT"
-# The features that a limit leaves, where the CPU has them.
+# The features that each limit does not hide.
 LIMITS: Mapping[str, Set[str]] = {
     "avx512": frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp"}),
     "avx2": frozenset({"avx2", "asimd"}),
@@ -29,7 +29,7 @@ _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
 
 
 def hardware_flags() -> set[str]:
-    """Returns the features that the kernel lists, whatever the limit; libraries that detect the CPU use all of them."""
+    """Returns the features that the kernel lists, without the limit; libraries that detect the CPU use all of them."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):
@@ -40,13 +40,13 @@ def hardware_flags() -> set[str]:
 
 
 def cpu_flags() -> set[str]:
-    """Returns the features that the kernel lists and `REDLINE_CPU_LIMIT` leaves."""
+    """Returns the features that the kernel lists and `REDLINE_CPU_LIMIT` does not hide."""
     flags, limit = hardware_flags(), cpu_limit()
     return flags & LIMITS[limit] if limit else flags
 
 
 def cpu_limit() -> str:
-    """Returns the limit that is set, or an empty string. Raises MachineError if it is not one of LIMITS."""
+    """Returns the limit that is set, or "". Raises MachineError if it is unknown."""
     limit = os.environ.get(VARIABLE, "")
     if limit and limit not in LIMITS:
         raise MachineError(f"{VARIABLE}={limit}: unknown limit (supported: {', '.join(LIMITS)}).")
@@ -54,11 +54,11 @@ def cpu_limit() -> str:
 
 
 def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[str, str]:
-    """Returns the variables that limit Redline, and torch and its libraries as far as they can be limited.
+    """Returns the environment variables that limit Redline, and torch and its libraries as far as possible.
 
-    Torch runs the instructions that `ATEN_CPU_CAPABILITY` names without asking the CPU, and warns of those of another
-    architecture, so it is set only to what the CPU has. The BLAS cannot be limited on ARM, only made to use the kernels
-    for another core.
+    Torch does not check whether the CPU supports the value of `ATEN_CPU_CAPABILITY`, and warns about values for other
+    architectures, so it is set only if the CPU supports it. On ARM the BLAS has no limit; a variable selects the
+    kernels for an older core.
     """
     variables = {VARIABLE: limit}
     if architecture in ("x86_64", "AMD64"):

@@ -1,4 +1,4 @@
-"""Memory of the host as the kernel sees it: what this process holds in RAM, its peak, and what is still free."""
+"""Host memory as the kernel reports it: the resident memory of this process, its peak, and what is available."""
 
 import contextlib
 import ctypes
@@ -13,20 +13,20 @@ from typing import ClassVar
 
 import torch
 
-# Of malloc.h.
+# Constants of malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _PROBE_BYTES = 64 * 2**20
 _CONTAINER = Path("/sys/fs/cgroup")
 
 
 def resident_bytes() -> int:
-    """What this process holds now; where there is no /proc, the most it has held."""
+    """Returns the resident memory of this process, or its peak on systems without /proc."""
     held = _status_bytes("VmRSS")
     return peak_resident_bytes() if held is None else held
 
 
 def peak_resident_bytes() -> int:
-    """The most it has held since it began, or since the last `reset_peak_resident`."""
+    """Returns the peak resident memory since the start or the last `reset_peak_resident`."""
     peak = _status_bytes("VmHWM")
     if peak is not None:
         return peak
@@ -35,32 +35,32 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak_resident() -> bool:
-    """Whether the kernel let the peak start anew; elsewhere than on Linux it is that of the whole process."""
+    """Resets the peak and returns whether that worked; only Linux supports it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         return False
-    # Some sandboxes take the write and ignore it.
+    # Some sandboxes accept the write but ignore it.
     return peak_resident_bytes() <= resident_bytes() + 16 * 2**20
 
 
 def return_freed_memory() -> None:
-    """Has the allocator give back what was freed, as it would in time anyway, so that it does not count as held.
+    """Makes the allocator return freed memory to the system, so that it does not count as resident.
 
-    Torch's allocator on some CPUs (mimalloc) keeps freed pages until it is asked for memory a tenth of a second later;
-    that of the C library keeps them until it is told.
+    Torch's allocator on some CPUs (mimalloc) keeps freed pages until an allocation at least 0.1 s later; glibc keeps
+    them until `malloc_trim`.
     """
     time.sleep(0.2)
     torch.empty(2**28, dtype=torch.uint8)
-    with contextlib.suppress(AttributeError):  # there is none but in glibc
+    with contextlib.suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Tells glibc to take no block from the kernel by itself and to give none back; for the life of the process.
+    """Makes glibc keep freed memory and serve large blocks from its heap, for the life of the process.
 
-    What it was told before cannot be read, so it cannot be untold. Heaps of other threads than the first end at 64 MiB,
-    whatever they are told.
+    It cannot be undone, because the previous settings cannot be read. Only the main thread's heap can grow beyond
+    64 MiB.
     """
     for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
         ctypes.CDLL(None).mallopt(setting, value)
@@ -68,17 +68,17 @@ def keep_freed_memory() -> None:
 
 @functools.cache
 def torch_allocates_by_glibc() -> bool:
-    """Whether glibc counts a block that torch takes: builds for some CPUs bring an allocator of their own."""
+    """Returns whether torch allocates through glibc; builds for some CPUs include another allocator."""
     if platform.libc_ver()[0] != "glibc":
         return False
     before = _glibc_bytes()
     block = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
-    # The counters have 32 bits.
+    # The counters are 32-bit and wrap around.
     return (_glibc_bytes() - before) % 2**32 >= block.nbytes
 
 
 def _glibc_bytes() -> int:
-    """What glibc has handed out, of its heap and as blocks of their own."""
+    """Returns the bytes that glibc has allocated, on its heap and with mmap."""
     mallinfo = ctypes.CDLL(None).mallinfo
     mallinfo.restype = _Mallinfo
     counted = mallinfo()
@@ -86,7 +86,7 @@ def _glibc_bytes() -> int:
 
 
 class _Mallinfo(ctypes.Structure):
-    """Blocks of their own are counted by `hblkhd`, those of the heap by `uordblks`."""
+    """The result of `mallinfo`: `hblkhd` counts bytes from mmap, `uordblks` bytes of the heap."""
 
     _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     _fields_: ClassVar = [(name, ctypes.c_uint) for name in _names]
@@ -107,7 +107,7 @@ def host_bytes() -> int:
 
 
 def available_host_bytes() -> int:
-    """What a new process could still take without swapping, within this container's limit if it has one."""
+    """Returns the memory that can be allocated without swapping, within the limit of the container if there is one."""
     available = host_bytes()
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
@@ -121,7 +121,7 @@ def available_host_bytes() -> int:
 
 
 def _cached_bytes() -> int:
-    """What a container holds of files only so as not to read them again, and the kernel gives up when it is asked."""
+    """Returns the container's inactive page cache, which the kernel frees on demand."""
     try:
         counted = dict(line.split() for line in (_CONTAINER / "memory.stat").read_text().splitlines())
     except OSError:

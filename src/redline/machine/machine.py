@@ -1,4 +1,4 @@
-"""A machine: what this computer can do, and its ceilings, measured once and cached."""
+"""The machine: a device, its features, and its ceilings, which are measured once and cached."""
 
 import hashlib
 import importlib.metadata
@@ -32,20 +32,20 @@ LIBRARIES = (
     "apex",
     "numpy",
 )
-# A dtype slower than this share of fp32 is emulated, and no rung should bet on it.
+# A dtype whose rate is below this share of the fp32 rate counts as emulated.
 _EMULATED = 0.25
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device really reaches: bytes/s of a copy (read + write), FLOP/s of products, per dtype."""
+    """The measured limits of a device: bytes/s of a copy (read + write), and FLOP/s by dtype."""
 
     bytes_per_s: float
     matmul_flops_per_s: Mapping[str, float]
     convolution_flops_per_s: Mapping[str, float]
 
     def flops_per_s(self, dtype: str) -> float:
-        """The best rate seen in that dtype, by whatever engine; fp32's where it was not measured."""
+        """Returns the best rate of any engine in this dtype, or the fp32 rate if it was not measured."""
         tables = (self.matmul_flops_per_s, self.convolution_flops_per_s)
         rates = [rate for table in tables for name, rate in table.items() if name.partition(" ")[0] == dtype]
         return max(rates) if rates else self.matmul_flops_per_s["fp32"]
@@ -53,7 +53,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device of one computer: what it is, what it can do, and what it reaches."""
+    """One device of one computer, with its features and ceilings."""
 
     device: str
     name: str
@@ -74,14 +74,14 @@ class Machine:
 
     @classmethod
     def detect(cls, device: str = "auto") -> "Machine":
-        """Reads the machine; the ceilings come from the cache when they were measured before."""
+        """Detects the machine, with cached ceilings if they were measured before."""
         found = _detect(resolve_device(device), cpu_limit())
         path = found.cache_path
         if path.is_file():
             try:
                 return cls(**{**found.__dict__, "ceilings": _read_ceilings(path)})
             except RedlineError:
-                path.unlink(missing_ok=True)  # a damaged cache is measured again
+                path.unlink(missing_ok=True)  # the ceilings are measured again
         return found
 
     @property
@@ -90,7 +90,7 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """The same for measurements that may be compared with each other."""
+        """Identifies the machine: measurements with the same fingerprint can be compared."""
         parts = (
             self.name,
             self.device.partition(":")[0],
@@ -112,9 +112,10 @@ class Machine:
         return library in self.versions
 
     def why_slow(self, dtype: str, mostly: str = "") -> str:
-        """A sentence when torch emulates this dtype here; the measured rate decides, else what the hardware lists.
+        """Returns the reason if torch emulates this dtype here, else "".
 
-        `mostly` says what a model consists of, "matmul" or "convolution"; without it the better of the two counts.
+        Decides by the measured rate, or by the hardware features if there is none. `mostly` is the model's main
+        operation, "matmul" or "convolution"; without it the faster of the two counts.
         """
         if self.ceilings is None or dtype not in self.ceilings.matmul_flops_per_s:
             return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
@@ -127,23 +128,23 @@ class Machine:
         return f"{self.name} emulates {dtype}{where}: measured at {share:.1%} of the fp32 rate"
 
     def recommended_precision(self) -> tuple[str, str]:
-        """The dtype to start from, and why: faster in matrix products and in convolutions, range before digits."""
+        """Returns the dtype to start from, and why: faster in both matmul and convolution, bf16 rather than fp16."""
         if self.ceilings is None:
             best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
-            return best, "by hardware support; run `redline doctor` for measured rates"
+            return best, "chosen by hardware support; run `redline doctor` to measure rates"
         matmul, convolution = self.ceilings.matmul_flops_per_s, self.ceilings.convolution_flops_per_s
         measured = [d for d in ("bf16", "fp16") if d in matmul]
         gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in measured}
-        said = "; ".join(f"{d} is {m:.2g}× fp32 in products, {c:.2g}× in convolutions" for d, (m, c) in gains.items())
+        rates = "; ".join(f"{d} is {m:.2g}× fp32 in matmul, {c:.2g}× in convolution" for d, (m, c) in gains.items())
         good = {d: m for d, (m, c) in gains.items() if min(m, c) > 1.2}
         if "bf16" in good and good["bf16"] >= 0.8 * max(good.values()):
-            return "bf16", f"{said}; bf16 keeps fp32's range, so nothing overflows"
+            return "bf16", f"{rates}; bf16 has the range of fp32, so it does not overflow"
         if "fp16" in good:
-            return "fp16", f"{said}; fp16 needs the overflow check, which the rung does"
-        return "fp32", said or "the CPU limit hides the hardware for bf16 and fp16"
+            return "fp16", f"{rates}; fp16 can overflow, which the rung checks"
+        return "fp32", rates or "the CPU limit hides the hardware for bf16 and fp16"
 
     def as_dict(self) -> dict[str, Any]:
-        """As it reads back from a file: lists for tuples."""
+        """Returns a dict that JSON preserves: with lists instead of tuples."""
         return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
 
 
@@ -153,8 +154,8 @@ def _read_ceilings(path: Path) -> Ceilings:
     check_types(saved, field_types(Ceilings), repr(str(path)))
     ceilings = Ceilings(**saved)
     for rates in (ceilings.matmul_flops_per_s, ceilings.convolution_flops_per_s):
-        if min(rates["fp32"], rates["bf16"], rates["fp16"], *rates.values()) <= 0:
-            raise RedlineError(f"{str(path)!r} is damaged: it holds a rate that is not above zero.")
+        if min(rates["fp32"], *rates.values()) <= 0:
+            raise RedlineError(f"{str(path)!r} is damaged: it has a rate that is not positive.")
     return ceilings
 
 
@@ -165,11 +166,13 @@ def resolve_device(device: str) -> str:
         device = "cuda:0"
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
-        raise MachineError(f"unknown device {device!r}: write cpu, cuda or cuda:0.")
+        raise MachineError(f"unknown device {device!r}: use cpu, cuda or cuda:0.")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise MachineError("device cuda was asked for, but torch sees no CUDA GPU (a CPU build, or no driver).")
+        raise MachineError(
+            "torch finds no CUDA GPU for device cuda: install a CUDA build of torch and a driver, or use cpu."
+        )
     if kind == "cuda" and int(index) >= torch.cuda.device_count():
-        raise MachineError(f"there is no {device}: torch sees {torch.cuda.device_count()} GPU(s).")
+        raise MachineError(f"unknown device {device}: torch finds {torch.cuda.device_count()} GPU(s).")
     return device
 
 
@@ -184,7 +187,7 @@ def _detect(device: str, limit: str) -> Machine:
     if device == "cpu":
         flags = cpu_flags()
         return Machine(
-            # In the name, so that fingerprints and caches differ.
+            # The limit is part of the name, so that fingerprints and caches differ.
             name=f"{_cpu_name()} (limited to {limit})" if limit else _cpu_name(),
             device_bytes=common["host_bytes"],
             features=tuple(sorted(flags & set(_CPU_FEATURES))),
@@ -261,7 +264,7 @@ def _versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # Carried folders have no metadata; what counts is whether it imports.
+            # A package that was copied without metadata counts if it can be imported.
             module = name.replace("-", "_")
             if name in ("triton", "torchao", "apex", "onnxruntime") and importlib.util.find_spec(module):
                 found[name] = "unknown"

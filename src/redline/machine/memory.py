@@ -1,4 +1,4 @@
-"""Memory and throughput while a program runs: a monitor, a tracker, and a pool of buffers to use again."""
+"""Monitors memory and throughput of a program, and keeps a pool of reusable buffers."""
 
 import gc
 import sys
@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Looks at what caused it too: a workload's own sentence may be wrapped around it."""
+    """Returns whether the error, or one that caused it, is an out-of-memory error."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def free_cuda_caches() -> None:
-    """Frees the GPU memory of unreachable tensors, cuBLAS's workspaces and the blocks that the allocator caches.
+    """Frees the GPU memory of unreachable tensors, the cuBLAS workspaces and the allocator's cached blocks.
 
     Call it before a measurement that subtracts what was allocated before. A workspace stays allocated (32 MiB for each
     stream on Hopper) until a CUDA graph capture frees all of them: freed during the measurement, it lowers the result,
@@ -47,33 +47,33 @@ def free_cuda_caches() -> None:
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Bytes in use on one device; on a CPU they are this process's resident pages."""
+    """Bytes in use on one device; on a CPU the resident memory of this process."""
 
     device: str
     current_bytes: int
     peak_bytes: int
-    # What the allocator holds from the driver, used or not; on a CPU the same as current.
+    # Bytes that the allocator holds, used or not; on a CPU the same as current_bytes.
     reserved_bytes: int
     total_bytes: int
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Held by the allocator and used by no tensor."""
+        """Bytes that the allocator holds but no tensor uses."""
         return self.reserved_bytes - self.current_bytes
 
     def __str__(self) -> str:
         now, peak = format_bytes(self.current_bytes), format_bytes(self.peak_bytes)
-        said = f"{self.device}: {now} now, {peak} at the peak"
+        text = f"{self.device}: {now} now, {peak} at the peak"
         if self.device != "cpu":
-            said += f", {format_bytes(self.fragmentation_bytes)} held unused"
-        return f"{said}, of {format_bytes(self.total_bytes)}"
+            text += f", {format_bytes(self.fragmentation_bytes)} held unused"
+        return f"{text}, of {format_bytes(self.total_bytes)}"
 
 
 class MemoryMonitor:
     """`with MemoryMonitor() as monitor: …` and then `monitor.peak_bytes`; `monitor.log_memory()` at any time.
 
-    The peak is that of the time since it was entered (or made). A GPU's allocator keeps its own peak. Linux
-    keeps one for a process and lets it start anew; where it does not, a thread looks every `interval_s`.
+    The peak is the one since the monitor was entered or created. A GPU's allocator records its own peak, and so does
+    Linux for a process. If the peak of the process cannot be reset, a thread reads the memory every `interval_s`.
     """
 
     def __init__(self, device: str = "auto", interval_s: float = 0.01) -> None:
@@ -86,7 +86,7 @@ class MemoryMonitor:
         self.reset()
 
     def reset(self) -> None:
-        """Starts the peak anew."""
+        """Resets the peak."""
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
@@ -98,7 +98,7 @@ class MemoryMonitor:
             current = resident_bytes()
             polled = self._polled_peak
             peak = peak_resident_bytes() if polled is None else polled
-            # The kernel's own peak lags behind its count by some pages a thread.
+            # The kernel's peak lags behind its current count by some pages per thread.
             self._highest_read = max(self._highest_read, current)
             return MemoryReading("cpu", current, max(peak, self._highest_read), current, host_bytes())
         current = torch.cuda.memory_allocated(self.device)
@@ -115,7 +115,7 @@ class MemoryMonitor:
         return self.read().peak_bytes
 
     def log_memory(self, label: str = "", file: TextIO | None = None) -> str:
-        """Prints one line (to stderr unless told) and returns it."""
+        """Prints one line, to stderr by default, and returns it."""
         line = f"{label}: {self.read()}" if label else str(self.read())
         print(line, file=file or sys.stderr)
         return line
@@ -142,14 +142,14 @@ class MemoryMonitor:
 
 
 class PerformanceTracker:
-    """Items per second over the last `window_s` seconds; `update(items)` after each step.
+    """Measures items per second over the last `window_s` seconds; call `update(items)` after each step.
 
-    The clock is monotonic, and starts at the first update or at `start()`, so that loading does not count.
+    Time starts at `start()` or at the first update, so that loading does not count.
     """
 
     def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
         if window_s <= 0:
-            raise RedlineError(f"window_s must be above zero, not {window_s}.")
+            raise RedlineError(f"window_s must be positive, not {window_s}.")
         self.window_s = window_s
         self.items = 0.0
         self._clock = clock
@@ -157,27 +157,27 @@ class PerformanceTracker:
         self._events: deque[tuple[float, float]] = deque()
 
     def start(self) -> None:
-        """The first step begins now."""
+        """Starts the clock and resets the counts."""
         self._began = self._clock()
         self._events.clear()
         self._events.append((self._began, 0.0))
         self.items = 0.0
 
     def update(self, items: float = 1.0) -> None:
-        """`items` were finished just now. Without `start()` the first update only starts the clock."""
+        """Counts `items` that were just finished. Without `start()`, the first update only starts the clock."""
         if self._began is None:
             self.start()
             return
         now = self._clock()
         self.items += items
         self._events.append((now, items))
-        # The oldest event is the beginning of the window: its own items were finished before it.
+        # The oldest event marks the start of the window, so its items do not count.
         while len(self._events) > 2 and self._events[1][0] <= now - self.window_s:
             self._events.popleft()
 
     @property
     def throughput(self) -> float:
-        """Items per second in the window; 0 before anything was finished."""
+        """Items per second in the window; 0 before the first step is finished."""
         if len(self._events) < 2:
             return 0.0
         elapsed = self._events[-1][0] - self._events[0][0]
@@ -194,13 +194,13 @@ class PerformanceTracker:
 
 
 class MemoryPool:
-    """Buffers that are used again, so that a loop does not allocate. No buffer ever has two holders.
+    """A pool of reusable buffers, so that a loop does not allocate. A buffer is never lent twice at a time.
 
         pool = MemoryPool()
         with pool.lend((8, 3, 64, 64)) as frame:
             …
 
-    `take` and `give_back` are the same in two halves. A buffer's contents are whatever its last holder left.
+    `take` and `give_back` are the two halves of `lend`. Buffers are not cleared.
     """
 
     def __init__(self, device: str = "auto", dtype: torch.dtype = torch.float32) -> None:
@@ -218,14 +218,14 @@ class MemoryPool:
         return tuple(shape), dtype or self.dtype, self.device
 
     def reserve(self, shape: Sequence[int], count: int = 1, dtype: torch.dtype | None = None) -> None:
-        """Makes buffers ahead of time."""
+        """Allocates free buffers in advance."""
         key = self._key(shape, dtype)
         made = [torch.empty(key[0], dtype=key[1], device=key[2]) for _ in range(count)]
         with self._lock:
             self._free.setdefault(key, []).extend(made)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer that is the caller's alone until it is given back."""
+        """Returns a buffer for exclusive use until `give_back`."""
         key = self._key(shape, dtype)
         with self._lock:
             free = self._free.get(key)
@@ -241,7 +241,7 @@ class MemoryPool:
     def give_back(self, buffer: Tensor) -> None:
         with self._lock:
             if self._lent.pop(id(buffer), None) is None:
-                raise RedlineError("this buffer is not lent: it was given back before, or is not of this pool.")
+                raise RedlineError("this buffer is not lent: it was already given back, or it belongs to another pool.")
             self._free.setdefault(self._key(buffer.shape, buffer.dtype), []).append(buffer)
 
     @contextmanager
@@ -258,12 +258,12 @@ class MemoryPool:
 
     @property
     def bytes(self) -> int:
-        """All the memory of the pool, lent or free."""
+        """Bytes of all buffers, lent or free."""
         with self._lock:
             free = sum(buffer.nbytes for buffers in self._free.values() for buffer in buffers)
             return free + sum(buffer.nbytes for buffer in self._lent.values())
 
     def clear(self) -> None:
-        """Lets go of every free buffer; lent ones stay their holders'."""
+        """Frees all buffers that are not lent."""
         with self._lock:
             self._free.clear()

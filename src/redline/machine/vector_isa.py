@@ -1,8 +1,8 @@
-"""What torch.compile finds out about a CPU, kept for the next climb.
+"""Caches torch.compile's test of the CPU's vector instructions between climbs.
 
-Before its first kernel it has the C++ compiler build a dozen small programs, to see which vector instructions can be
-used. Where its cache is empty, as it is in every climb, that takes longer than most models do: 18 s on a CPU with AMX.
-The answers are the machine's, not the model's, and would stand in the set-up time of whichever plan compiles first.
+Before its first kernel, torch.compile has the C++ compiler build a dozen small programs, to test which vector
+instructions work. With an empty cache, as in every climb, that takes longer than most models: 18 s on a CPU with AMX.
+The result depends on the machine alone, but its time would count as set-up time of the first plan that compiles.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from redline.machine.machine import Machine
 
-# On some CPUs the list is made without a question, which is asked of each when it is used.
-_ASK = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list as ask; [bool(isa) for isa in ask()]"
-_PATIENCE_S = 300
+# On some CPUs the function lists instruction sets without testing them; `bool` tests each.
+_TEST = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list as ask; [bool(isa) for isa in ask()]"
+_TIMEOUT_S = 300
 
 
-def lay_out(machine: Machine, cache: Path) -> None:
-    """Puts the programs into the cache of a compiler, which builds what is missing; builds them where nobody has yet.
+def prepare_cache(machine: Machine, cache: Path) -> None:
+    """Copies the test programs into the compiler's cache folder; builds them first if this machine has none.
 
-    In a process of their own: a compiler that has asked before does not ask again, and its set-up is to be a first one.
+    Builds them in another process, because the set-up that is measured in this one must be its first.
     """
     known = machine.cache_path.with_name(f"vector-isa-{machine.fingerprint}-{_compiler()}")
     with suppress(OSError, subprocess.SubprocessError, shutil.Error):
@@ -34,7 +34,7 @@ def lay_out(machine: Machine, cache: Path) -> None:
         with tempfile.TemporaryDirectory() as built:
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": built}
             subprocess.run(
-                [sys.executable, "-c", _ASK], env=environment, check=True, capture_output=True, timeout=_PATIENCE_S
+                [sys.executable, "-c", _TEST], env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
             )
             shutil.rmtree(Path(built) / "locks", ignore_errors=True)
             _copy(Path(built), cache)
@@ -42,7 +42,7 @@ def lay_out(machine: Machine, cache: Path) -> None:
 
 
 def _compiler() -> str:
-    """Which compiler, and of which version: its programs are not those of another."""
+    """Returns a digest of the C++ compiler and its version."""
     name = os.environ.get("CXX", "g++")
     with suppress(OSError, subprocess.SubprocessError):
         name += subprocess.run([name, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
@@ -50,7 +50,7 @@ def _compiler() -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """What is there stays: a process may have it open."""
+    """Copies a folder without overwriting files, which a process may have open."""
 
     def copy(file: str, to: str) -> None:
         if not Path(to).exists():
@@ -60,7 +60,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _publish(built: Path, known: Path) -> None:
-    """Copied beside and renamed; whoever comes second leaves what is there."""
+    """Moves a copy to its final name atomically; keeps a folder that another process published first."""
     known.parent.mkdir(parents=True, exist_ok=True)
     beside = tempfile.mkdtemp(dir=known.parent, prefix=f".{known.name}-")
     try:

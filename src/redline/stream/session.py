@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.stream.changes import Changes
 from redline.stream.engine import CUT_THRESHOLD, Engine
@@ -18,7 +19,6 @@ from redline.stream.latency import Latency
 from redline.stream.loading import Loaded, load_model
 from redline.stream.pipeline import Outcome, Pipeline
 from redline.stream.places import Places, Wishes, open_places
-from redline.stream.plans import choose_plan
 from redline.stream.report_page import About, write_page
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.window import WindowSink
@@ -77,7 +77,7 @@ class Session:
         if request.report is not None:
             check_place(request.report, {**others, "file of figures": request.metrics})
         self.device = torch.device(resolve_device(request.device))
-        plan = choose_plan(Machine.detect(str(self.device)), request.precision, request.plan)
+        plan = choose_plan("stream", Machine.detect(str(self.device)), request.precision, request.plan).plan
         self.loaded = load_model(request.model, plan, self.device, request.sampler)
         frames = self.loaded.frames
         self.settings = LiveSettings(_settings(request, self.loaded), frames.check)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d
 
-from redline.upscale.padding import Framed
+from redline.upscale.padding import PaddedSide
 
 
-def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: Framed, scale: int) -> Iterator[Tensor]:
+def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide, scale: int) -> Iterator[Tensor]:
     """The enlarged tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W)."""
     padded = alpha[..., columns.positions_on(alpha.device)]
     # An edge that moves by less than a pixel takes no value that is not there one pixel further.

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
+from redline.upscale.images import ImageError, open_image
 from redline.upscale.journal import NAME
-from redline.upscale.pictures import PictureError, open_picture
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ def _is_enlarged(image: Path, source: Path) -> bool:
     """Whether the width and the height of an image are the same multiple of the source's."""
     try:
         # Reads headers only. The result of a large source may exceed the limit on sources.
-        with open_picture(source, sys.maxsize) as small, open_picture(image, sys.maxsize) as large:
+        with open_image(source, sys.maxsize) as small, open_image(image, sys.maxsize) as large:
             scale = large.width // small.width
             return scale > 1 and (large.width, large.height) == (scale * small.width, scale * small.height)
-    except PictureError:
+    except ImageError:
         return False
 
 

@@ -1,4 +1,4 @@
-"""Tiles become one picture again, strip by strip, so that of the sums only what is unfinished is ever held.
+"""Tiles become one image again, strip by strip, so that of the sums only what is unfinished is ever held.
 
 B stands for any leading dimensions (frames, planes), C for channels. A tile's outermost positions count nothing, and
 neighbours fade into each other (`layout`); what the next tile of a row still adds to is kept until it comes, and what
@@ -12,15 +12,15 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from redline.upscale.layout import Side, TileShape
-from redline.upscale.padding import Framed, frame
+from redline.upscale.padding import PaddedSide, pad_side
+from redline.upscale.tiling import Side, TileShape
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
 EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for batch after batch, in order
 
 
 class Blender:
-    """Takes the rows of tiles from top to bottom; gives the picture's rows as they are finished."""
+    """Takes the rows of tiles from top to bottom; gives the image's rows as they are finished."""
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
@@ -29,12 +29,12 @@ class Blender:
         self.carried: Tensor | None = None
 
     def finished_rows(self, row: int) -> int:
-        """How many rows of the picture are finished with this row of tiles: those above the next one."""
+        """How many rows of the image are finished with this row of tiles: those above the next one."""
         starts, tile = self._rows.starts, self._rows.cut.tile
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Those rows from left to right, (…, rows, columns) with the columns of the padded picture that they are."""
+        """Those rows from left to right, (…, rows, columns) with the columns of the padded image that they are."""
         finished, before, after = self.finished_rows(row), self.carried, None
         row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
         last_row = row == len(self._rows.starts) - 1
@@ -67,29 +67,27 @@ class Blender:
 
 @lru_cache(maxsize=32)
 def _weights(side: Side, scale: int, device: torch.device) -> Tensor:
-    """Made and sent once: the frames of a film have the same, and sending waits for the device."""
+    """Made and sent once: the frames of a video have the same, and sending waits for the device."""
     return side.weights(scale).to(device)
 
 
 def enlarge_by_tiles(
-    picture: Tensor, enlarge: Enlarge, scale: int, shape: TileShape, batch: int, wrap: bool = False
+    image: Tensor, enlarge: Enlarge, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
-    """A picture, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
-    return enlarge_each_by_tiles(picture, partial(map, enlarge), scale, shape, batch, wrap)
+    """A image, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
+    return enlarge_each_by_tiles(image, partial(map, enlarge), scale, shape, batch, wrap)
 
 
 def enlarge_each_by_tiles(
-    picture: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
+    image: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
     """The same by what may have several batches under way, of different rows of tiles too."""
-    rows, columns = frame(picture.shape[-2], shape.rows, wrap), frame(picture.shape[-1], shape.columns, wrap)
-    blender = Blender(rows.side, columns.side, scale, picture.device)
-    bands = (
-        picture[..., rows.positions_on(picture.device)[top : top + shape.rows.tile], :] for top in rows.side.starts
-    )
+    rows, columns = pad_side(image.shape[-2], shape.rows, wrap), pad_side(image.shape[-1], shape.columns, wrap)
+    blender = Blender(rows.side, columns.side, scale, image.device)
+    bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.side.starts)
     tiles = iter(enlarged_tiles(bands, columns, enlarge_each, batch))
-    whole = picture.new_empty(
-        (*picture.shape[:-2], rows.side.padded * scale, columns.side.padded * scale), dtype=torch.float32
+    whole = image.new_empty(
+        (*image.shape[:-2], rows.side.padded * scale, columns.side.padded * scale), dtype=torch.float32
     )
     for row, top in enumerate(rows.side.starts):
         done = slice(top * scale, top * scale + blender.finished_rows(row))
@@ -98,7 +96,9 @@ def enlarge_each_by_tiles(
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 
-def enlarged_tiles(bands: Iterable[Tensor], columns: Framed, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
+def enlarged_tiles(
+    bands: Iterable[Tensor], columns: PaddedSide, enlarge_each: EnlargeEach, batch: int
+) -> Iterable[Tensor]:
     """The enlarged tiles of bands (B, 3, tile height, W), each from left to right, computed `batch` at a time."""
     tile, starts, count = columns.side.cut.tile, columns.side.starts, 1
 

@@ -1,4 +1,4 @@
-"""A network as an ONNX file for tiles of one size, any number at a time; in int8 when it was calibrated on pictures.
+"""A network as an ONNX file for tiles of one size, any number at a time; in int8 when it was calibrated on images.
 
 The file is held against the network it was made from on other tiles than those of calibration, and is only written when
 it agrees. What it needs to be used (scale, window, tile) stands in its metadata.

@@ -57,7 +57,7 @@ class Journal:
 
     def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
         """Those that were used before for one of these: others would give slightly different pixels. Those that were
-        not `chosen_for` the same pictures may suit these badly, and are left."""
+        not `chosen_for` the same images may suit these badly, and are left."""
         for task in tasks:
             entry = self._lines.get(str(task.target.resolve()), {})
             noted = entry.get("tile")

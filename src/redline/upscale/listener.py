@@ -9,7 +9,7 @@ from redline.upscale.video import VideoProgress
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a picture or film: `error` is a sentence when nothing did; `source_state` is of when it was
+    """What became of a image or video: `error` is a sentence when nothing did; `source_state` is of when it was
     opened."""
 
     task: Task
@@ -24,9 +24,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Listener:
-    """What is heard meanwhile: sentences, how far a picture or film is, and each file's outcome; from any thread."""
+    """What is heard meanwhile: sentences, how far a image or video is, and each file's outcome; from any thread."""
 
     say: Callable[[str], None] = lambda _text: None
     finished: Callable[[Outcome], None] = lambda _outcome: None
-    picture_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
-    film_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None
+    image_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
+    video_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None

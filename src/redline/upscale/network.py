@@ -88,17 +88,17 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
     if not isinstance(found, spandrel.ImageModelDescriptor):
-        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one picture to work on.")
+        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one image to work on.")
     if found.purpose == "FaceSR":
         raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which makes faces of whatever it is given.")
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
             f"{str(path)!r} is a {found.architecture.name} of {found.input_channels} channels to "
-            f"{found.output_channels} at ×{found.scale}; pictures are enlarged by models of 3 to 3 at ×2 or more."
+            f"{found.output_channels} at ×{found.scale}; images are enlarged by models of 3 to 3 at ×2 or more."
         )
     needs = found.size_requirements
     window = max(needs.multiple_of, 1)
-    # Some give more than the picture, or want more than it; what spandrel knows of that is in no public name.
+    # Some give more than the image, or want more than it; what spandrel knows of that is in no public name.
     module = _Called(found.model.eval(), getattr(found, "_call_fn", _plainly))
     return Network(module, found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)
 

@@ -1,4 +1,4 @@
-"""An upscaling from the first path to the last file: network, plan, tiles, then the pictures, then the films."""
+"""An upscaling from the first path to the last file: network, plan, tiles, then the images, then the videos."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,18 +11,16 @@ import torch
 from redline.errors import RedlineError
 from redline.files.partial import remove_abandoned
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import ChosenPlan, choose_plan
 from redline.ladder.rung import Stage
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
-from redline.upscale.enlarger import Enlarger
+from redline.upscale.image_run import ImageRun
+from redline.upscale.images import open_image
 from redline.upscale.journal import Journal
-from redline.upscale.layout import Cut, TileShape, Tiling, framed, smallest_tile
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.pictures import open_picture
-from redline.upscale.pictures_run import PictureRun
-from redline.upscale.plans import choose_plan
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
 from redline.upscale.tile_choice import (
@@ -33,19 +31,21 @@ from redline.upscale.tile_choice import (
     memory_for_tiles,
     with_batch,
 )
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import Cut, TileShape, Tiling, padded_size, smallest_tile
 from redline.upscale.video import VideoProgress, notes_on_parts, probe, tiles_of_parts, upscale_video
-from redline.upscale.whole_pictures import WholePictures
+from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
 from redline.upscale.workers.shared_run import SharedRun
-from redline.upscale.workers.split_picture import is_large
+from redline.upscale.workers.split_image import is_large
 
 Sizes = tuple[tuple[int, int], ...]
 Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the tiles of its run
 
 # Enough for copies to hide behind the computing.
 _STREAMS = 2
-# Pictures of which the first that can be read is what all workers calibrate on.
+# Images of which the first that can be read is what all workers calibrate on.
 _SAMPLES = 16
 _LARGE_PX = 100_000
 
@@ -65,16 +65,18 @@ class Upscaling:
             self.network: Network = load_onnx_network(
                 settings.weights, settings.scale, settings.provider, self.machine.device
             )
-            self.plan = Plan()
+            self.chosen = ChosenPlan(Plan())
         else:
             self.network = load_network(settings.weights, settings.scale)
-            self.plan = choose_plan(self.machine, self.network.module, settings.precision, settings.plan)
+            given = None if settings.plan is None else Plan.load(settings.plan)
+            self.chosen = choose_plan("upscale", self.machine, settings.precision, given, self.network.module)
+        self.plan = self.chosen.plan
         self._check_tile()
         self.made_by = describe_network(settings, str(self.plan), self.network.digest)
-        self.enlarger: Enlarger | None = None
+        self.tile_runner: TileRunner | None = None
 
     def made_as(self, task: Task) -> str:
-        return describe(self.settings, self.made_by, task.is_film)
+        return describe(self.settings, self.made_by, task.is_video)
 
     def run(self, tasks: Sequence[Task], journal_folder: Path | None = None) -> list[Outcome]:
         """Every task's outcome; a bad file is one of them, and only what concerns all of them raises."""
@@ -117,7 +119,7 @@ class Upscaling:
             return outcomes + self._run_waiting(waiting, tiles, sizes, finished)
         except KeyboardInterrupt:
             for task in waiting:
-                for note in notes_on_parts(task.target) if task.is_film else ():
+                for note in notes_on_parts(task.target) if task.is_video else ():
                     self.listener.say(f"{task.source.name}: {note}")
             raise
 
@@ -134,28 +136,28 @@ class Upscaling:
             return self._run_shared(crew, waiting, tiles, sizes, finished)
 
     def _known_tiles(
-        self, tasks: Sequence[Task], journal: Journal | None, pictures: Sizes, chosen_for: str | None = None
+        self, tasks: Sequence[Task], journal: Journal | None, images: Sizes, chosen_for: str | None = None
     ) -> Tiles | None:
-        """Those asked for, or those of the run that is resumed, if it was about the same pictures: others would give
+        """Those asked for, or those of the run that is resumed, if it was about the same images: others would give
         slightly different pixels."""
         settings, exported = self.settings, self.network.tile
         if exported:  # what it takes in memory is not measured
             return Tiles(((exported, exported),), settings.tile_batch or 1)
         before = None
         if settings.resume:
-            parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_film)
+            parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_video)
             before = next((Tiles(*found) for found in parts if found), None)
             before = before or (journal.tiles(tasks, chosen_for) if journal is not None else None)
         if settings.tile_sizes is None:
             return replace(before, batch=settings.tile_batch or before.batch) if before else None
-        sizes = self.tiling(self._no_larger_than(pictures, settings.tile_sizes)).sizes
+        sizes = self.tiling(self._no_larger_than(images, settings.tile_sizes)).sizes
         batch = before.batch if before and before.sizes == sizes else None
         return Tiles(sizes, settings.tile_batch or batch)
 
-    def _no_larger_than(self, pictures: Sizes, tiles: TileSizes) -> TileSizes:
-        """What reaches beyond the largest picture would be computed for nothing."""
+    def _no_larger_than(self, images: Sizes, tiles: TileSizes) -> TileSizes:
+        """What reaches beyond the largest image would be computed for nothing."""
         least = smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window)
-        widest, tallest = (max(least, max(side)) for side in zip(*pictures, strict=True))
+        widest, tallest = (max(least, max(side)) for side in zip(*images, strict=True))
         return tuple((min(width, widest), min(height, tallest)) for width, height in tiles)
 
     def _say_if_changed(self, outcome: Outcome) -> None:
@@ -171,20 +173,20 @@ class Upscaling:
         return devices
 
     def _run_alone(self, tasks: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
-        if self.enlarger is None:
+        if self.tile_runner is None:
             tiling, batch = self.choose_tiles(sizes, tiles)
             self._say_what_runs(tiling, batch)
-            self.enlarger = self.make_enlarger(tiling, batch)
-        enlarger = self.enlarger
+            self.tile_runner = self.make_tile_runner(tiling, batch)
+        tile_runner = self.tile_runner
 
         def tell(outcome: Outcome) -> None:
-            finished(outcome, Tiles(enlarger.tiling.sizes, enlarger.batch))
+            finished(outcome, Tiles(tile_runner.tiling.sizes, tile_runner.batch))
 
-        pictures = [task for task in tasks if not task.is_film]
-        outcomes = PictureRun(enlarger, self.settings.pictures, tell, self.listener.picture_progress).run(pictures)
+        images = [task for task in tasks if not task.is_video]
+        outcomes = ImageRun(tile_runner, self.settings.images, tell, self.listener.image_progress).run(images)
         for task in tasks:
-            if task.is_film:
-                outcomes.append(self.enlarge_film(task, enlarger))
+            if task.is_video:
+                outcomes.append(self.upscale_video_task(task, tile_runner))
                 tell(outcomes[-1])
         return outcomes
 
@@ -196,7 +198,7 @@ class Upscaling:
         sizes: Sizes,
         finished: Finished,
     ) -> list[Outcome]:
-        samples = tuple(task for task in tasks if not task.is_film)[:_SAMPLES]
+        samples = tuple(task for task in tasks if not task.is_video)[:_SAMPLES]
         shared = SharedRun(crew, Job(self.settings, samples, tiles, sizes), self.listener)
         agreed = shared.agree(str(self.plan), self.network.digest)
         tiling = self.tiling(agreed.tiles, agreed.batch)
@@ -204,34 +206,34 @@ class Upscaling:
         used = Tiles(tiling.sizes, agreed.batch)
         return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, used))
 
-    def enlarge_film(self, task: Task, enlarger: Enlarger) -> Outcome:
+    def upscale_video_task(self, task: Task, tile_runner: TileRunner) -> Outcome:
         def advance(progress: VideoProgress) -> None:
-            self.listener.film_progress(task, progress)
+            self.listener.video_progress(task, progress)
 
-        tiles = (enlarger.tiling.sizes, enlarger.batch)
-        settings = replace(self.settings.films, model=self.made_by, tiles=tiles, resume=self.settings.resume)
+        tiles = (tile_runner.tiling.sizes, tile_runner.batch)
+        settings = replace(self.settings.videos, model=self.made_by, tiles=tiles, resume=self.settings.resume)
         state = task.source_state()
         try:
-            film = upscale_video(
+            video = upscale_video(
                 task.source,
                 task.target,
-                WholePictures(enlarger),
+                WholeImages(tile_runner),
                 self.network.scale,
                 settings,
                 advance,
-                enlarger.copies,
+                tile_runner.copies,
             )
         except (RedlineError, OSError) as error:
             return Outcome(task, error=str(error), notes=notes_on_parts(task.target))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = f"out of memory at {str(task.source)!r}: {enlarger.advice}."
+            said = f"out of memory at {str(task.source)!r}: {tile_runner.advice}."
             return Outcome(task, error=said, notes=notes_on_parts(task.target))
-        return Outcome(task, film.width, film.height, film.seconds, film.notes, source_state=state)
+        return Outcome(task, video.width, video.height, video.seconds, video.notes, source_state=state)
 
     def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
-        """The tiles and the batch for such pictures, where `sharing` workers use the memory; `tiles` if given."""
+        """The tiles and the batch for such images, where `sharing` workers use the memory; `tiles` if given."""
         settings, device = self.settings, torch.device(self.machine.device)
         if tiles is not None and tiles.batch and settings.memory_bytes is None:
             return self.tiling(tiles.sizes, tiles.batch), tiles.batch
@@ -264,7 +266,7 @@ class Upscaling:
     def _sizes_of(self, tasks: Sequence[Task]) -> Sizes:
         """As they are cut."""
         like = self._cut(smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window))
-        return tuple(framed(size, like, self.settings.pictures.wrap) for size in sizes_of(tasks, self.settings))
+        return tuple(padded_size(size, like, self.settings.images.wrap) for size in sizes_of(tasks, self.settings))
 
     def _check_tile(self) -> None:
         """Before anything is begun; of a tile that the network fixes, another sentence."""
@@ -282,26 +284,26 @@ class Upscaling:
     def _cut(self, tile: int) -> Cut:
         return Cut(tile, self.settings.margin_px, self.settings.ramp_px, self.network.window)
 
-    def make_enlarger(self, tiling: Tiling, batch: int) -> Enlarger:
+    def make_tile_runner(self, tiling: Tiling, batch: int) -> TileRunner:
         streams = self.settings.streams or _STREAMS
-        return Enlarger(self.network, self.plan, self.machine.device, tiling, batch, self.listener.say, streams)
+        return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, self.listener.say, streams)
 
     def _say_what_runs(self, tiling: Tiling, batch: int, by: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"
-        self.listener.say(f"{self.network.name} on {self.machine.name} under {self.plan}, {tiles}{by}")
+        self.listener.say(f"{self.network.name} on {self.machine.name} under {self.chosen}, {tiles}{by}")
 
 
 def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 256) -> tuple[tuple[int, int], ...]:
-    """Width and height of the first pictures and films; where none can be read they count as large."""
+    """Width and height of the first images and videos; where none can be read they count as large."""
     sizes: list[tuple[int, int]] = []
     for task in tasks[:looked_at]:
         try:
-            if task.is_film:
-                film = probe(task.source)
-                sizes.append((film.width, film.height))
+            if task.is_video:
+                video = probe(task.source)
+                sizes.append((video.width, video.height))
             else:
-                with open_picture(task.source, settings.pictures.pixel_limit) as picture:
-                    sizes.append((picture.width, picture.height))
+                with open_image(task.source, settings.images.pixel_limit) as image:
+                    sizes.append((image.width, image.height))
         except (RedlineError, OSError):
             continue
     return tuple(sizes) or ((_LARGE_PX, _LARGE_PX),)

@@ -6,7 +6,7 @@ from pathlib import Path
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.machine.cores import cores
-from redline.upscale.pictures import Encoding
+from redline.upscale.images import Encoding
 from redline.upscale.video import VideoSettings
 
 # Widths and heights of all tiles of a run.
@@ -18,7 +18,7 @@ PRECISIONS = ("auto", "fp32", "fp16", "bf16", "int8")
 @dataclass(frozen=True)
 class Tiles:
     """Widths and heights of all tiles of a run, how many at a time, where that is known, and a digest of the sizes of
-    the pictures that they were chosen for."""
+    the images that they were chosen for."""
 
     sizes: TileSizes
     batch: int | None = None
@@ -26,12 +26,12 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class PictureSettings:
+class ImageSettings:
     wrap: bool = False
     strip: bool = False
     encoding: Encoding = field(default_factory=Encoding)
     pixel_limit: int = PIXEL_LIMIT
-    # How many pictures may be encoded at once: one of 16 megapixels keeps a core busy for most of a second.
+    # How many images may be encoded at once: one of 16 megapixels keeps a core busy for most of a second.
     encoders: int = field(default_factory=lambda: max(4, min(12, cores() // 2)))
 
 
@@ -53,7 +53,7 @@ class UpscaleSettings:
     # Of a GPU: one computes and the others copy. So many batches of tiles are under way at once.
     streams: int | None = None
     memory_bytes: int | None = None
-    # Processes that share the files; by default one a GPU, where there are several. Pictures of more pixels than
+    # Processes that share the files; by default one a GPU, where there are several. Images of more pixels than
     # `split_pixels` are shared too.
     workers: int | None = None
     split_pixels: int = 32_000_000
@@ -61,8 +61,8 @@ class UpscaleSettings:
     margin_px: int = 16
     ramp_px: int = 16
     resume: bool = False
-    pictures: PictureSettings = field(default_factory=PictureSettings)
-    films: VideoSettings = field(default_factory=VideoSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
+    videos: VideoSettings = field(default_factory=VideoSettings)
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -81,8 +81,8 @@ class UpscaleSettings:
                 raise RedlineError(f"an ONNX file has its {given[0]} in it: leave out --{given[0]}.")
         elif self.provider != "cpu":
             raise RedlineError("a provider runs ONNX files: give one with --weights, or leave out --provider.")
-        if self.pictures.pixel_limit < 1:
-            raise RedlineError(f"--max-pixels is at least 1, not {self.pictures.pixel_limit}.")
+        if self.images.pixel_limit < 1:
+            raise RedlineError(f"--max-pixels is at least 1, not {self.images.pixel_limit}.")
         for name, least in limits.items():
             given = getattr(self, name)
             for value in given if isinstance(given, tuple) else (given,):
@@ -130,11 +130,11 @@ def describe_network(settings: UpscaleSettings, plan: str, digest: str) -> str:
     return f"{digest} {plan} margin={settings.margin_px} ramp={settings.ramp_px}"
 
 
-def describe(settings: UpscaleSettings, network: str, is_film: bool) -> str:
+def describe(settings: UpscaleSettings, network: str, is_video: bool) -> str:
     """Everything that decides how a result looks."""
-    if is_film:
-        films = settings.films
-        made = f"codec={films.codec} crf={films.crf} preset={films.preset} keep_going={films.keep_going}"
-        return f"{network} {made} strip={films.strip}"
-    pictures = settings.pictures
-    return f"{network} wrap={pictures.wrap} strip={pictures.strip} {pictures.encoding}"
+    if is_video:
+        videos = settings.videos
+        made = f"codec={videos.codec} crf={videos.crf} preset={videos.preset} keep_going={videos.keep_going}"
+        return f"{network} {made} strip={videos.strip}"
+    images = settings.images
+    return f"{network} wrap={images.wrap} strip={images.strip} {images.encoding}"

@@ -1,40 +1,41 @@
-"""What is to be done: which pictures and films the given paths mean, and where each result goes."""
+"""What is to be done: which images and videos the given paths mean, and where each result goes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.pictures import FORMATS, PictureError, UnsupportedPicture, format_for, format_named, sniffed
+from redline.upscale.images import FORMATS, ImageError, UnsupportedImage, format_for, format_named, sniffed
 from redline.upscale.search import search
 from redline.upscale.video import TARGETS, probe
 
-# The endings by which films in a folder are known; a file that is named is looked into.
-_FILMS = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv", ".flv",
-          ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm", ".divx"}  # fmt: skip
-_PICTURES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
+# Videos in a folder are recognised by suffix. A file given by name is opened to find out what it is.
+_VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv",
+                   ".flv", ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm",
+                   ".divx"}  # fmt: skip
+_IMAGE_SUFFIXES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
 # Where a result of the same kind cannot be written, it becomes the nearest kind that can.
 _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
-_FILM_INSTEAD = ".mkv"
+_VIDEO_FALLBACK_SUFFIX = ".mkv"
 # How many files that are left out of a folder are named.
 _NAMED = 10
-# What FFmpeg calls its readers of single pictures, and of text.
+# What FFmpeg calls its readers of single images, and of text.
 _STILLS = ("_pipe", "image2", "tty")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One picture or film to enlarge, and where it goes; `problem` is a sentence when nothing can come of it."""
+    """One image or video to enlarge, and where it goes; `problem` is a sentence when nothing can come of it."""
 
     source: Path
     target: Path
     problem: str = field(default="", kw_only=True)
 
     @property
-    def is_film(self) -> bool:
+    def is_video(self) -> bool:
         known = self.source.suffix.lower()
-        return known in _FILMS or (known not in _PICTURES and self.target.suffix.lower() in TARGETS)
+        return known in _VIDEO_SUFFIXES or (known not in _IMAGE_SUFFIXES and self.target.suffix.lower() in TARGETS)
 
     def source_state(self) -> tuple[int, int] | None:
         """Bytes and time of the last change: when they differ, it is another source. None when it is not there."""
@@ -60,9 +61,9 @@ def find_tasks(
         if source.is_dir():
             whole = source.resolve()
             folder = whole.parent / f"{whole.name}-x{scale}" if target is None else _as_folder(target)
-            found = search(source, _PICTURES | _FILMS, leave_out=folder)
+            found = search(source, _IMAGE_SUFFIXES | _VIDEO_SUFFIXES, leave_out=folder)
             if not found.files and not found.unreadable:
-                raise RedlineError(f"there is no picture and no film in the folder {str(source)!r}.")
+                raise RedlineError(f"there is no image and no video in the folder {str(source)!r}.")
             if found.others:
                 say(_left_out(source, found.others))
             for link in found.circles:
@@ -71,7 +72,7 @@ def find_tasks(
             inside += [Task(path, folder / path.relative_to(source), problem=why) for path, why in found.unreadable]
         elif target is not None and len(sources) == 1 and not _means_folder(target):
             named.append(Task(source, target))
-            if format is not None and not named[-1].is_film and target.suffix.lower() not in FORMATS[format].suffixes:
+            if format is not None and not named[-1].is_video and target.suffix.lower() not in FORMATS[format].suffixes:
                 raise RedlineError(
                     f"{str(target)!r} is no name for {format}: leave out --format, or change one of them."
                 )
@@ -87,9 +88,9 @@ def find_tasks(
 
 def _named_task(source: Path, folder: Path, addition: str, format: str | None) -> Task:
     try:
-        is_film = source.exists() and _is_unnamed_film(source)
-        return Task(source, folder / _renamed(Path(source.name), addition, format, is_film))
-    except PictureError as error:
+        is_video = source.exists() and _is_unnamed_video(source)
+        return Task(source, folder / _renamed(Path(source.name), addition, format, is_video))
+    except ImageError as error:
         return Task(source, folder / source.name, problem=str(error))
 
 
@@ -98,12 +99,12 @@ def _checked(task: Task, target: Path | None) -> Task:
     if not task.source.exists():
         return replace(task, problem=f"there is no file {str(task.source)!r}.")
     if task.target.exists() and task.target.samefile(task.source):
-        what = "video" if task.is_film else "image"
+        what = "video" if task.is_video else "image"
         return replace(task, problem=f"the output {str(task.target)!r} is the source {what}; choose another output.")
-    if not task.is_film:
+    if not task.is_video:
         try:
             _check_name(task, is_given=task.target == target)
-        except PictureError as error:
+        except ImageError as error:
             return replace(task, problem=str(error))
     return task
 
@@ -120,7 +121,7 @@ def _writable(format: str) -> str:
     writable = [name for name, form in FORMATS.items() if form.writable]
     try:
         name = format_named(format).name
-    except PictureError:
+    except ImageError:
         name = ""
     if name not in writable:
         raise RedlineError(f"{format!r} is no format that can be written: choose {', '.join(writable)}.")
@@ -130,41 +131,39 @@ def _writable(format: str) -> str:
 def _check_name(task: Task, is_given: bool) -> None:
     try:
         format_for(task.target)
-    except PictureError as error:
+    except ImageError as error:
         if is_given:
             raise
-        raise PictureError(
-            f"{str(error).rstrip('.')}; set it with --format, or give a file name with --out."
-        ) from error
+        raise ImageError(f"{str(error).rstrip('.')}; set it with --format, or give a file name with --out.") from error
 
 
 def _as_folder(target: Path) -> Path:
-    """Where several results go; under a picture's name it would be a folder that nobody meant."""
+    """Where several results go; under a image's name it would be a folder that nobody meant."""
     if not target.is_dir():
         if target.exists():
             raise RedlineError(f"{str(target)!r} is a file, and the results need a folder: choose another name.")
-        if target.suffix.lower() in _PICTURES | _FILMS:
-            what = "is the name of a single picture or film"
+        if target.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
+            what = "is the name of a single image or video"
             raise RedlineError(f"{str(target)!r} {what}, and the results need a folder: choose another name.")
     return target
 
 
-def _is_unnamed_film(source: Path) -> bool:
-    """Whether a file that has neither a picture's name nor a film's is a film; refused when it is nothing at all."""
-    if source.suffix.lower() in _PICTURES | _FILMS:
+def _is_unnamed_video(source: Path) -> bool:
+    """Whether a file that has neither a image's name nor a video's is a video; refused when it is nothing at all."""
+    if source.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
         return False
     try:
         sniffed(source)
-    except UnsupportedPicture:
-        raise  # FFmpeg would find moving pictures in some of them
-    except PictureError:
-        if source.is_file() and _is_film(source):
+    except UnsupportedImage:
+        raise  # FFmpeg would find video in some of them
+    except ImageError:
+        if source.is_file() and _is_video(source):
             return True
         raise
     return False
 
 
-def _is_film(source: Path) -> bool:
+def _is_video(source: Path) -> bool:
     try:
         return not probe(source).container.endswith(_STILLS)
     except RedlineError:
@@ -175,10 +174,10 @@ def _means_folder(target: Path) -> bool:
     return target.is_dir() or not target.suffix
 
 
-def _renamed(path: Path, addition: str, format: str | None, is_film: bool = False) -> Path:
+def _renamed(path: Path, addition: str, format: str | None, is_video: bool = False) -> Path:
     suffix = path.suffix.lower()
-    if is_film or suffix in _FILMS:
-        kept = path.suffix if suffix in TARGETS else _INSTEAD.get(suffix, _FILM_INSTEAD)
+    if is_video or suffix in _VIDEO_SUFFIXES:
+        kept = path.suffix if suffix in TARGETS else _INSTEAD.get(suffix, _VIDEO_FALLBACK_SUFFIX)
     elif format is not None:
         kept = FORMATS[format].suffixes[0]
     else:

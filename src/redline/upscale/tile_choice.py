@@ -1,8 +1,8 @@
 """How large tiles are, and how many go at once: from the memory that may be used and the measured cost of a tile.
 
-What two neighbours share is computed twice, and so is what reaches beyond a picture's edge. Large tiles waste less of
-the one and more of the other, so of those that fit the one is taken with which the pictures at hand cost least, its
-width and its height chosen apart. Pictures of another form (upright ones, say) get a shape of their own where this
+What two neighbours share is computed twice, and so is what reaches beyond a image's edge. Large tiles waste less of
+the one and more of the other, so of those that fit the one is taken with which the images at hand cost least, its
+width and its height chosen apart. Images of another form (upright ones, say) get a shape of their own where this
 saves more than a graph for it costs. The batch follows in the same way, where a last one that is not full is filled up.
 The cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
 """
@@ -19,17 +19,17 @@ from redline.errors import RedlineError
 from redline.machine.host_memory import available_host_bytes, return_freed_memory
 from redline.machine.memory import MemoryMonitor
 from redline.notation import format_bytes
-from redline.upscale.layout import Cut, TileShape, Tiling, count_tiles, smallest_tile
 from redline.upscale.network import Network
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, smallest_tile
 
 # From here on larger ones gain little; a GPU has the memory for more, and loses more with each batch it waits for.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that one more shape must save; less is lost among the changes of a machine's mood.
 _WORTH_A_SHAPE = 0.01
-# Lengths that may be a tile's lie so far apart at least; beside them stand the lengths that pictures have.
+# Lengths that may be a tile's lie so far apart at least; beside them stand the lengths that images have.
 _STEP_PX, _MOST_LENGTHS = 16, 64
-# Where a group of pictures may be parted: by form, by width, by height, at so many places each.
+# Where a group of images may be parted: by form, by width, by height, at so many places each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
 _MOST_PARTINGS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
@@ -81,7 +81,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other workers may look for what is free
     (small, low), (large, high) = peaks
-    # The enlarged picture, in and out, is a floor that a coarse reading must not fall below.
+    # The enlarged image, in and out, is a floor that a coarse reading must not fall below.
     least = 4 * 3 * (1 + 2 * network.scale**2)
     per_pixel = max((high - low) / (large - small), least) * _IN_PIECES[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
@@ -102,7 +102,7 @@ def choose_tiles(
     kind: str = "cpu",
     limits: ShapeLimits = _UNLIMITED,
 ) -> tuple[Tiling, int]:
-    """The tiles (cut `like` this but for their length) and the batch for such pictures that fit in the budget."""
+    """The tiles (cut `like` this but for their length) and the batch for such images that fit in the budget."""
     least = smallest_tile(like.margin, like.ramp, like.align)
     room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
     if room < least**2:
@@ -143,7 +143,7 @@ def with_batch(
 
 @dataclass(frozen=True)
 class _Group:
-    """Pictures (by number) that share a shape, and the pixels that are computed of them and to record it."""
+    """Images (by number) that share a shape, and the pixels that are computed of them and to record it."""
 
     members: tuple[int, ...]
     shape: TileShape
@@ -151,7 +151,7 @@ class _Group:
 
 
 class _Shaping:
-    """Which shapes pictures are best cut by: all widths and heights are looked at at once."""
+    """Which shapes images are best cut by: all widths and heights are looked at at once."""
 
     def __init__(
         self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], filled_to: int, passes: int
@@ -166,7 +166,7 @@ class _Shaping:
         self._to_record = passes * filled_to
 
     def shapes(self, most: int) -> tuple[TileShape, ...]:
-        """One for all, then one more as long as it saves enough, for the pictures that it saves most of."""
+        """One for all, then one more as long as it saves enough, for the images that it saves most of."""
         groups = [self._group(range(len(self.sizes)))]
         worth = _WORTH_A_SHAPE * groups[0].pixels
         parted: dict[_Group, tuple[_Group, _Group] | None] = {}

@@ -1,4 +1,4 @@
-"""How often arms are sampled, in which order, and when more samples would change nothing."""
+"""How often arms are sampled, in which order, and when sampling stops."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,17 +8,17 @@ import pytest
 from fake_arms import fake_arm
 from redline.ladder.measuring import trial
 from redline.ladder.measuring.trial import (
-    Course,
+    TrialSpec,
+    _clearly_slower,
     _decided,
-    _hopeless,
     _steps_per_sample,
-    face,
+    compare_arms,
     geometric_mean_s,
     take_turns,
 )
 from redline.ladder.objective import Objective
 
-COURSE = Course("a workload", {"": {}}, "cpu", {}, sampling_s=1000.0)
+SPEC = TrialSpec("a workload", {"": {}}, "cpu", {}, sampling_s=1000.0)
 
 
 @pytest.fixture
@@ -40,37 +40,37 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (Objective.THROUGHPUT, 1e-6, 0.2, 1000, 20),
     ],
 )
-def test_every_arm_takes_as_many_steps(
+def test_all_arms_take_the_same_number_of_steps(
     objective: Objective, quickest_s: float, slowest_s: float, steps: int, warm: int
 ) -> None:
     arms = [fake_arm("eager", slowest_s), fake_arm("bf16", quickest_s)]
-    assert _steps_per_sample(arms, replace(COURSE, objective=objective)) == ({"": steps}, {"": warm})
+    assert _steps_per_sample(arms, replace(SPEC, objective=objective)) == ({"": steps}, {"": warm})
 
 
-def test_the_order_turns_round_and_every_arm_is_sampled_as_often(clock: list[float]) -> None:
+def test_the_order_alternates_and_all_arms_are_sampled_equally(clock: list[float]) -> None:
     arms = [fake_arm("eager", 0.02, pid=1), fake_arm("bf16", 0.01, pid=2)]
     order: list[int] = []
     for one in arms:
         ask = one.worker.ask
         one.worker.ask = lambda *given, ask=ask, pid=one.worker.pid, **about: order.append(pid) or ask(*given, **about)
-    taken = take_turns(arms, replace(COURSE, turns=(4, 8)))
+    taken = take_turns(arms, replace(SPEC, turns=(4, 8)))
     assert order[:8] == [1, 2, 2, 1, 1, 2, 2, 1]
     assert len(taken[0][""]) == len(taken[1][""]) >= 4
 
 
-def test_three_turns_that_are_all_much_slower_are_enough(clock: list[float]) -> None:
-    assert len(take_turns([fake_arm("eager", 0.01), fake_arm("bf16", 0.02)], COURSE)[0][""]) == 3
-    assert _hopeless([{"": [1.0, 1.0]}, {"": [1.6, 1.51]}], [""])
-    assert not _hopeless([{"": [1.0, 1.0]}, {"": [1.6, 1.5]}], [""])
+def test_three_turns_suffice_for_a_much_slower_arm(clock: list[float]) -> None:
+    assert len(take_turns([fake_arm("eager", 0.01), fake_arm("bf16", 0.02)], SPEC)[0][""]) == 3
+    assert _clearly_slower([{"": [1.0, 1.0]}, {"": [1.6, 1.51]}], [""])
+    assert not _clearly_slower([{"": [1.0, 1.0]}, {"": [1.6, 1.5]}], [""])
 
 
 @pytest.mark.parametrize(("turn_s", "turns"), [(2.0, 8), (1.25, 9), (11.0, 4), (9.9, 5)])
-def test_when_the_time_is_spent_eight_turns_are_enough_and_four_when_they_take_long(
+def test_after_the_deadline_eight_turns_suffice_or_four_long_ones(
     turn_s: float, turns: int, clock: list[float]
 ) -> None:
-    """Each of two arms has half of the 10 s, and half a minute more before fewer turns have to do."""
+    """Two arms share 10 s; after 30 more seconds fewer turns suffice."""
     arms: Any = [fake_arm("eager", 0.01), fake_arm("bf16", 0.01)]
-    spent = replace(COURSE, turns=(100, 200), sampling_s=10.0)
+    spent = replace(SPEC, turns=(100, 200), sampling_s=10.0)
 
     def sample(request: str, timeout_s: float, **about: Any) -> dict[str, float]:
         clock[0] += turn_s / 2
@@ -81,22 +81,25 @@ def test_when_the_time_is_spent_eight_turns_are_enough_and_four_when_they_take_l
     assert len(take_turns(arms, spent)[0][""]) == turns
 
 
-def test_what_is_clear_is_decided() -> None:
+def test_decided_if_the_interval_is_clear() -> None:
     def samples(seconds: float, noise: float, count: int = 12) -> dict[str, list[float]]:
         return {"": [seconds * (1 + noise * (turn % 3 - 1)) for turn in range(count)]}
 
     assert _decided([samples(1.0, 0.0)], [""]) and not _decided([samples(1.0, 0.0, 11)], [""])
     assert _decided([samples(2.0, 0.001), samples(1.0, 0.001)], [""])  # clearly faster
     assert _decided([samples(1.0, 0.001), samples(1.1, 0.001)], [""])  # clearly slower
-    assert _decided([samples(1.0, 0.0), samples(1.0, 0.0)], [""])  # clearly the same
-    assert not _decided([samples(2.0, 0.3), {"": samples(1.0, 0.3)[""][::-1]}], [""])  # too wide
+    assert _decided([samples(1.0, 0.0), samples(1.0, 0.0)], [""])  # clearly equal
+    assert not _decided([samples(2.0, 0.3), {"": samples(1.0, 0.3)[""][::-1]}], [""])  # interval too wide
     third = samples(1.0, 0.001)
     assert not _decided([{"": samples(1.004, 0.01)[""][::-1]}, samples(3.0, 0.001), third], [""])
 
 
-def test_one_figure_over_all_shapes() -> None:
+def test_geometric_mean_over_shapes() -> None:
     assert geometric_mean_s({"a": [1.0, 1.0, 9.0], "b": [4.0]}) == 2.0
     small, large = fake_arm("eager", peak_bytes=5), fake_arm("bf16", peak_bytes=7)
     small.peak_bytes, large.peak_bytes = 5, 7
-    duel = face(small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
-    assert duel.ratio.middle == pytest.approx(2.0) and (duel.candidate_bytes, duel.incumbent_bytes) == (7, 5)
+    comparison = compare_arms(small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
+    assert comparison.ratio.middle == pytest.approx(2.0) and (
+        comparison.candidate_bytes,
+        comparison.incumbent_bytes,
+    ) == (7, 5)

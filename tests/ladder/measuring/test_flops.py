@@ -1,11 +1,11 @@
-"""What torch's counter does not see by itself is counted too, and torch is left as it was."""
+"""Operators that torch's counter does not know are counted too, and torch's settings are restored."""
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from redline.ladder.measuring.flops import _seen_attention, _seen_attention_backward, counting_flops
+from redline.ladder.measuring.flops import _visible_attention, _visible_attention_backward, counting_flops
 
 
 def test_an_encoder_layer_in_inference_is_counted() -> None:
@@ -37,14 +37,14 @@ def test_the_fast_path_comes_back_after_a_failure() -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_our_attention_is_counted_by_the_positions_that_are_seen() -> None:
+def test_redline_attention_counts_only_visible_positions() -> None:
     tokens, heads, dim = 7, 3, 8
     q = k = v = torch.randn(tokens, heads, dim)
     lowest = torch.tensor([-2, 0, 0, 1, 2, 2, 5])  # a position below 0 is padding
     near = (1 + 2 + 3) + 3 + 3 + 4 + 2
     one_product = 2 * heads * dim
-    assert _seen_attention(q, k, v, lowest) == 2 * one_product * near
-    assert _seen_attention_backward(q, k, v, lowest) == 5 * one_product * near
+    assert _visible_attention(q, k, v, lowest) == 2 * one_product * near
+    assert _visible_attention_backward(q, k, v, lowest) == 5 * one_product * near
     # With far attention every position from `first` on is seen, near or far.
     everything = tokens * (tokens + 1) // 2
-    assert _seen_attention(q, k, v, lowest, q, k, q[:, 0, 0], torch.zeros(tokens)) == 2 * one_product * everything
+    assert _visible_attention(q, k, v, lowest, q, k, q[:, 0, 0], torch.zeros(tokens)) == 2 * one_product * everything

@@ -1,4 +1,4 @@
-"""Whose fault it is when an output does not react: the inputs' or the model's."""
+"""The checks of outputs, and whether the model or its inputs are the reason if an output does not react."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -22,23 +22,23 @@ def check(inputs: Callable[[int], Inputs], model: Callable[[Tensor], Tensor]) ->
 
 
 def test_inputs_that_ignore_their_seed() -> None:
-    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) and inputs\(11\) are the same"):
+    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) and inputs\(11\) are equal"):
         check(lambda seed: FIXED, lambda x: x * 2)
 
 
 def test_an_empty_batch() -> None:
-    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) holds no element \(a batch of 0\?\)"):
+    with pytest.raises(WorkloadError, match=r"mine: inputs\(10\) is empty \(a batch of 0\?\)"):
         check(lambda seed: torch.randn(0, 5), lambda x: x * 2)
 
 
-def test_a_model_that_does_not_listen() -> None:
+def test_a_model_that_ignores_its_input_is_refused() -> None:
     with pytest.raises(WorkloadError, match="the output does not react to the input"):
         check(lambda seed: torch.randn(3, 5), lambda x: FIXED)
     check(lambda seed: torch.randn(3, 5), lambda x: x * 2)
 
 
 @pytest.mark.parametrize("other", [2, 5])
-def test_batches_of_other_lengths_are_compared_where_both_are(other: int) -> None:
+def test_batches_of_different_lengths_are_cropped_to_compare(other: int) -> None:
     def inputs(seed: int) -> Tensor:
         return torch.randn(3 if seed == SEEDS[0] else other, 5)
 
@@ -47,35 +47,35 @@ def test_batches_of_other_lengths_are_compared_where_both_are(other: int) -> Non
     check(inputs, lambda x: x * 2)
 
 
-def test_what_holds_no_tensor_is_named() -> None:
-    with pytest.raises(WorkloadError, match="returned a SimpleNamespace in which no tensor is seen"):
+def test_the_error_for_outputs_without_tensors_names_their_type() -> None:
+    with pytest.raises(WorkloadError, match="returned a SimpleNamespace without tensors"):
         check(lambda seed: torch.randn(3, 5), lambda x: SimpleNamespace(logits=x))  # pyright: ignore
 
 
 LOOSE = [Gate("max_error", 10.0)]
 
 
-def test_an_output_that_passes_every_gate_may_still_have_lost_its_input() -> None:
-    """Two outputs that hardly differ: what is inside the gate's limit is all that the input contributes."""
+def test_an_output_within_the_gates_that_ignores_its_input_is_refused() -> None:
+    """Two outputs hardly differ, so an error within the limit can be as large as the effect of the input."""
     expected = [torch.full((4,), 100.0), torch.full((4,), 100.1)]
-    with pytest.raises(Refused, match="what the input changes in the output is lost"):
+    with pytest.raises(Refused, match="the output no longer follows the input"):
         judge(LOOSE, expected, [expected[0], expected[0]])
-    # Half of the difference may be lost, and not more.
+    # The error of the difference may be at most half of it.
     judge(LOOSE, expected, [expected[0], torch.full((4,), 100.06)])
     with pytest.raises(Refused):
         judge(LOOSE, expected, [expected[0], torch.full((4,), 100.04)])
-    # One output alone shows no difference, and neither do outputs without a floating-point number.
+    # A single output and outputs without floats cannot be checked.
     assert judge(LOOSE, expected[:1], [expected[0]])[0].passed
     whole = [torch.tensor([1, 2]), torch.tensor([2, 3])]
     assert judge([Gate("agreement", 0.0)], whole, [whole[0], whole[0]])[0].passed
 
 
-def test_outputs_of_another_form_are_not_compared_for_their_reaction() -> None:
+def test_single_or_integer_outputs_are_not_checked_for_reaction() -> None:
     expected = [torch.ones(2, 3), torch.ones(6)]
     assert judge(LOOSE, expected, [torch.ones(2, 3), torch.ones(6)])[0].passed
 
 
-def test_whole_numbers_beside_floats_get_a_gate_of_their_own() -> None:
+def test_integers_beside_floats_get_a_gate_of_their_own() -> None:
     expected = (torch.ones(3), torch.tensor([1, 2]))
     metrics = [score.metric for score in judge(LOOSE, [expected], [expected])]
     assert metrics == ["max_error", "agreement"]

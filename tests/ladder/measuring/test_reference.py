@@ -1,4 +1,4 @@
-"""The untouched model as the ground to judge on: whatever precision it was built in, and whatever it keeps in mind."""
+"""The reference outputs, for models built in any precision and models with state."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,15 @@ SEEDS = (10, 11, 12)
 
 
 def judged(name: str, folder: Path, plan: str = "", shapes: dict[str, dict[str, Any]] | None = None) -> bool:
-    """Whether the model under a plan passes its own gates."""
+    """Returns whether the model under a plan passes its own gates."""
     address, path, shapes = f"{WORKLOADS}:{name}", str(folder / "reference.pt"), shapes or {"": {}}
     Bench().reference(address, shapes, "cpu", SEEDS, path, "fp32")
     scores = Bench().setup(address, shapes, "cpu", plan, path, SEEDS)["scores"]
-    return bool(scores) and all(score["passed"] for score in scores)
+    return bool(scores) and all(score.passed for score in scores)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_a_model_that_was_built_in_another_precision(dtype: str, tmp_path: Path) -> None:
+def test_the_reference_of_a_model_built_in_another_precision(dtype: str, tmp_path: Path) -> None:
     assert judged("in_another_precision", tmp_path, shapes={"": {"dtype": dtype}})
 
 
@@ -31,6 +31,6 @@ def test_a_model_that_changes_with_every_call_is_not_random(name: str, tmp_path:
 
 
 def test_shapes_that_change_the_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="the model of wide has other weights than that of narrow"):
+    with pytest.raises(WorkloadError, match="the model of shape wide has other weights than that of narrow"):
         judged("of_width", tmp_path, shapes={"narrow": {"width": 4}, "wide": {"width": 8}})
     assert judged("of_width", tmp_path, shapes={"one": {"width": 4}, "many": {"width": 4, "batch": 7}})

@@ -1,4 +1,4 @@
-"""Real processes, timed in turn: no difference where there is none, and a planted one is found."""
+"""Times real processes in turns: equal arms do not differ, and a planted difference is found."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.ladder.measuring.trial import Arm, Course, compare, face, measure_peak, open_arm, take_turns
+from redline.ladder.measuring.trial import Arm, TrialSpec, compare, compare_arms, measure_peak, open_arm, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import WORTHWHILE, Objective
 from redline.ladder.plan import Plan
@@ -14,7 +14,7 @@ from redline.ladder.plan import Plan
 WORKLOADS = str(Path(__file__).parents[2] / "tiny_workloads.py")
 
 
-def course(pool: WorkerPool, milliseconds: float) -> Course:
+def spec(pool: WorkerPool, milliseconds: float) -> TrialSpec:
     """A workload of known duration; judged against itself."""
     seeds = (10, 11, 12)
     path = pool.scratch / "sleeper.pt"
@@ -30,7 +30,7 @@ def course(pool: WorkerPool, milliseconds: float) -> Course:
         dtype="fp32",
     )
     worker.stop()
-    return Course(
+    return TrialSpec(
         f"{WORKLOADS}:sleeper",
         {"": {"milliseconds": milliseconds}},
         "cpu",
@@ -41,14 +41,14 @@ def course(pool: WorkerPool, milliseconds: float) -> Course:
 
 @pytest.fixture(scope="module")
 def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
-    opened = [open_arm(pool, course(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
+    opened = [open_arm(pool, spec(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
     yield opened
     for arm in opened:
         arm.stop()
 
 
 @pytest.mark.alone
-def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> None:
+def test_equal_arms_differ_in_at_most_2_of_40(arms: list[Arm]) -> None:
     told_apart = 0
     for _ in range(40):
         old, new = take_turns(arms[:2], course_of_few_turns())
@@ -59,17 +59,19 @@ def test_a_against_a_is_no_difference_in_at_least_38_of_40(arms: list[Arm]) -> N
 
 @pytest.mark.alone
 def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
-    """By the verdict of a climb, with as many turns as a climb takes: on a noisy machine 24 leave it undecided."""
+    """Uses as many turns as a climb, because on a noisy machine 24 may not be enough to decide."""
     found = 0
     for _ in range(10):
-        duel = face(arms[0], arms[2], *take_turns([arms[0], arms[2]], Course("sleeper", {"": {}}, "cpu", {})))
-        better, why = Objective.LATENCY.judge(duel)
+        comparison = compare_arms(
+            arms[0], arms[2], *take_turns([arms[0], arms[2]], TrialSpec("sleeper", {"": {}}, "cpu", {}))
+        )
+        better, why = Objective.LATENCY.judge(comparison)
         found += not better and why.startswith("slower")
     assert found >= 9
 
 
-def course_of_few_turns() -> Course:
-    return Course("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
+def course_of_few_turns() -> TrialSpec:
+    return TrialSpec("sleeper", {"": {}}, "cpu", {}, turns=(12, 24))
 
 
 @pytest.mark.alone
@@ -80,7 +82,7 @@ def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
 
 
 def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
-    """A convolution on a larger picture holds more at its peak; both are far below the whole process."""
+    """A convolution on a larger image has a higher peak; both are far below that of the process."""
     peaks = []
     for size in (64, 512):
         seeds, path = (10, 11, 12), str(tmp_path / f"{size}.pt")
@@ -98,19 +100,19 @@ def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
             dtype="fp32",
         )
         worker.stop()
-        arm = open_arm(pool, Course(address, shapes, "cpu", {seeds: path}), Plan())
-        peaks.append(measure_peak(arm, Course(address, shapes, "cpu", {})))
+        arm = open_arm(pool, TrialSpec(address, shapes, "cpu", {seeds: path}), Plan())
+        peaks.append(measure_peak(arm, TrialSpec(address, shapes, "cpu", {})))
         arm.stop()
     activation = 24 * 512 * 512 * 4
     assert peaks[1] - peaks[0] > activation
     assert peaks[1] < 40 * activation
 
 
-def test_a_wrong_output_is_red(pool: WorkerPool, tmp_path: Path) -> None:
-    """The reference of one batch size's seed is another function's output: the gate must see it."""
+def test_a_wrong_output_fails_the_gate(pool: WorkerPool, tmp_path: Path) -> None:
+    """The reference is the output of another function, so the gate must fail."""
     seeds, path = (10, 11, 12), str(tmp_path / "wrong.pt")
     torch.manual_seed(0)
     torch.save({"": [[torch.randn(8, 4)] for _ in seeds]}, path)
-    arm = open_arm(pool, Course(f"{WORKLOADS}:perceptron", {"": {}}, "cpu", {seeds: path}), Plan())
+    arm = open_arm(pool, TrialSpec(f"{WORKLOADS}:perceptron", {"": {}}, "cpu", {seeds: path}), Plan())
     assert not arm.passed
     arm.stop()

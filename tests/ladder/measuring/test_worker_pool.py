@@ -1,4 +1,4 @@
-"""A worker that crashes, hangs or runs out of memory is an answer with a reason, and nothing stays behind."""
+"""A worker that crashes, hangs or runs out of memory raises WorkerFailed with the reason, and leaves no files."""
 
 import os
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.ladder.measuring.trial import Course, open_arm
+from redline.ladder.measuring.trial import TrialSpec, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
 
@@ -43,9 +43,9 @@ def test_how_workers_end() -> None:
             ("oom", "oom", "out of memory"),
             ("hang", "timeout", "no result within 2 s"),
         ):
-            course = Course(f"{WORKLOADS}:dies", {"": {"how": how}}, "cpu", references, timeout_s=2)
+            spec = TrialSpec(f"{WORKLOADS}:dies", {"": {"how": how}}, "cpu", references, timeout_s=2)
             with pytest.raises(WorkerFailed, match=words) as failure:
-                open_arm(pool, course, Plan())
+                open_arm(pool, spec, Plan())
             assert failure.value.kind == kind
         good = pool.start()
         assert good.ask("machine", 60, device="cpu", measure=False)["device"] == "cpu"

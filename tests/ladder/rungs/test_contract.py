@@ -32,7 +32,7 @@ def configured(cls: type[Rung]) -> list[Rung]:
                 found.append(cls(**{item.name: value}))
             except RungError as error:
                 # It may want another option beside it, but a listed choice is never refused as such.
-                assert "is one of" not in str(error)
+                assert "(supported:" not in str(error)
     return found
 
 

@@ -17,12 +17,12 @@ import pytest
 import planted_rungs
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.measurement import load_measurements
-from redline.ladder.measuring.trial import Arm, Course, take_turns
+from redline.ladder.measuring.trial import Arm, TrialSpec, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
 from redline.ladder.search.climb import Climbed, Settings, _Climb, climb
-from redline.ladder.search.parallel_setups import SetUps
-from redline.ladder.search.settings import ask_machine, lay_course
+from redline.ladder.search.parallel_setups import ParallelSetups
+from redline.ladder.search.settings import ask_machine, prepare_trials
 from redline.ladder.verify import verify
 from redline.machine.machine import Machine
 
@@ -96,7 +96,7 @@ def test_set_ups_side_by_side_change_no_verdict(
     climbed: tuple[Climbed, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(SetUps, "at_once", lambda self, peak_bytes: 4)
+    monkeypatch.setattr(ParallelSetups, "at_once", lambda self, peak_bytes: 4)
     names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, timeout_s=90, sampling_s=1)
     found = climb(settings, lambda text, row: heard.append(text))
@@ -110,16 +110,16 @@ def test_set_ups_side_by_side_change_no_verdict(
 def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.ladder.search.candidates.FIRST", ("planted_later", "planted_engine"))
+    monkeypatch.setattr("redline.ladder.search.search_order.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
     events: list[str] = []
-    set_up = SetUps.open
+    set_up = ParallelSetups.open
 
-    def recorded(self: SetUps, plan: Plan, *given: Any, **about: Any) -> Arm:
+    def recorded(self: ParallelSetups, plan: Plan, *given: Any, **about: Any) -> Arm:
         events.append(str(plan))
         return set_up(self, plan, *given, **about)
 
-    monkeypatch.setattr(SetUps, "open", recorded)
+    monkeypatch.setattr(ParallelSetups, "open", recorded)
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=90, sampling_s=1)
     result = climb(settings, lambda text, row: events.append(text))
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
@@ -141,11 +141,11 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
     died: list[str] = []
 
     def dying(module: str, victim: int) -> None:
-        def take(arms: list[Arm], course: Course, **about: float) -> object:
+        def take(arms: list[Arm], spec: TrialSpec, **about: float) -> object:
             if len(arms) > 1 and module not in died:
                 died.append(module)
                 os.kill(arms[victim].worker.pid, signal.SIGKILL)
-            return take_turns(arms, course, **about)
+            return take_turns(arms, spec, **about)
 
         monkeypatch.setattr(f"{module}.take_turns", take)
 
@@ -273,20 +273,20 @@ def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Clim
 
 def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path, quiet_pool: WorkerPool) -> None:
     from redline.ladder.search.final_race import run_race
-    from redline.ladder.search.run_log import Logbook
+    from redline.ladder.search.run_log import RunLog
 
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", sampling_s=1)
     machine = ask_machine(quiet_pool, "cpu", measure=False)
-    course, facts = lay_course(quiet_pool, settings, machine)
-    log = Logbook(course, machine, facts)
-    setups = SetUps(quiet_pool, course, machine)
-    assert run_race(setups, course, log, Plan.parse("planted_useless"), []).plan == "eager"
-    final = run_race(setups, course, log, Plan.parse("planted_fast"), [])
+    spec, facts = prepare_trials(quiet_pool, settings, machine)
+    log = RunLog(spec, machine, facts)
+    setups = ParallelSetups(quiet_pool, spec, machine)
+    assert run_race(setups, spec, log, Plan.parse("planted_useless"), []).plan == "eager"
+    final = run_race(setups, spec, log, Plan.parse("planted_fast"), [])
     assert final.plan == "planted_fast" and not final.notes
     # The start was on a machine of another mood.
     quick = {label: [0.3 * s for s in samples] for label, samples in log.rows[0].samples.items()}
     log.rows.insert(0, replace(log.rows[0], role="baseline", samples=quick))
-    (note,) = run_race(setups, course, log, Plan.parse("planted_fast"), []).notes
+    (note,) = run_race(setups, spec, log, Plan.parse("planted_fast"), []).notes
     assert "trust ratios taken in turns" in note
 
 
@@ -444,9 +444,9 @@ def test_verify_names_the_rungs_that_no_longer_hold() -> None:
 
 @pytest.mark.usefixtures("without_compiler")
 def test_a_plan_that_dies_in_its_verification_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(arms: list[Arm], course: Course, **about: float) -> object:
+    def take(arms: list[Arm], spec: TrialSpec, **about: float) -> object:
         os.kill(arms[-1].worker.pid, signal.SIGKILL)
-        return take_turns(arms, course, **about)
+        return take_turns(arms, spec, **about)
 
     monkeypatch.setattr("redline.ladder.verify.take_turns", take)
     settings = Settings(f"{PLANTED}:ticks", Path("."), device="cpu", timeout_s=30, sampling_s=1)

@@ -7,12 +7,12 @@ import pytest
 
 from fake_arms import RED, fake_arm
 from redline.errors import WorkloadError
-from redline.ladder.measuring.trial import Course
+from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.final_race import run_race
 
-COURSE = Course("a workload", {"": {}}, "cpu", {}, sampling_s=0.01)
+SPEC = TrialSpec("a workload", {"": {}}, "cpu", {}, sampling_s=0.01)
 
 
 class Log:
@@ -32,7 +32,7 @@ class Log:
         return row
 
 
-class SetUps:
+class ParallelSetups:
     def __init__(self, arms: dict[str, Any], room: int = 1) -> None:
         self.arms, self.room, self.prepared = arms, room, []
 
@@ -51,14 +51,14 @@ class SetUps:
 
 def race(
     times_s: dict[str, Any], plan: str, rivals: tuple[str, ...] = (), log: Any = None, room: int = 1, **about: Any
-) -> tuple[Any, Any, SetUps]:
+) -> tuple[Any, Any, ParallelSetups]:
     arms = {
         name: fake_arm(name, value, pid=number) if isinstance(value, float) else value
         for number, (name, value) in enumerate(times_s.items(), 1)
     }
-    log, setups = log or Log(), SetUps(arms, room)
+    log, setups = log or Log(), ParallelSetups(arms, room)
     plans = [Plan.parse(rival) for rival in rivals]
-    won = run_race(setups, COURSE, log, Plan.parse(plan), plans, **about)  # pyright: ignore[reportArgumentType]
+    won = run_race(setups, SPEC, log, Plan.parse(plan), plans, **about)  # pyright: ignore[reportArgumentType]
     assert all(arm.worker.stopped for arm in arms.values() if not isinstance(arm, Exception))
     return won, log, setups
 

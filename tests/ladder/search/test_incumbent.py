@@ -6,11 +6,11 @@ import pytest
 
 from fake_arms import fake_arm
 from redline.errors import WorkloadError
-from redline.ladder.measuring.trial import Course
+from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
-from redline.ladder.search.incumbent import Kept
+from redline.ladder.search.incumbent import Incumbent
 
-COURSE = Course("a workload", {"": {}}, "cpu", {})
+SPEC = TrialSpec("a workload", {"": {}}, "cpu", {})
 
 
 class Opener:
@@ -28,7 +28,7 @@ class Opener:
 
 def kept(*failing: str) -> tuple[Any, Opener, list[str]]:
     opener, told = Opener(*failing), []
-    return Kept(opener, COURSE, told.append), opener, told  # pyright: ignore[reportArgumentType]
+    return Incumbent(opener, SPEC, told.append), opener, told  # pyright: ignore[reportArgumentType]
 
 
 def test_an_arm_is_opened_when_first_needed_and_stays() -> None:
@@ -64,8 +64,8 @@ def test_without_any_plan_before_it_there_is_nothing_to_climb() -> None:
 
 def test_whose_process_died() -> None:
     plans, opener, _ = kept()
-    assert not plans.died(WorkerFailed("crash", "killed", 1))
+    assert not plans.lost_process(WorkerFailed("crash", "killed", 1))
     arm = plans.arm()
-    assert not plans.died(WorkerFailed("crash", "killed", arm.worker.pid + 1))
-    assert plans.died(WorkerFailed("crash", "killed", arm.worker.pid)) and arm.worker.stopped
+    assert not plans.lost_process(WorkerFailed("crash", "killed", arm.worker.pid + 1))
+    assert plans.lost_process(WorkerFailed("crash", "killed", arm.worker.pid)) and arm.worker.stopped
     assert plans.arm() is not arm and opener.opened == ["eager", "eager"]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from patience import PATIENCE_S
-from redline.ladder.measuring.trial import Arm, Course
+from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search import parallel_setups as setups
-from redline.ladder.search.parallel_setups import SetUps, may_stand_beside_others
+from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
 from redline.machine.machine import Machine
 
 GIB = 2**30
@@ -35,13 +35,13 @@ def arm(plan: Plan) -> Arm:
 
 
 @pytest.fixture
-def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Arm]], SetUps]:
-    def with_opener(opener: Callable[[str], Arm]) -> SetUps:
-        def open_arm(pool: Any, course: Any, plan: Plan, *about: Any) -> Arm:
+def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Arm]], ParallelSetups]:
+    def with_opener(opener: Callable[[str], Arm]) -> ParallelSetups:
+        def open_arm(pool: Any, spec: Any, plan: Plan, *about: Any) -> Arm:
             return opener(str(plan))
 
         monkeypatch.setattr(setups, "open_arm", open_arm)
-        return SetUps(None, Course("x", {"": {}}, "cpu", {}), Machine.detect("cpu"))  # pyright: ignore
+        return ParallelSetups(None, TrialSpec("x", {"": {}}, "cpu", {}), Machine.detect("cpu"))  # pyright: ignore
 
     return with_opener
 
@@ -145,4 +145,4 @@ def test_as_many_as_cores_and_memory_allow(device: str, cores: int, peak_bytes: 
     machine = replace(
         Machine.detect("cpu"), device=device, cores=cores, device_bytes=80 * GIB, host_bytes=(host or 500) * GIB
     )
-    assert SetUps(None, None, machine).at_once(peak_bytes) == count  # pyright: ignore
+    assert ParallelSetups(None, None, machine).at_once(peak_bytes) == count  # pyright: ignore

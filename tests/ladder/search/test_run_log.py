@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from redline.ladder.measurement import load_measurements
-from redline.ladder.measuring.trial import Course
+from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.objective import Objective
 from redline.ladder.plan import Plan
-from redline.ladder.search.run_log import Logbook, command_line
+from redline.ladder.search.run_log import RunLog, command_line
 from redline.machine.machine import Machine
 
 MACHINE = Machine.detect("cpu")
-COURSE = Course("mine.py:f", {"": {}}, "cpu", {})
+SPEC = TrialSpec("mine.py:f", {"": {}}, "cpu", {})
 FACTS: dict[str, Any] = {
     "digest": "d1",
     "sources": {"mine.py": "1", "net.py": "1"},
@@ -28,15 +28,15 @@ FACTS: dict[str, Any] = {
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A baseline and a failed trial, as an interrupted climb leaves them."""
-    log = Logbook(COURSE, MACHINE, FACTS, tmp_path / "measurements.jsonl")
+    log = RunLog(SPEC, MACHINE, FACTS, tmp_path / "measurements.jsonl")
     assert log.open(resume=False) == ""
     log.record(log.row("baseline", Plan(), "baseline", "as it is", samples={"": [0.1, 0.2]}))
     log.record(log.row("trial", Plan.parse("bf16"), "failed", "it hung", rung="bf16", against="eager"))
     return tmp_path / "measurements.jsonl"
 
 
-def resume(path: Path, course: Course = COURSE, machine: Machine = MACHINE, **facts: Any) -> tuple[str, bool]:
-    log = Logbook(course, machine, {**FACTS, **facts}, path)
+def resume(path: Path, spec: TrialSpec = SPEC, machine: Machine = MACHINE, **facts: Any) -> tuple[str, bool]:
+    log = RunLog(spec, machine, {**FACTS, **facts}, path)
     return log.open(resume=True), log.recall("baseline") is not None
 
 
@@ -54,9 +54,9 @@ def test_a_change_in_an_imported_module_is_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"course": replace(COURSE, objective=Objective.MEMORY)}, "its objective was latency"),
-        ({"course": replace(COURSE, address="other.py:f")}, "it is of another workload (mine.py:f)"),
-        ({"course": replace(COURSE, shapes={"batch=2": {"batch": 2}})}, "its shapes were others"),
+        ({"spec": replace(SPEC, objective=Objective.MEMORY)}, "its objective was latency"),
+        ({"spec": replace(SPEC, address="other.py:f")}, "it is of another workload (mine.py:f)"),
+        ({"spec": replace(SPEC, shapes={"batch=2": {"batch": 2}})}, "its shapes were others"),
         ({"machine": replace(MACHINE, cores=MACHINE.cores + 1)}, "it was measured on another machine"),
         ({"digest": "d2"}, "the gates or the reference have changed"),
     ],

@@ -17,11 +17,11 @@ from redline.cli import upscale as command
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.compare import page as compare
-from redline.upscale.compare.films import middle_of
 from redline.upscale.compare.page import check_page, render_comparison, write_comparison
+from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import make_views, most_detailed, open_upright
+from redline.upscale.images.vips import load_vips
 from redline.upscale.listener import Outcome
-from redline.upscale.pictures.vips import load_vips
 from redline.upscale.tasks import Task
 from upscale.video.clips import make_clip, repeated, upscale
 
@@ -53,13 +53,13 @@ def pair(folder: Path, name: str, samples: np.ndarray, scale: int = 2) -> Task:
     return task
 
 
-def pictures(page: str) -> list[np.ndarray]:
+def images(page: str) -> list[np.ndarray]:
     """What a browser would show, in the order of the page: before, after, before …"""
     found = []
     for data, width, height in IMAGE.findall(page):
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as picture:
-            assert picture.size == (int(width), int(height))
-            found.append(np.asarray(picture))
+        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
+            assert image.size == (int(width), int(height))
+            found.append(np.asarray(image))
     assert len(found) % 2 == 0 and len(found) == page.count("<img ")
     return found
 
@@ -75,7 +75,7 @@ def test_a_picture_lies_over_its_source(tmp_path: Path) -> None:
     samples = smooth(60, 83)
     task = pair(tmp_path, "photo.png", samples)
     page = render_comparison([Outcome(task, 166, 120, 1.5, ("a note",))])
-    before, after = pictures(page)
+    before, after = images(page)
     for side in (before, after):
         # Compressed, and the source by a bicubic filter that does not move it.
         assert side.shape == (120, 166, 3) and np.abs(side.astype(int) - enlarged(samples)).mean() < 3
@@ -100,7 +100,7 @@ def test_a_large_result_is_reduced_and_goes_along_in_part_at_full_resolution(
     samples[310:470, 520:700] = noise(160, 180)  # more detail than anywhere else
     task = pair(tmp_path, "large.png", samples)
     page = render_comparison([Outcome(task)])
-    before, after, part_before, part_after = pictures(page)
+    before, after, part_before, part_after = images(page)
     height, width = after.shape[:2]
     assert 80_000 < height * width <= 90_000 and abs(width / height - 900 / 700) < 0.01 and before.shape == after.shape
     assert part_after.shape == part_before.shape == (640, 960, 3)
@@ -143,7 +143,7 @@ def test_names_do_no_harm(tmp_path: Path) -> None:
     outcomes += [Outcome(bad, error="cannot read '<img src=x onerror=alert(1)>'.")]
     write_comparison(tmp_path / "page.html", outcomes)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert len(pictures(page)) == 8
+    assert len(images(page)) == 8
     assert page.count("<script>") == 1 and "<b>" not in page and "<img src=x" not in page
     assert not re.search(r"<[^>]* onerror=", re.sub(r'"[^"]*"', '""', page))
     said = text(page)
@@ -160,10 +160,10 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
     failed = Task(tmp_path / "in" / "failed.png", tmp_path / "out" / "failed.png")
     gone.target.unlink()
     cut.source.write_bytes(cut.source.read_bytes()[:-700])
-    replaced.target.write_text("no picture")
+    replaced.target.write_text("no image")
     outcomes = [Outcome(done, 60, 40, 2.0), Outcome(skipped, skipped=True), Outcome(gone), Outcome(cut)]
     page = render_comparison([*outcomes, Outcome(replaced), Outcome(failed, error="it is cut short.")])
-    assert len(pictures(page)) == 4
+    assert len(images(page)) == 4
     shown, _, not_shown = text(page).partition("Not shown")
     assert "2 images, enlarged" in shown and "done.png" in shown and "skipped.png" in shown and "in 2 s" in shown
     assert shown.count("30 × 20") == shown.count("60 × 40") == 2 and shown.count(" in 2 s") == 1
@@ -171,23 +171,23 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
         assert f"{name}.png" not in shown and f"{name}.png" in not_shown
     assert "No such file" in not_shown and "it is cut short." in not_shown
     nothing = render_comparison([Outcome(failed, error="it is cut short.")])
-    assert "Nothing was enlarged" in text(nothing) and "it is cut short." in text(nothing) and not pictures(nothing)
+    assert "Nothing was enlarged" in text(nothing) and "it is cut short." in text(nothing) and not images(nothing)
 
 
 def test_the_number_of_pictures_is_limited_and_the_page_says_so(tmp_path: Path) -> None:
     outcomes = [Outcome(pair(tmp_path, f"{n:02}.png", noise(8, 8, seed=n))) for n in range(27)]
     page = render_comparison(outcomes)
-    assert len(pictures(page)) == 2 * 24 and "3 more were enlarged" in text(page)
+    assert len(images(page)) == 2 * 24 and "3 more were enlarged" in text(page)
     assert "23.png" in text(page) and "24.png" not in text(page)
     assert "1 more was enlarged and is left out" in text(render_comparison(outcomes[:3], most_pictures=2))
 
 
 def test_the_page_stays_small_whatever_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures share pixels and bytes, so that noise, which nothing compresses, cannot make it large."""
+    """Images share pixels and bytes, so that noise, which nothing compresses, cannot make it large."""
     monkeypatch.setattr(compare, "_PAGE_PX", 150_000)
     monkeypatch.setattr(compare, "_PAGE_BYTES", 60_000)
     outcomes = [Outcome(pair(tmp_path, f"{n}.png", noise(180, 290, seed=n))) for n in range(3)]
-    sides = pictures(render_comparison(outcomes))
+    sides = images(render_comparison(outcomes))
     assert len(sides) == 12 and all(side.shape[0] * side.shape[1] <= 50_000 for side in sides[::4] + sides[1::4])
     free, tight = (make_views(*openers(outcomes[0].task), 40_000, data_bytes) for data_bytes in (10**9, 60_000))
     assert free.crop is not None and tight.crop is not None
@@ -213,7 +213,7 @@ def test_transparency_stays_and_nothing_bleeds_in(tmp_path: Path) -> None:
     samples[:, :25] = (200, 100, 50, 255)  # opaque on the left, transparent black on the right
     page = render_comparison([Outcome(pair(tmp_path, "cut out.png", samples))])
     assert 'class="frame alpha"' in page
-    for side in pictures(page):
+    for side in images(page):
         assert side.shape == (80, 100, 4) and side[:, :46, 3].min() == 255 and side[:, 54:, 3].max() == 0
         seen = side[..., 3] > 128
         assert np.abs(side[seen][:, :3].astype(int) - (200, 100, 50)).mean() < 4
@@ -241,29 +241,29 @@ def test_a_film_is_shown_by_its_middle(tmp_path: Path) -> None:
     def draw(number: int, width: int, height: int) -> np.ndarray:
         return np.full((height, width, 3), 5 * number + 10, np.uint8)  # how bright it is tells which frame it is
 
-    make_clip(tmp_path / "film.mp4", frames=40, draw=draw)
-    upscale(tmp_path / "film.mp4", tmp_path / "big.mp4")
+    make_clip(tmp_path / "video.mp4", frames=40, draw=draw)
+    upscale(tmp_path / "video.mp4", tmp_path / "big.mp4")
     make_clip(tmp_path / "short.mp4", frames=4, draw=draw)
     (tmp_path / "broken.mp4").write_bytes((tmp_path / "big.mp4").read_bytes()[:900])
     names = ("big.mp4", "short.mp4", "broken.mp4")
-    page = render_comparison([Outcome(Task(tmp_path / "film.mp4", tmp_path / name)) for name in names])
-    before, after = pictures(page)
+    page = render_comparison([Outcome(Task(tmp_path / "video.mp4", tmp_path / name)) for name in names])
+    before, after = images(page)
     assert before.shape == after.shape == (64, 96, 3)
     assert abs(before.mean() - 110) < 6 and abs(after.mean() - 110) < 6
-    assert "48 × 32" in text(page) and "the picture at 0:00.8" in text(page)
+    assert "48 × 32" in text(page) and "the image at 0:00.8" in text(page)
     not_shown = text(page).partition("Not shown")[2]
-    assert "the picture at 0.80 s of 'film.mp4' is not found in 'short.mp4'." in not_shown
-    assert "'broken.mp4' is no film" in not_shown
+    assert "the image at 0.80 s of 'video.mp4' is not found in 'short.mp4'." in not_shown
+    assert "'broken.mp4' is no video" in not_shown
 
 
-@pytest.mark.parametrize(("name", "rotation"), [("film.mp4", 90), ("film.mkv", 0), ("film.ts", 0), ("odd.mkv", 0)])
+@pytest.mark.parametrize(("name", "rotation"), [("video.mp4", 90), ("video.mkv", 0), ("video.ts", 0), ("odd.mkv", 0)])
 def test_the_moment_is_the_same_in_any_film(name: str, rotation: int, tmp_path: Path) -> None:
     """Turned, with times that do not start at zero, and with a column and a row more for the encoder."""
     size = (33, 21) if name == "odd.mkv" else (48, 32)
     codec = {"codec": "ffv1", "pixel_format": "yuv444p", "options": {}} if name == "odd.mkv" else {}
     make_clip(tmp_path / name, frames=30, size=size, rotation=rotation or None, **codec)
     scale = 3 if name == "odd.mkv" else 2
-    target = tmp_path / f"big{'.mkv' if name == 'film.ts' else Path(name).suffix}"
+    target = tmp_path / f"big{'.mkv' if name == 'video.ts' else Path(name).suffix}"
     upscale(tmp_path / name, target, enlarge=repeated(scale), scale=scale, codec="h264")
     before, after, seconds = middle_of(tmp_path / name, target)
     width, height = reversed(size) if rotation else size
@@ -323,12 +323,12 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     options = {"weights": weights, "device": "cpu", "tile": "96", "compare": page}
     command.upscale([tmp_path / "in"], tmp_path / "made", **options)
     first = page.read_text()
-    assert len(pictures(first)) == 6 and re.findall(r"<h2>(.*?)</h2>", first) == ["0.png", "1.png", "2.png"]
+    assert len(images(first)) == 6 and re.findall(r"<h2>(.*?)</h2>", first) == ["0.png", "1.png", "2.png"]
     # What an earlier run did is on the page again, in the same order.
     (tmp_path / "made" / "1.png").unlink()
     command.upscale([tmp_path / "in"], tmp_path / "made", resume=True, **options)
     again = page.read_text()
-    assert all(np.array_equal(one, other) for one, other in zip(pictures(first), pictures(again), strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(images(first), images(again), strict=True))
     assert re.findall(r"<h2>(.*?)</h2>", again) == ["0.png", "1.png", "2.png"]
     with pytest.raises(RedlineError, match="ends in .html"):
         command.upscale([tmp_path / "in" / "0.png"], tmp_path / "x.png", weights=weights, compare=tmp_path / "0.png")

@@ -1,4 +1,4 @@
-"""Tiny films that tests make for themselves: a moving pattern, sound, subtitles, chapters, odd clocks."""
+"""Tiny videos that tests make for themselves: a moving pattern, sound, subtitles, chapters, odd clocks."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -32,9 +32,9 @@ def pattern(number: int, width: int = 48, height: int = 32) -> np.ndarray:
     """Smooth colours that move, brighter in the top left corner, as (H, W, 3) bytes."""
     y, x = np.mgrid[0:height, 0:width]
     waves = [np.sin(x / 9 + number / 5), np.cos(y / 7 - number / 6), np.sin((x + y) / 11 + number / 4)]
-    picture = np.stack(waves, axis=-1) * 60 + 120
-    picture[: height // 3, : width // 3] += 60
-    return picture.round().clip(0, 255).astype(np.uint8)
+    frame = np.stack(waves, axis=-1) * 60 + 120
+    frame[: height // 3, : width // 3] += 60
+    return frame.round().clip(0, 255).astype(np.uint8)
 
 
 def make_clip(
@@ -58,10 +58,10 @@ def make_clip(
     muxer: dict[str, str] | None = None,
     draw: Callable[[int, int, int], np.ndarray] = pattern,
 ) -> list[Fraction]:
-    """Writes a film and gives the times at which its pictures are shown."""
+    """Writes a video and gives the times at which its frames are shown."""
     times = list(pts) if pts is not None else [round(i / rate / time_base) for i in range(frames)]
     with av.open(str(path), "w", options=muxer or {}) as container:
-        container.metadata["title"] = "A film"
+        container.metadata["title"] = "A video"
         made: Any = container.add_stream(codec, rate=rate, options=options or (FAST if codec == "libx264" else {}))
         made.width, made.height, made.pix_fmt = *size, pixel_format
         made.codec_context.time_base = time_base
@@ -134,8 +134,8 @@ def repeated(scale: int) -> Callable[[Tensor], Tensor]:
 
 
 def finishing(enlarge: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Callable[[Tensor], Any]], Any]:
-    """As `upscale_video` calls it: with what is done with the enlarged pictures."""
-    return lambda pictures, finish: finish(enlarge(pictures))
+    """As `upscale_video` calls it: with what is done with the enlarged frames."""
+    return lambda frames, finish: finish(enlarge(frames))
 
 
 def upscale(
@@ -158,7 +158,7 @@ def upscale(
 
 
 def shown(path: Path) -> list[tuple[Fraction, np.ndarray]]:
-    """Times and raw bytes of all pictures, as a decoder gives them."""
+    """Times and raw bytes of all frames, as a decoder gives them."""
     with av.open(str(path)) as container:
         base = container.streams.video[0].time_base
         frames = [(frame.pts * base, frame) for frame in container.decode(video=0)]
@@ -171,7 +171,7 @@ def times(path: Path) -> list[Fraction]:
 
 
 def rgb(path: Path) -> Tensor:
-    """All pictures as a player would show them, by swscale, (N, H, W, 3) in [0, 1]."""
+    """All frames as a player would show them, by swscale, (N, H, W, 3) in [0, 1]."""
     with av.open(str(path)) as container:
         return torch.stack([shown_by_swscale(frame) for frame in container.decode(video=0)])
 

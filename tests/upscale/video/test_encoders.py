@@ -54,15 +54,15 @@ def test_the_pixel_format_is_the_nearest_to_the_videos(source: str, codec: str, 
 
 def test_chroma_comes_before_bits_and_what_is_lost_is_told(offering: Any) -> None:
     offering(["yuv420p10le", "yuv444p"])
-    note = "the film has 10 bits to a colour and hevc keeps 8"
+    note = "the video has 10 bits to a colour and hevc keeps 8"
     assert _pixel_format("hevc", "any", VideoFormat("yuv422p10le")) == ("yuv444p", [note])
     offering(["yuv420p", "yuv420p10le"])
     assert _pixel_format("hevc", "any", VideoFormat("yuv444p")) == ("yuv420p", [])
-    note = "the film has 16 bits to a colour and ffv1 keeps 12"
+    note = "the video has 16 bits to a colour and ffv1 keeps 12"
     assert _pixel_format("ffv1", "any", VideoFormat("yuv420p16le")) == ("gbrp12le", [note])
 
 
-def film(width: int, height: int, pixel_format: str = "yuv420p", matrix: int = BT709) -> Any:
+def video(width: int, height: int, pixel_format: str = "yuv420p", matrix: int = BT709) -> Any:
     return SimpleNamespace(width=width, height=height, pixel_format=pixel_format, colour=Colour(matrix, 1, 1, False))
 
 
@@ -81,17 +81,17 @@ def test_odd_sides_are_padded_where_chroma_is_halved(
     size: tuple[int, int], pixel_format: str, padded: tuple[int, int]
 ) -> None:
     given = VideoSettings(codec="hevc")
-    found, notes = choose_encoder(given, film(*size, pixel_format), Path("a.mp4"), 3)
+    found, notes = choose_encoder(given, video(*size, pixel_format), Path("a.mp4"), 3)
     assert found.padded == tuple(pad if side * 3 % 2 else 0 for pad, side in zip(padded, size, strict=True))
     assert (found.width, found.height) == (size[0] * 3 + found.padded[0], size[1] * 3 + found.padded[1])
     assert any("is odd" in note for note in notes) is any(found.padded)
-    assert choose_encoder(given, film(*size, pixel_format), Path("a.mp4"), 2)[0].padded == (0, 0)
+    assert choose_encoder(given, video(*size, pixel_format), Path("a.mp4"), 2)[0].padded == (0, 0)
 
 
 @pytest.mark.usefixtures("offering")
 def test_what_is_not_kept_is_told() -> None:
     def notes(codec: str, pixel_format: str, matrix: int = BT709, name: str = "a.mkv") -> str:
-        found, said = choose_encoder(VideoSettings(codec=codec), film(8, 8, pixel_format, matrix), Path(name), 2)
+        found, said = choose_encoder(VideoSettings(codec=codec), video(8, 8, pixel_format, matrix), Path(name), 2)
         assert found.colour.full_range is (codec == "ffv1")
         return "; ".join(said)
 

@@ -1,4 +1,4 @@
-"""Reading films: every picture once, at its time, from the start or from any mark; damage is told."""
+"""Reading videos: every frame once, at its time, from the start or from any mark; damage is told."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -18,9 +18,9 @@ from upscale.video.clips import FAST, make_clip, pattern
 
 def test_open_frames_gives_pictures_with_their_times(tmp_path: Path) -> None:
     expected = make_clip(tmp_path / "a.mp4", frames=7, size=(50, 34), pixel_format="yuv444p")
-    pictures = list(open_frames(tmp_path / "a.mp4"))
-    assert [picture.pts * picture.time_base for picture in pictures] == expected
-    for number, (pixels, _, _) in enumerate(pictures):
+    frames = list(open_frames(tmp_path / "a.mp4"))
+    assert [frame.pts * frame.time_base for frame in frames] == expected
+    for number, (pixels, _, _) in enumerate(frames):
         assert pixels.dtype == torch.float32 and pixels.shape == (3, 34, 50)
         original = torch.from_numpy(pattern(number, 50, 34)).permute(2, 0, 1) / 255
         assert float((pixels - original).abs().mean()) < 0.02
@@ -28,10 +28,10 @@ def test_open_frames_gives_pictures_with_their_times(tmp_path: Path) -> None:
 
 def test_a_film_is_described(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", pixel_aspect=Fraction(4, 3), rotation=90, colour=(6, 6, 6, 1))
-    film = probe(tmp_path / "a.mkv")
-    assert (film.width, film.height, film.frames, film.rate) == (48, 32, 20, 25)
-    assert film.pixel_aspect == Fraction(4, 3) and film.colour.matrix == 6 and film.notes == ()
-    assert film.matrix is not None and film.matrix[:2] == (0, -65536)
+    video = probe(tmp_path / "a.mkv")
+    assert (video.width, video.height, video.frames, video.rate) == (48, 32, 20, 25)
+    assert video.pixel_aspect == Fraction(4, 3) and video.colour.matrix == 6 and video.notes == ()
+    assert video.matrix is not None and video.matrix[:2] == (0, -65536)
     assert probe(make(tmp_path / "plain.mkv")).matrix is None
 
 
@@ -45,7 +45,7 @@ SOURCES = {
     "open-gop.mkv": {"options": {**FAST, "g": "9", "x264-params": "open-gop=1"}},
     "intra-refresh.mp4": {"options": {**FAST, "bf": "0", "x264-params": "intra-refresh=1:keyint=10"}},
     "broadcast.ts": {"options": {**FAST, "g": "8"}, "time_base": Fraction(1, 90000)},
-    # Pictures that all look alike, in a container that seeks too far: only the time stamp tells them apart.
+    # Frames that all look alike, in a container that seeks too far: only the time stamp tells them apart.
     "still.ts": {"options": {**FAST, "g": "8"}, "time_base": Fraction(1, 90000), "draw": lambda *size: pattern(0)},
     "mpeg2.mpg": {"codec": "mpeg2video", "options": {"g": "6", "bf": "2"}, "time_base": Fraction(1, 25)},
     "vp9.webm": {"codec": "libvpx-vp9", "options": {"g": "7", "cpu-used": "8"}},
@@ -55,32 +55,32 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_reading_on_from_a_mark_gives_what_reading_through_gives(tmp_path: Path, name: str) -> None:
-    film = probe(make(tmp_path / name, frames=24, **SOURCES[name]))
+    video = probe(make(tmp_path / name, frames=24, **SOURCES[name]))
     damage = Damage(name, keep_going=False)
-    pictures = [(to_rgb(found.frame, film.colour), found.pts) for found in read_frames(film, damage)]
-    assert len(pictures) == 24
+    frames = [(to_rgb(found.frame, video.colour), found.pts) for found in read_frames(video, damage)]
+    assert len(frames) == 24
     for index in (0, 5, 11, 12, 22, 23):
-        mark = Mark(index, pictures[index][1], digest(pictures[index][0]))
-        rest = [(to_rgb(found.frame, film.colour), found.pts) for found in read_frames(film, damage, mark)]
-        assert [pts for _, pts in rest] == [pts for _, pts in pictures[index + 1 :]]
-        assert all(torch.equal(ours, first) for (ours, _), (first, _) in zip(rest, pictures[index + 1 :], strict=True))
+        mark = Mark(index, frames[index][1], digest(frames[index][0]))
+        rest = [(to_rgb(found.frame, video.colour), found.pts) for found in read_frames(video, damage, mark)]
+        assert [pts for _, pts in rest] == [pts for _, pts in frames[index + 1 :]]
+        assert all(torch.equal(ours, first) for (ours, _), (first, _) in zip(rest, frames[index + 1 :], strict=True))
 
 
 def test_a_mark_that_is_not_found_by_seeking_is_found_by_counting(tmp_path: Path, monkeypatch) -> None:
-    film = probe(make(tmp_path / "a.mp4", frames=12))
-    pictures = list(read_frames(film, Damage("a", False)))
-    monkeypatch.setattr(reading, "_is_found", lambda film, frames, mark: False)
-    mark = Mark(6, pictures[6].pts, digest(to_rgb(pictures[6].frame, film.colour)))
-    assert [found.pts for found in read_frames(film, Damage("a", False), mark)] == [p.pts for p in pictures[7:]]
+    video = probe(make(tmp_path / "a.mp4", frames=12))
+    frames = list(read_frames(video, Damage("a", False)))
+    monkeypatch.setattr(reading, "_is_found", lambda video, frames, mark: False)
+    mark = Mark(6, frames[6].pts, digest(to_rgb(frames[6].frame, video.colour)))
+    assert [found.pts for found in read_frames(video, Damage("a", False), mark)] == [p.pts for p in frames[7:]]
     with pytest.raises(RedlineError, match="is not found"):
-        next(read_frames(film, Damage("a", False), Mark(6, pictures[6].pts, "another picture")))
+        next(read_frames(video, Damage("a", False), Mark(6, frames[6].pts, "another frame")))
 
 
 def test_a_mark_that_looks_otherwise_is_not_taken(tmp_path: Path) -> None:
-    film = probe(make(tmp_path / "a.mp4", frames=12))
-    pts = [found.pts for found in read_frames(film, Damage("a", False))]
+    video = probe(make(tmp_path / "a.mp4", frames=12))
+    pts = [found.pts for found in read_frames(video, Damage("a", False))]
     with pytest.raises(RedlineError, match="is not found"):
-        next(read_frames(film, Damage("a", False), Mark(6, pts[6], "another picture")))
+        next(read_frames(video, Damage("a", False), Mark(6, pts[6], "another frame")))
 
 
 def test_time_stamps_that_do_not_rise_are_moved_and_said(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_time_stamps_that_do_not_rise_are_moved_and_said(tmp_path: Path) -> None
             if packet.size:
                 packet.pts = packet.dts = max(0, number - 1) * 40
                 packet.time_base, packet.stream = Fraction(1, 1000), made
-                # The last picture is seen for long: that is no sign of a film that ends early.
+                # The last frame is seen for long: that is no sign of a video that ends early.
                 packet.duration = 5000
                 target.mux(packet)
     damage = Damage("b", keep_going=False)
@@ -103,8 +103,8 @@ def test_no_film(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("hello world\n" * 500)
     (tmp_path / "subtitles.mp4").write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n\n" * 50)
-    make_clip(tmp_path / "film.mp4", frames=3, sound="aac")
-    with av.open(str(tmp_path / "film.mp4")) as source, av.open(str(tmp_path / "sound.mp4"), "w") as target:
+    make_clip(tmp_path / "video.mp4", frames=3, sound="aac")
+    with av.open(str(tmp_path / "video.mp4")) as source, av.open(str(tmp_path / "sound.mp4"), "w") as target:
         made = target.add_stream_from_template(source.streams.audio[0])
         for packet in source.demux(audio=0):
             if packet.size:
@@ -112,7 +112,7 @@ def test_no_film(tmp_path: Path) -> None:
                 target.mux(packet)
     cases = {
         "empty": "is empty",
-        "text": "no film",
+        "text": "no video",
         "subtitles": "a format that is not read",
         "sound": "no video stream",
     }
@@ -135,11 +135,11 @@ def cut(path: Path, share: float) -> Path:
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
 def test_a_film_that_ends_early(tmp_path: Path, name: str) -> None:
     options = {"muxer": {"movflags": "faststart"}} if name == "a.mp4" else {}
-    film = probe(cut(make(tmp_path / name, frames=40, **options), 0.6))
+    video = probe(cut(make(tmp_path / name, frames=40, **options), 0.6))
     with pytest.raises(RedlineError, match=r"cut off, [0-9,]+ bytes are missing at its end; give --keep-going[^.]*\.$"):
-        next(read_frames(film, Damage(name, keep_going=False)))
+        next(read_frames(video, Damage(name, keep_going=False)))
     damage = Damage(name, keep_going=True)
-    assert 10 < len(list(read_frames(film, damage))) < 35
+    assert 10 < len(list(read_frames(video, damage))) < 35
     assert any("cut off" in note for note in damage.notes.values())
 
 
@@ -177,11 +177,11 @@ def test_damage_in_the_middle(tmp_path: Path) -> None:
     noise = bytes(torch.randint(0, 256, (len(data) // 8,), generator=generator, dtype=torch.uint8).tolist())
     data[len(data) // 2 : len(data) // 2 + len(noise)] = noise
     path.write_bytes(bytes(data))
-    film = probe(path)
-    with pytest.raises(RedlineError, match=r"a picture .* at 0:0[0-9.]+; give --keep-going"):
-        list(read_frames(film, Damage("a", keep_going=False)))
+    video = probe(path)
+    with pytest.raises(RedlineError, match=r"a frame .* at 0:0[0-9.]+; give --keep-going"):
+        list(read_frames(video, Damage("a", keep_going=False)))
     damage = Damage("a", keep_going=True)
-    assert 20 < len(list(read_frames(film, damage))) <= 40 and damage.notes
+    assert 20 < len(list(read_frames(video, damage))) <= 40 and damage.notes
 
 
 def test_pictures_that_change_their_size(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def chart(seed: int = 0) -> torch.Tensor:
     return blocks.repeat_interleave(16, 1).repeat_interleave(16, 2)
 
 
-def inside(picture: torch.Tensor) -> torch.Tensor:
+def inside(frame: torch.Tensor) -> torch.Tensor:
     """The middle of every block, where neighbours' chroma does not reach."""
-    return picture.unflatten(-2, (4, -1)).unflatten(-1, (6, -1))[..., 5:11, :, 5:11]
+    return frame.unflatten(-2, (4, -1)).unflatten(-1, (6, -1))[..., 5:11, :, 5:11]
 
 
 def colour(matrix: int = BT709, full: bool = False) -> Colour:
@@ -124,9 +124,9 @@ def test_grey(layout: str) -> None:
     values = np.arange(33, dtype=dtype)[None].repeat(17, 0) * (7 if layout == "gray" else 31)
     for plane in frame.planes:
         np.frombuffer(plane, dtype).reshape(17, -1)[:, :33] = values
-    picture = to_rgb(frame, colour_of(frame)[0])
-    assert picture.shape == (3, 17, 33)
-    assert torch.allclose(picture[1], torch.from_numpy(values / (255 if layout == "gray" else 1023)).float(), atol=1e-6)
+    frame = to_rgb(frame, colour_of(frame)[0])
+    assert frame.shape == (3, 17, 33)
+    assert torch.allclose(frame[1], torch.from_numpy(values / (255 if layout == "gray" else 1023)).float(), atol=1e-6)
 
 
 def test_an_unnamed_matrix_is_guessed_from_the_size_and_said() -> None:

@@ -20,7 +20,7 @@ from redline.upscale.video.parts import part_end_after
 from upscale.video.clips import FAST, doubled, make_clip, shown, upscale
 
 FRAMES, SEGMENT = 31, 6
-# A film with B-frames and uneven steps, so that decode times, time stamps and seeking all matter.
+# A video with B-frames and uneven steps, so that decode times, time stamps and seeking all matter.
 PTS = [number * 512 + (number * number * 37) % 300 for number in range(FRAMES)]
 
 
@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("film") / "a.mp4"
+    path = tmp_path_factory.mktemp("video") / "a.mp4"
     make_clip(path, pts=PTS, sound="aac", options={**FAST, "g": "11"})
     return path
 
@@ -175,7 +175,7 @@ def test_kill_minus_9(tmp_path: Path, source: Path, whole: dict[str, Path]) -> N
 
 @pytest.fixture
 def stopped(tmp_path: Path, source: Path) -> Path:
-    """The film, after a run that was stopped with two parts done at least."""
+    """The video, after a run that was stopped with two parts done at least."""
     with pytest.raises(Killed):
         upscale(source, tmp_path / "b.mp4", enlarge=stopping_at(26), **SETTINGS)
     assert finished_parts(tmp_path) >= 2
@@ -224,28 +224,28 @@ def test_parts_of_another_film_are_not_used(tmp_path: Path, stopped: Path) -> No
     other = tmp_path / "a.mp4"
     other.write_bytes(stopped.read_bytes())
     result = upscale(other, tmp_path / "b.mp4", resume=True, **SETTINGS)
-    assert result.frames_resumed == 0 and any("the film changed" in note for note in result.notes)
+    assert result.frames_resumed == 0 and any("the video changed" in note for note in result.notes)
 
 
 def break_it(folder: Path, how: str) -> int:
     """Damages the second of the parts; gives how many frames can still be used."""
-    film, record = folder / "part-000001.mkv", folder / "part-000001.json"
+    video, record = folder / "part-000001.mkv", folder / "part-000001.json"
     if how == "cut":
-        film.write_bytes(film.read_bytes()[:-30])
+        video.write_bytes(video.read_bytes()[:-30])
     elif how == "zeros":
-        film.write_bytes(bytes(film.stat().st_size))
-    elif how == "no film":
-        film.unlink()
+        video.write_bytes(bytes(video.stat().st_size))
+    elif how == "no video":
+        video.unlink()
     elif how == "no record":
         record.unlink()
     elif how == "bad record":
         record.write_text("{")
     elif how == "one bit":
-        data = bytearray(film.read_bytes())
+        data = bytearray(video.read_bytes())
         data[len(data) // 2] ^= 1
-        film.write_bytes(bytes(data))
+        video.write_bytes(bytes(data))
     elif how == "another part":
-        film.write_bytes((folder / "part-000000.mkv").read_bytes())
+        video.write_bytes((folder / "part-000000.mkv").read_bytes())
     elif how == "too few":
         text = json.loads(record.read_text())
         record.write_text(json.dumps({**text, "pts": text["pts"][:-1]}))
@@ -256,7 +256,7 @@ def break_it(folder: Path, how: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "how", ["cut", "zeros", "no film", "no record", "bad record", "one bit", "another part", "too few", "no job"]
+    "how", ["cut", "zeros", "no video", "no record", "bad record", "one bit", "another part", "too few", "no job"]
 )
 def test_damaged_parts_are_done_again(tmp_path: Path, stopped: Path, whole: dict[str, Path], how: str) -> None:
     usable = break_it(parts(tmp_path), how)
@@ -318,4 +318,4 @@ def test_damage_in_the_middle_keeps_the_parts_before_it(tmp_path: Path, source: 
     kept = finished_parts(tmp_path) * SEGMENT
     result = upscale(source, tmp_path / "b.mp4", resume=True, keep_going=True, **SETTINGS)
     assert result.frames_resumed == kept and 20 < result.frames <= FRAMES
-    assert any("picture" in note for note in result.notes)
+    assert any("frame" in note for note in result.notes)

@@ -1,4 +1,4 @@
-"""Whole films: times, colours, rotation, depth and shape come out as they went in, twice as large."""
+"""Whole videos: times, colours, rotation, depth and shape come out as they went in, twice as large."""
 
 import random
 import threading
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import Arriving, PlainCopies
 from redline.upscale.video import VideoProgress, VideoSettings, open_frames, upscale_video
 from redline.upscale.video import encoders as choosing
 from redline.upscale.video import run as running
@@ -32,9 +32,9 @@ def draw_chart(number: int, width: int, height: int):
     return blocks.numpy()
 
 
-def block_means(pictures: Tensor) -> Tensor:
+def block_means(frames: Tensor) -> Tensor:
     """The middle of each of the 2×8 blocks, (N, 2, 8, 3)."""
-    blocks = pictures.unflatten(1, (2, -1)).unflatten(3, (8, -1))
+    blocks = frames.unflatten(1, (2, -1)).unflatten(3, (8, -1))
     height, width = blocks.shape[2], blocks.shape[4]
     return blocks[:, :, height // 4 : 3 * height // 4, :, width // 4 : 3 * width // 4].mean((2, 4))
 
@@ -42,7 +42,7 @@ def block_means(pictures: Tensor) -> Tensor:
 @pytest.mark.parametrize(("matrix", "color_range"), [*product((1, 6, 9), (1, 2))])
 @pytest.mark.parametrize("pixel_format", ["yuv420p", "yuv444p"])
 def test_colours_are_kept(tmp_path: Path, matrix: int, color_range: int, pixel_format: str) -> None:
-    """As a player's converter shows both films, by the tags that each carries."""
+    """As a player's converter shows both videos, by the tags that each carries."""
     source, target = tmp_path / "a.mp4", tmp_path / "b.mp4"
     make_clip(
         source,
@@ -106,7 +106,7 @@ def test_rotation_both_ways_a_player_may_see_it(tmp_path: Path, suffix: str, rot
     codec = {"codec": "vp9", "preset": "8"} if suffix == ".webm" else {}
     upscale(tmp_path / "a.mp4", tmp_path / f"b{suffix}", **codec)
     before, after = (probe(tmp_path / name) for name in ("a.mp4", f"b{suffix}"))
-    # A player that turns by the tag turns as before, and one that does not shows the stored picture as before.
+    # A player that turns by the tag turns as before, and one that does not shows the stored frame as before.
     assert before.matrix is not None and after.matrix is not None
     assert [after.matrix[index] for index in (0, 1, 3, 4)] == [before.matrix[index] for index in (0, 1, 3, 4)]
     with av.open(str(tmp_path / f"b{suffix}")) as container:
@@ -184,27 +184,27 @@ def test_pixels_that_are_not_square(tmp_path: Path) -> None:
 def test_odd_sizes(tmp_path: Path, pixel_format: str, size: tuple[int, int], wanted: tuple[int, int]) -> None:
     make_clip(tmp_path / "a.mkv", frames=3, size=size, codec="ffv1", pixel_format=pixel_format, options={"level": "3"})
     result = upscale(tmp_path / "a.mkv", tmp_path / "b.mp4", enlarge=repeated(3), scale=3, crf=4)
-    film = probe(result.target)
-    assert (result.width, result.height) == (film.width, film.height) == wanted
+    video = probe(result.target)
+    assert (result.width, result.height) == (video.width, video.height) == wanted
     assert any("odd" in note for note in result.notes) == (pixel_format == "yuv420p")
-    picture, original = rgb(result.target)[0], rgb(tmp_path / "a.mkv")[0]
-    assert float((picture[1::3, 1::3][:15, :27] - original).abs().mean()) < 0.03
-    assert float((picture[:, -1] - picture[:, -2]).abs().mean()) < 0.02
+    frame, original = rgb(result.target)[0], rgb(tmp_path / "a.mkv")[0]
+    assert float((frame[1::3, 1::3][:15, :27] - original).abs().mean()) < 0.03
+    assert float((frame[:, -1] - frame[:, -2]).abs().mean()) < 0.02
 
 
 def test_batches_are_no_larger_than_asked_and_come_in_order(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mp4", frames=23)
-    sizes, pictures = [], []
+    sizes, frames = [], []
 
     def enlarge(batch: Tensor) -> Tensor:
         assert batch.dtype == torch.float32 and float(batch.min()) >= 0 and float(batch.max()) <= 1
         sizes.append(len(batch))
-        pictures.extend(batch)
+        frames.extend(batch)
         return doubled(batch).to(torch.bfloat16)
 
     result = upscale(tmp_path / "a.mp4", tmp_path / "b.mp4", enlarge=enlarge, batch=4, segment_frames=10)
     assert sizes == [4, 4, 2, 4, 4, 2, 3] and result.frames == 23
-    for ours, small in zip(rgb(tmp_path / "b.mp4"), pictures, strict=True):
+    for ours, small in zip(rgb(tmp_path / "b.mp4"), frames, strict=True):
         assert float((ours[::2, ::2].permute(2, 0, 1) - small).abs().mean()) < 0.05
 
 

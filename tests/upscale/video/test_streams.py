@@ -1,4 +1,4 @@
-"""What else a film holds: sound, subtitles, chapters, tags, covers and attachments, copied or told."""
+"""What else a video holds: sound, subtitles, chapters, tags, covers and attachments, copied or told."""
 
 import re
 from fractions import Fraction
@@ -71,7 +71,7 @@ def test_chapters_titles_and_languages(tmp_path: Path, target: str) -> None:
         (Fraction(start, 1000), Fraction(end, 1000), title) for start, end, title in wanted
     ]
     with av.open(str(result.target)) as container:
-        assert container.metadata["title"] == "A film"
+        assert container.metadata["title"] == "A video"
     assert tags(result.target, "video")["language"] == "fra"
 
 
@@ -136,7 +136,7 @@ def test_stripped_of_tags(tmp_path: Path, target: str) -> None:
     with av.open(str(result.target)) as container:
         tags = [container.metadata, *(stream.metadata for stream in container.streams if stream.type != "attachment")]
         said = " ".join(text for each in tags for text in each.values())
-        assert "A film" not in said and "Commentary" not in said
+        assert "A video" not in said and "Commentary" not in said
         # What players choose and show by stays.
         assert [stream.metadata["language"] for stream in list(container.streams)[:2]] == ["fra", "eng"]
         assert [chapter["metadata"]["title"] for chapter in container.chapters()] == ["one", "two"]
@@ -154,7 +154,7 @@ def jpeg() -> bytes:
 
 
 def covered(path: Path) -> Path:
-    """A film with a cover picture: a stream in MP4, an attached file in Matroska."""
+    """A video with a cover image: a stream in MP4, an attached file in Matroska."""
     plain = path.with_name(f"plain{path.suffix}")
     make_clip(plain, frames=5, sound="aac")
     with av.open(str(plain)) as source, av.open(str(path), "w") as target:
@@ -191,7 +191,7 @@ def test_the_cover_picture(tmp_path: Path, source: str) -> None:
         assert cover_of(result) == jpeg() and result.notes == () and result.frames == 5
         assert len(packets(result.target, "audio")) == len(packets(tmp_path / source, "audio"))
     result = upscale(tmp_path / source, tmp_path / "b.mov")
-    assert cover_of(result) is None and result.notes == ("the cover picture is left out: mov cannot hold it",)
+    assert cover_of(result) is None and result.notes == ("the cover image is left out: mov cannot hold it",)
 
 
 def test_a_second_video_stream_is_copied_and_told(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_broadcast_times_are_moved_to_the_start_together(tmp_path: Path) -> None
     assert start > 0
     result = upscale(tmp_path / "a.ts", tmp_path / "b.mp4")
     assert any(f"all times are moved by {float(start):.3f} s" in note for note in result.notes)
-    pictures = zip(times(tmp_path / "a.ts"), times(result.target), strict=True)
+    frames = zip(times(tmp_path / "a.ts"), times(result.target), strict=True)
     sounds = zip(packets(tmp_path / "a.ts", "audio"), packets(result.target, "audio"), strict=True)
-    moved = [true - ours for true, ours in pictures] + [true[0] - ours[0] for true, ours in sounds]
+    moved = [true - ours for true, ours in frames] + [true[0] - ours[0] for true, ours in sounds]
     assert all(abs(shift - start) <= Fraction(1, 40000) for shift in moved) and len(moved) > 60
 
 
 def test_sound_whose_times_step_back_is_moved_and_told(tmp_path: Path) -> None:
-    """Two recordings joined without care: the pictures are told by the reader, the sound by the writer."""
+    """Two recordings joined without care: the frames are told by the reader, the sound by the writer."""
     make_clip(tmp_path / "a.ts", frames=25, sound="aac", time_base=Fraction(1, 90000))
     (tmp_path / "b.ts").write_bytes((tmp_path / "a.ts").read_bytes() * 2)
     result = upscale(tmp_path / "b.ts", tmp_path / "c.mp4", keep_going=True)

@@ -1,4 +1,4 @@
-"""Two workers on the CPU: the bytes of one, whatever happens to them."""
+"""Two workers on the CPU give the same bytes as one, also if one of them is killed or fails."""
 
 import contextlib
 import os
@@ -23,17 +23,17 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.layout import Cut, Tiling
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tiling import Cut, Tiling
 from redline.upscale.video import VideoSettings
 from redline.upscale.workers import shared_run
 from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
+from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
 from redline.upscale.workers.shared_run import SharedRun
-from redline.upscale.workers.split_picture import Split
+from redline.upscale.workers.split_image import Split
 from redline.upscale.workers.torchrun import Rank
 
 
@@ -52,7 +52,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[Member]]:
-    """The members of every crew that is started."""
+    """Returns a list that collects the members of every crew that is started."""
     started: list[list[Member]] = []
 
     def remember(devices: list[str]) -> Crew:
@@ -65,7 +65,7 @@ def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[Member]]:
 
 
 def small(weights: Path, **others: object) -> UpscaleSettings:
-    """Tiles as small as they may be, because there are only two cores."""
+    """Uses the smallest tiles, because the machine may have only two cores."""
     return UpscaleSettings(weights, device="cpu", tile=32, margin_px=4, ramp_px=4, **others)
 
 
@@ -97,7 +97,7 @@ def left_over(folder: Path) -> list[Path]:
 
 
 def are_gone(members: list[Member]) -> bool:
-    return all(member.process is not None and member.process.returncode is not None for member in members)
+    return all(member.process is not None and member.process.poll() is not None for member in members)
 
 
 def same_bytes(folder: Path, other: Path) -> bool:
@@ -106,17 +106,17 @@ def same_bytes(folder: Path, other: Path) -> bool:
     return names == there and all((folder / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
-def test_two_workers_make_what_one_makes(
+def test_two_workers_give_the_same_bytes_as_one(
     weights: Path, crews: list[list[Member]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder with a film, a picture that is worth sharing, one that is damaged, and a few more."""
+    """The folder has a video, an image large enough to split, a damaged image, and a few more."""
     inside = tmp_path / "in"
     for index in range(3):
         save(inside / "deep" / f"{index}.png", 30 + 9 * index, 50 - 7 * index, 3 + index % 2, index)
     tall, bad = save(inside / "tall.png", 301, 30), save(inside / "bad.png", 90, 60)
     bad.write_bytes(bad.read_bytes()[:5000])
     film(inside / "film.mkv")
-    settings = small(weights, split_pixels=6_000, films=VideoSettings(codec="ffv1"), workers=1)
+    settings = small(weights, split_pixels=6_000, videos=VideoSettings(codec="ffv1"), workers=1)
     alone = Upscaling(settings).run(find_tasks([inside], tmp_path / "one", 2), tmp_path / "one")
     splits: list[Split] = []
 
@@ -156,13 +156,15 @@ def test_two_workers_make_what_one_makes(
     )
     assert said[0].endswith("3 tiles of 32 × 32 at a time, 2 workers") and len(said) == 1
     assert len(crews) == 1 and are_gone(crews[0]) and not left_over(tmp_path)
-    # What the two noted down is what a later run goes by.
+    # A later run resumes from the journal of the two workers.
     resumed = Upscaling(replace(two, resume=True))
     monkeypatch.undo()
     assert [o.task.source for o in resumed.run(tasks, out) if not o.skipped] == [bad]
 
 
-def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[list[Member]], tmp_path: Path) -> None:
+def test_the_tasks_of_a_killed_worker_are_done_by_others(
+    weights: Path, crews: list[list[Member]], tmp_path: Path
+) -> None:
     for index in range(6):
         save(tmp_path / "in" / f"{index}.png", 90, 30 + index, 3, index)
     said: list[str] = []
@@ -171,21 +173,23 @@ def test_a_worker_that_is_killed_is_missed_by_nobody(weights: Path, crews: list[
     def kill(*_: object) -> None:
         process = crews[0][1].process
         assert process is not None
-        # As soon as there is something half written that it leaves behind.
+        # Kills the worker as soon as it has a partial file.
         if not killed and any(f".{process.pid}." in path.name for path in left_over(out)):
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
     tasks, out = find_tasks([tmp_path / "in"], tmp_path / "out", 2), tmp_path / "out"
-    outcomes = Upscaling(small(weights, workers=2), Listener(said.append, picture_progress=kill)).run(tasks, out)
-    assert killed and said[1:] == ["worker 2 on cpu died of SIGKILL (out of memory?); the others go on"]
+    outcomes = Upscaling(small(weights, workers=2), Listener(said.append, image_progress=kill)).run(tasks, out)
+    assert killed and said[1:] == ["worker 2 on cpu died of SIGKILL (out of memory?); the others continue"]
     assert not any(o.error for o in outcomes) and sorted(o.task.source for o in outcomes) == [t.source for t in tasks]
     assert are_gone(crews[0]) and not left_over(tmp_path)
     Upscaling(small(weights)).run(find_tasks([tmp_path / "in"], tmp_path / "calm", 2))
     assert same_bytes(tmp_path / "calm", out)
 
 
-def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list[Member]], tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_workers_and_leaves_no_partial_files(
+    weights: Path, crews: list[list[Member]], tmp_path: Path
+) -> None:
     tall = save(tmp_path / "in" / "tall.png", 3000, 60)
     settings = small(weights, workers=2, split_pixels=20_000)
     seen: list[Path] = []
@@ -196,15 +200,15 @@ def test_ctrl_c_ends_all_and_leaves_nothing_half(weights: Path, crews: list[list
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        Upscaling(settings, Listener(picture_progress=interrupt)).run([Task(tall, tmp_path / "out" / "tall.png")])
-    assert len(seen) > 1  # there was something to leave
+        Upscaling(settings, Listener(image_progress=interrupt)).run([Task(tall, tmp_path / "out" / "tall.png")])
+    assert len(seen) > 1  # there were partial files
     assert are_gone(crews[0]) and not list((tmp_path / "out").iterdir())
 
 
-def test_ranks_that_torchrun_would_start(
+def test_upscaling_with_two_torchrun_ranks(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0, here, tells what came of it, with its exit code; the other one works for it and is silent."""
+    """Rank 0 runs here, prints the results and sets the exit code; the other rank prints nothing."""
     for index in range(4):
         save(tmp_path / "in" / f"{index}.png", 60, 50 + index, 3, index)
     (tmp_path / "in" / "bad.png").write_text("no picture")
@@ -240,20 +244,20 @@ def test_ranks_that_torchrun_would_start(
 
 
 def pipes(*names: str) -> tuple[Crew, list[Connection]]:
-    """A crew without processes, and what its members would hold in their hands."""
+    """Returns a crew without processes, and the workers' ends of its connections."""
     pairs = [Pipe() for _ in names]
     return Crew([Member(name, ours) for name, (ours, _) in zip(names, pairs, strict=True)]), [end for _, end in pairs]
 
 
-def test_workers_agree_or_say_why_not() -> None:
+def test_workers_agree_on_tiles_or_report_why_not() -> None:
     job = Job(UpscaleSettings(), (), None, ((100, 70),))
     good = Proposal(((64, 64),), 3, "eager", "abc")
     for proposals, expected in (
         ((good, Proposal(((80, 48), (48, 80)), 4, "eager", "abc")), Agreed(((80, 48), (48, 80)), 3)),
         ((good, Failed("2 GiB are too little.")), Agreed(((64, 64),), 3)),
-        ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two would work under bf16 and others under eager"),
-        ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has other weights"),
-        ((Failed("there is no memory."), None), "no worker could begin: (one|two)"),
+        ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two has the plan bf16 and others have eager"),
+        ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has different weights"),
+        ((Failed("there is no memory."), None), "no worker could start: (one|two)"),
     ):
         crew, ends = pipes(*("one", "two")[: len(proposals)])
         said: list[str] = []
@@ -267,20 +271,20 @@ def test_workers_agree_or_say_why_not() -> None:
             if isinstance(expected, Agreed):
                 assert run.agree("eager", "abc") == expected
                 assert ends[0].recv() == job and ends[0].recv() == expected
-                assert said == ([] if len(crew) == 2 else ["two: 2 GiB are too little; it never began"])
+                assert said == ([] if len(crew) == 2 else ["two: 2 GiB are too little; it did not start"])
             else:
                 with pytest.raises(RedlineError, match=expected):
                     run.agree("eager", "abc")
 
 
-def test_a_worker_that_gives_up_leaves_its_work_to_the_others(tmp_path: Path) -> None:
+def test_the_tasks_of_a_failed_worker_are_done_by_others(tmp_path: Path) -> None:
     tasks = [Task(tmp_path / f"{name}.png", tmp_path / "out" / f"{name}.png") for name in "abc"]
 
     def work(end: Connection) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 end.send(Ask(at_once=False))
-                end.send(Heard("finished", (Outcome(end.recv()),)))
+                end.send(ListenerCall("finished", (Outcome(end.recv()),)))
 
     for others in (1, 0):
         crew, ends = pipes("one", "two")

@@ -1,4 +1,4 @@
-"""Who gets what: everything is done once, whoever dies."""
+"""The order of tasks, and that each is done exactly once even if workers die."""
 
 import random
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 
 from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
-from redline.upscale.workers.split_picture import Part, Split, even_ranges
+from redline.upscale.workers.split_image import Part, Split, even_ranges
 from redline.upscale.workers.work_queue import WorkQueue
 
 
@@ -31,17 +31,17 @@ def cut_up(task: Task, count: int) -> Split:
     return Split(task, folder, parts, unfinished=set(parts))
 
 
-def test_films_first_then_the_largest(tmp_path: Path) -> None:
+def test_videos_come_first_then_the_largest_images(tmp_path: Path) -> None:
     tasks = files(tmp_path, a_png=5, b_png=50, c_mkv=1, d_png=20)
     tasks.append(Task(tmp_path / "gone.png", tmp_path / "out" / "gone.png"))
     queue = WorkQueue(tasks, ["one", "two"], never)
-    assert queue.take("one", picture=True) is None  # a film comes next
-    taken = [queue.take("one"), *(queue.take("two", picture=True) for _ in range(4))]
+    assert queue.take("one", image_only=True) is None  # a video comes next
+    taken = [queue.take("one"), *(queue.take("two", image_only=True) for _ in range(4))]
     assert [task.source.name for task in taken if task] == ["c.mkv", "b.png", "d.png", "a.png", "gone.png"]
     assert queue.take("one") is None and queue.unfinished
 
 
-def test_a_picture_is_cut_up_by_how_much_of_the_work_it_is(tmp_path: Path) -> None:
+def test_an_image_is_split_by_its_share_of_the_work(tmp_path: Path) -> None:
     asked: list[tuple[str, int]] = []
 
     def remember(task: Task, count: int) -> None:
@@ -50,11 +50,11 @@ def test_a_picture_is_cut_up_by_how_much_of_the_work_it_is(tmp_path: Path) -> No
     queue = WorkQueue(files(tmp_path, a_png=50, b_png=10, c_png=10, d_png=10), list("wxyz"), remember)
     while queue.take("w"):
         pass
-    # 50 of 80 is the work of three of four workers; of what is left, each third of the rest that of two.
+    # 50 of 80 bytes are the work of three of four workers; then each remaining third is that of two.
     assert asked == [("a.png", 3), ("b.png", 2), ("c.png", 2), ("d.png", 4)]
 
 
-def test_parts_come_together_and_a_bad_one_ends_the_picture(tmp_path: Path) -> None:
+def test_a_failed_part_fails_the_image(tmp_path: Path) -> None:
     (task,) = files(tmp_path, a_png=5)
     queue = WorkQueue([task], list("xyz"), cut_up)
     parts = [part for worker in "xyz" if isinstance(part := queue.take(worker), Part)]
@@ -69,29 +69,29 @@ def test_parts_come_together_and_a_bad_one_ends_the_picture(tmp_path: Path) -> N
     first, second = queue.take("x"), queue.take("y")
     assert first and second
     assert queue.finished("x", Outcome(first, error="it is damaged.")) is None
-    assert queue.take("z") is None  # the third part is of no use any more
-    (done,) = queue.lost("y", "it died")  # and neither is the second
+    assert queue.take("z") is None  # the third part was dropped
+    (done,) = queue.lost("y", "it died")  # and so was the second
     assert isinstance(done, Split) and done.error == "it is damaged." and not queue.unfinished
 
 
-def test_what_a_dead_worker_had_goes_to_another_once(tmp_path: Path) -> None:
+def test_the_task_of_a_dead_worker_is_retried_once(tmp_path: Path) -> None:
     one, two = files(tmp_path, a_png=5, b_png=4)
     queue = WorkQueue([one, two], list("xyz"), never)
     assert queue.take("x") == one and queue.lost("x", "x died") == []
     assert queue.take("y") == one
     (outcome,) = queue.lost("y", "y died of SIGKILL")
     assert isinstance(outcome, Outcome) and outcome.task == one
-    assert outcome.error == f"cannot enlarge {str(one.source)!r}: y died of SIGKILL."
+    assert outcome.error == f"cannot upscale {str(one.source)!r}: y died of SIGKILL."
     queue = WorkQueue([one, two], list("xyz"), never)
-    for worker in "xy":  # which had no memory left: the file has nothing to do with that
+    for worker in "xy":  # it had no memory left, so the task is not the cause
         assert queue.take(worker) == one and queue.lost(worker, "no memory", its_own_fault=True) == []
     assert queue.take("z") == one and queue.finished("z", Outcome(one)) == Outcome(one)
-    (last,) = queue.lost("z", "z died")  # which had nothing, and nobody is left
+    (last,) = queue.lost("z", "z died")  # it had no task, and no worker is left
     assert isinstance(last, Outcome) and last.task == two and not queue.unfinished
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_everything_is_settled_once_whatever_happens(seed: int, tmp_path: Path) -> None:
+def test_every_task_is_settled_exactly_once(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     sizes = {f"f{i}_{'mkv' if i % 5 == 4 else 'png'}": rng.randrange(1, 100) for i in range(12)}
     tasks = files(tmp_path, **sizes)
@@ -108,7 +108,7 @@ def test_everything_is_settled_once_whatever_happens(seed: int, tmp_path: Path) 
         elif held[worker] and rng.random() < 0.5:
             task = held[worker].pop(rng.randrange(len(held[worker])))
             done.append(queue.finished(worker, Outcome(task, error="bad." if rng.random() < 0.2 else "")))
-        elif task := queue.take(worker, picture=rng.random() < 0.5):
+        elif task := queue.take(worker, image_only=rng.random() < 0.5):
             held[worker].append(task)
         settled.update(one.task for one in done if one is not None)
     assert settled == Counter(tasks)

@@ -1,7 +1,7 @@
-"""Counting arithmetic by torch's own counter, which has to be told what it does not know.
+"""Counts floating-point operations with torch's `FlopCounterMode`, extended by the operators that it does not know.
 
-It knows the attention kernels of GPUs, not the CPU's, nor our own; and torch's encoder layers take a fast path in
-inference, one operation for the whole layer, in which the counter sees nothing.
+It knows the attention kernels of GPUs, but not those of the CPU or of Redline. It also cannot see into the fast path of
+torch's encoder layers, which runs a whole layer as one operator, so that path is off while it counts.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any
     return sdpa_backward_flop_count(grad, query, key, value)
 
 
-def _seen_attention(
+def _visible_attention(
     query: Any,
     key: Any,
     value: Any,
@@ -33,36 +33,36 @@ def _seen_attention(
     products: int = 2,
     **__: Any,
 ) -> int:
-    """Of our own, by what is really seen, near or far, where torch's are counted as if everybody saw all."""
+    """Counts the keys that each query of Redline's kernel really attends to; torch's formulas count all keys."""
     tokens, heads, dim = query.shape
     begin = (lowest if first is None else first).clamp(min=0)
-    seen = torch.arange(1, tokens + 1, device=begin.device) - begin
-    return 2 * products * heads * dim * int(seen.sum())
+    visible = torch.arange(1, tokens + 1, device=begin.device) - begin
+    return 2 * products * heads * dim * int(visible.sum())
 
 
-def _seen_attention_backward(*given: Any, **__: Any) -> int:
-    return _seen_attention(*given, products=5)
+def _visible_attention_backward(*given: Any, **__: Any) -> int:
+    return _visible_attention(*given, products=5)
 
 
-# It is told shapes alone unless a formula asks for the tensors.
-vars(_seen_attention)["_get_raw"] = vars(_seen_attention_backward)["_get_raw"] = True
+# The counter passes shapes, unless a formula has this attribute, which makes it pass the tensors.
+vars(_visible_attention)["_get_raw"] = vars(_visible_attention_backward)["_get_raw"] = True
 
 
-def _our_own() -> dict[Any, Any]:
-    """Only once they are loaded, which nobody has to do to count."""
-    formulas = {"causal_attention": _seen_attention, "causal_attention_backward": _seen_attention_backward}
+def _redline_formulas() -> dict[Any, Any]:
+    """Returns the formulas of Redline's operators that have been imported."""
+    formulas = {"causal_attention": _visible_attention, "causal_attention_backward": _visible_attention_backward}
     return {getattr(torch.ops.redline, name): formulas[name] for name in formulas if hasattr(torch.ops.redline, name)}
 
 
 @contextmanager
 def counting_flops(tracker: Any = None) -> Iterator[FlopCounterMode]:
-    """The counter, running; `tracker` says in which module, instead of the counter's own."""
+    """Runs the counter; `tracker` replaces the tracker that assigns operations to modules."""
     aten = torch.ops.aten
     also = {
         aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
     }
-    counter = FlopCounterMode(display=False, custom_mapping=also | _our_own())
+    counter = FlopCounterMode(display=False, custom_mapping=also | _redline_formulas())
     if tracker is not None:
         counter.mod_tracker = tracker
     fast = torch.backends.mha.get_fastpath_enabled()

@@ -1,7 +1,7 @@
-"""The parent of all workers: imports torch once, then forks one child per request.
+"""The parent of all workers: imports torch once, then forks a child for each request.
 
-A trial needs a process of its own, because the process boundary is what undoes a rung. Importing torch takes seconds;
-forking a process that has already done so takes milliseconds. Nothing here may start CUDA or a thread pool.
+Each trial needs a process of its own, because only the end of a process undoes every effect of a rung. Importing torch
+takes seconds; forking a process that has imported it takes milliseconds. This process must not start CUDA or threads.
 """
 
 import gc
@@ -18,12 +18,12 @@ def _preload() -> None:
 
     import redline.ladder.measuring.worker  # noqa: F401
 
-    gc.freeze()  # the collector of a child neither walks nor copies what all share
+    gc.freeze()  # keeps the garbage collector of a child from touching, and so copying, the shared pages
 
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    # The parent process decides when workers end, also where a signal is sent to the whole process group.
+    # The parent process decides when workers end, also when a signal is sent to many processes at once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _preload()
@@ -34,7 +34,7 @@ def main() -> None:
             return
         message = json.loads(request)
         if "status" in message:
-            control.sendall(json.dumps(_exit_status(message["status"])).encode() + b"\n")
+            control.sendall(json.dumps(_exit_code(message["status"])).encode() + b"\n")
             continue
         channel, log = descriptors
         pid = os.fork()
@@ -46,8 +46,8 @@ def main() -> None:
         control.sendall(json.dumps(pid).encode() + b"\n")
 
 
-def _exit_status(pid: int) -> int | None:
-    """A negative number is the signal that ended it; None while it runs."""
+def _exit_code(pid: int) -> int | None:
+    """Returns the exit code of a child, negative for a signal, or None while it runs."""
     try:
         found, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -57,7 +57,7 @@ def _exit_status(pid: int) -> int | None:
 
 def _become_worker(channel: int, log: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.setsid()  # so that a hung worker is killed together with the compilers it started
+    os.setsid()  # so that a hung worker can be killed together with the compilers that it started
     os.dup2(log, 1)
     os.dup2(log, 2)
     import torch
@@ -67,7 +67,7 @@ def _become_worker(channel: int, log: int) -> None:
     code = 1
     try:
         if torch.cuda._is_in_bad_fork():
-            # Something in the preload touched CUDA; a fresh interpreter is slower and always right.
+            # An imported module started CUDA, which does not survive a fork: start a new interpreter, which is slower.
             os.set_inheritable(channel, True)
             os.execv(sys.executable, [sys.executable, "-m", "redline.ladder.measuring.worker", str(channel)])
         serve(channel)

@@ -1,4 +1,4 @@
-"""Whether a plan's output is still good: what is compared, by which gates, and whether it can be judged at all."""
+"""Evaluates the gates on the outputs of a plan, and checks that the workload can be judged at all."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,20 +12,20 @@ from redline.ladder.gate import Gate, Score, all_finite, tensors_of, worst
 from redline.ladder.workload import Inputs, Workload
 
 TRAINING_STEPS = 3
-# Below this relative change, an output does not react to its input.
+# The output must change by more than this between two inputs, relative to its norm.
 _SENSITIVITY = 1e-6
-# The share of the difference between two batches that may be lost; more, and the output no longer follows the input.
-_LOST = 0.5
-# What whole-number outputs beside floating-point ones are judged by, unless the workload has such a gate itself.
+# The maximum error of the difference between two outputs, relative to the norm of that difference.
+_MAX_DIFFERENCE_ERROR = 0.5
+# The gate of integer outputs if a model also returns floats, unless the workload has an agreement gate.
 AGREEMENT = Gate("agreement", 0.99)
 
 
 def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
-    """One score per gate: its worst over the batches, and NaN where any output is not finite."""
+    """Returns one score per gate: the worst over the batches, or NaN if any output is not finite."""
     scores = []
     kinds = {tensor.is_floating_point() for tensor in tensors_of(list(expected)) if tensor.numel()}
     if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
-        gates = (*gates, AGREEMENT)  # most metrics look at the floats alone
+        gates = (*gates, AGREEMENT)  # most metrics ignore integers
     for gate in gates:
         if not all(all_finite(o) for o in outputs):
             scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
@@ -40,7 +40,10 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
 
 
 def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """An error inside every limit can still be all that the input contributes, where outputs hardly differ."""
+    """Raises Refused if the outputs pass the gates but no longer depend on the input as the reference does.
+
+    If outputs hardly differ between inputs, an error within the limits can hide the whole effect of the input.
+    """
     changes = []
     for results in (expected, outputs):
         floats = [[t for t in tensors_of(r) if t.is_floating_point()] for r in results[:2]]
@@ -48,23 +51,23 @@ def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
             return
         changes.append(pair[0].cpu() - pair[1].cpu())
     reference, seen = changes
-    if reference.shape == seen.shape and not (seen - reference).norm() <= _LOST * reference.norm():
-        raise Refused("what the input changes in the output is lost: two batches differ otherwise than they should")
+    if reference.shape == seen.shape and not (seen - reference).norm() <= _MAX_DIFFERENCE_ERROR * reference.norm():
+        raise Refused("the output no longer follows the input: the difference between two batches is wrong")
 
 
 def worst_per_gate(scores: Sequence[Score], shapes: int) -> list[Score]:
-    """One score per gate over several shapes, whose scores follow each other in the order of the gates."""
+    """Returns the worst score of each gate; `scores` has all gates of the first shape, then of the next."""
     count = len(scores) // shapes
     return [worst(scores[gate::count]) for gate in range(count)] if count else []
 
 
 def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[Any]) -> None:
-    """Raises when the untouched model's outputs are no ground to judge on."""
+    """Raises WorkloadError if the untouched model's outputs cannot serve as a reference."""
     for seed, result in zip(seeds, results, strict=True):
         if not tensors_of(result):
             raise WorkloadError(
-                f"{workload.label}: the model returned {_kind(result)} in which no tensor is seen, so there is nothing "
-                "to judge: return tensors, or tuples, lists or dicts of them"
+                f"{workload.label}: the model returned {_kind(result)} without tensors, so it cannot be judged: "
+                "return tensors, or tuples, lists or dicts of them"
             )
         if not all_finite(result):
             raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
@@ -76,12 +79,15 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
             _check_inputs(workload, seeds[0], seeds[1], results)
             raise WorkloadError(
                 f"{workload.label}: the output does not react to the input (it changes by {change:.1g} between two "
-                "batches), so no speed-up of it would mean anything"
+                "batches), so a speed-up would be meaningless"
             )
 
 
 def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Two outputs as numbers, cut to the sizes that both have, since batches may differ in length; None if in kind."""
+    """Flattens two outputs, cropped to their common sizes because batches may differ in length.
+
+    Returns None if the outputs differ in number or dimensions.
+    """
     if [tensor.ndim for tensor in one] != [tensor.ndim for tensor in other]:
         return None
     cut: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -93,28 +99,26 @@ def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 def _kind(result: Any) -> str:
-    return "nothing" if result is None else f"a {type(result).__name__}"
+    return "None" if result is None else f"a {type(result).__name__}"
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
-    """Raises when it is the inputs' fault that two outputs are alike."""
+    """Raises WorkloadError if two outputs are equal because of the inputs."""
     device = str(tensors_of(results[0])[0].device)
     one, other = (tensors_of(workload.fresh_inputs(seed, device)) for seed in (first, second))
     if one and not any(tensor.numel() for tensor in one):
-        raise WorkloadError(
-            f"{workload.label}: inputs({first}) holds no element (a batch of 0?), so nothing is computed"
-        )
+        raise WorkloadError(f"{workload.label}: inputs({first}) is empty (a batch of 0?), so nothing is computed")
     if len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True)):
         raise WorkloadError(
-            f"{workload.label}: inputs({first}) and inputs({second}) are the same, so nothing shows that the output "
-            "reacts to them; make them differ by the seed (torch's is set before each call)"
+            f"{workload.label}: inputs({first}) and inputs({second}) are equal, so nothing shows that the output "
+            "reacts to the input: make them depend on the seed (torch's seed is set before each call)"
         )
 
 
 def losses_and_gradients(
     run: Any, batches: Sequence[Inputs], after_first: Callable[[], None] | None = None
 ) -> list[Tensor]:
-    """Trains a few steps: their losses, then the first step's gradients, which is what training gates compare."""
+    """Trains a few steps; returns their losses and then the first step's gradients, which training gates compare."""
     losses: list[Tensor] = []
     gradients: list[Tensor] = []
     for batch in batches:
@@ -131,12 +135,12 @@ def losses_and_gradients(
 
 
 def detached(output: Any) -> Any:
-    """A copy, because a later call may overwrite what an earlier one returned."""
+    """Copies the output, because a later call may overwrite it."""
     return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
 
 
 def as_dtype(tree: Any, dtype: str) -> Any:
-    """The same tree with its floats in fp32 or fp64."""
+    """Converts the floating-point tensors of a nested structure to fp32 or fp64."""
     target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
 
     def convert(leaf: Any) -> Any:

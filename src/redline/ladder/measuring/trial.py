@@ -1,4 +1,4 @@
-"""Trials: two or more plans, each in its own process, timed turn by turn so that the machine's moods hit all alike."""
+"""Trials: times two or more plans in turns, each in its own process, so that drift of the machine affects all alike."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from redline.ladder.gate import Score
 from redline.ladder.measuring.worker_pool import Worker, WorkerPool
-from redline.ladder.objective import WORTHWHILE, Duel, Objective
+from redline.ladder.objective import WORTHWHILE, Comparison, Objective
 from redline.ladder.plan import Plan
 from redline.ladder.statistics import Interval, median, ratio_interval
 
@@ -19,8 +19,8 @@ Samples = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Course:
-    """What all arms of a climb share: the workload in its shapes, the device, and the reference outputs."""
+class TrialSpec:
+    """What all arms of a climb share: the workload with its input shapes, the device, and the reference outputs."""
 
     address: str
     shapes: Mapping[str, Mapping[str, Any]]
@@ -28,14 +28,14 @@ class Course:
     references: Mapping[tuple[int, ...], str]
     objective: Objective = Objective.LATENCY
     timeout_s: float = 300.0
-    # How long the turns of one comparison may take, and how many there are at least and at most.
+    # Seconds of sampling in one comparison, and the minimum and maximum number of turns.
     sampling_s: float = 6.0
     turns: tuple[int, int] = (12, 60)
 
 
 @dataclass
 class Arm:
-    """One plan, applied and running in a worker."""
+    """One plan, set up in a worker."""
 
     plan: Plan
     worker: Worker
@@ -61,87 +61,76 @@ class Arm:
 
 
 def open_arm(
-    pool: WorkerPool, course: Course, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+    pool: WorkerPool, spec: TrialSpec, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
 ) -> Arm:
-    """Starts a worker with the plan, through set-up, first calls, gates and proof. Raises `WorkerFailed`."""
+    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed."""
     worker = pool.start()
     try:
-        seen = worker.ask(
+        found = worker.ask(
             "setup",
-            timeout_s or course.timeout_s,
-            address=course.address,
-            shapes=course.shapes,
-            device=course.device,
+            timeout_s or spec.timeout_s,
+            address=spec.address,
+            shapes=spec.shapes,
+            device=spec.device,
             plan=str(plan),
-            reference=course.references[seeds],
+            reference=spec.references[seeds],
             seeds=seeds,
         )
-        return Arm(
-            plan=Plan.parse(seen["plan"]),
-            worker=worker,
-            setup_s=seen["setup_s"],
-            cached=seen["cached"],
-            warmups=seen["warmups"],
-            scores=tuple(Score(**score) for score in seen["scores"]),
-            proof=seen["proof"],
-            notes=tuple(seen["notes"]),
-            precision=seen["precision"],
-            weight_bytes=seen["weight_bytes"],
-            least_bytes=seen["least_bytes"],
-            step_s=seen["step_s"],
-            device=course.device,
-        )
+        return Arm(Plan.parse(found.pop("plan")), worker, device=spec.device, **found)
     except BaseException:
         worker.stop()
         raise
 
 
-def measure_peak(arm: Arm, course: Course) -> int:
-    arm.peak_bytes = arm.worker.ask("peak", course.timeout_s)
+def measure_peak(arm: Arm, spec: TrialSpec) -> int:
+    arm.peak_bytes = arm.worker.ask("peak", spec.timeout_s)
     return arm.peak_bytes
 
 
-def take_turns(arms: Sequence[Arm], course: Course, sampling_s: float = 0) -> list[dict[str, list[float]]]:
-    """Samples the arms A B A B … (the order turns round), until the noise is decided or the time is spent.
+def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> list[dict[str, list[float]]]:
+    """Samples the arms A B B A A B …, until the decision is clear or the time is up.
 
-    Gives each arm's seconds per step by shape, index by index taken in the same turn.
+    Returns each arm's seconds per step by shape; the same index of every list is the same turn.
     """
-    labels = list(course.shapes)
-    steps, warm = _steps_per_sample(arms, course)
+    labels = list(spec.shapes)
+    steps, warm = _steps_per_sample(arms, spec)
     taken: list[dict[str, list[float]]] = [{label: [] for label in labels} for _ in arms]
-    least, most = course.turns
-    deadline = time.monotonic() + (sampling_s or course.sampling_s) * len(arms) / 2
+    least, most = spec.turns
+    deadline = time.monotonic() + (sampling_s or spec.sampling_s) * len(arms) / 2
     for turn in range(most):
         order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
         for index in order:
-            seconds = arms[index].worker.ask("sample", course.timeout_s, steps=steps, warm=warm)
+            seconds = arms[index].worker.ask("sample", spec.timeout_s, steps=steps, warm=warm)
             for label in labels:
                 taken[index][label].append(seconds[label])
         done = turn + 1
-        enough = 4 if time.monotonic() > deadline + 30 else 8  # fewer than 8 turns only when they take very long
+        enough = 4 if time.monotonic() > deadline + 30 else 8  # fewer than 8 turns only if they take very long
         if done >= enough and time.monotonic() > deadline:
             break
         if done >= least and done % 4 == 0 and _decided(taken, labels):
             break
-        if done == 3 and len(arms) == 2 and _hopeless(taken, labels):
+        if done == 3 and len(arms) == 2 and _clearly_slower(taken, labels):
             break
     return taken
 
 
-def _steps_per_sample(arms: Sequence[Arm], course: Course) -> tuple[dict[str, int], dict[str, int]]:
-    """The same number of steps for every arm: one for latency (unless a step is tiny), a stretch for throughput."""
-    stretch_s = 0.05 if course.objective is Objective.THROUGHPUT else 0.0005
+def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the steps per sample and the untimed steps before it, by shape; the same for all arms.
+
+    For latency a sample is one step, or more if a step is very short; for throughput it is at least 50 ms.
+    """
+    sample_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
     steps, warm = {}, {}
-    for label in course.shapes:
+    for label in spec.shapes:
         slowest = max(arm.step_s[label] for arm in arms)
         quickest = min(arm.step_s[label] for arm in arms)
-        steps[label] = max(1, min(1000, ceil(stretch_s / quickest)))
+        steps[label] = max(1, min(1000, ceil(sample_s / quickest)))
         warm[label] = 0 if slowest > 1.0 else max(1, min(20, ceil(0.005 / quickest)))
     return steps, warm
 
 
 def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
-    """True when more turns would change no decision about the last arm against the others."""
+    """Returns whether the last arm is clearly faster or slower than, or equal to, each of the others."""
     if len(taken) == 1:
         return len(next(iter(taken[0].values()))) >= 12
     for rival in taken[:-1]:
@@ -152,20 +141,20 @@ def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
     return True
 
 
-def _hopeless(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
-    """Three turns that are all clearly slower need no fourth."""
+def _clearly_slower(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
+    """Returns whether every sample of the last arm is much slower than all samples of the first."""
     old, new = taken[0], taken[-1]
     return all(min(new[label]) > 1.5 * max(old[label]) for label in labels)
 
 
 def compare(old: Samples, new: Samples, labels: Sequence[str] | None = None) -> Interval:
-    """How many times faster the new one is."""
+    """Returns how many times faster `new` is than `old`."""
     return ratio_interval([(old[label], new[label]) for label in (labels or list(new))])
 
 
-def face(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Duel:
-    """What the two arms showed in their turns, for the objective to judge."""
-    return Duel(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
+def compare_arms(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Comparison:
+    """Compares the arms in time and memory; the objective decides on the result."""
+    return Comparison(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
 
 
 def close(*arms: Arm | None) -> None:
@@ -175,7 +164,7 @@ def close(*arms: Arm | None) -> None:
 
 
 def geometric_mean_s(samples: Samples) -> float:
-    """One figure for a plan over all shapes."""
+    """Returns the geometric mean of the median times over all shapes."""
     product = 1.0
     for values in samples.values():
         product *= median(values)

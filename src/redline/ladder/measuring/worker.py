@@ -1,17 +1,17 @@
-"""What runs inside a worker process: builds a workload, applies a plan, and answers requests about it."""
+"""The code of a worker process: builds a workload, applies a plan, and answers requests about it."""
 
 import functools
 import gc
 import hashlib
 import inspect
-import json
 import os
+import pickle
 import sys
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -41,40 +41,36 @@ from redline.machine import vector_isa
 from redline.machine.ceilings import with_ceilings
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
 from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
 
-# Seeds are kept apart, so that no rung is judged on what it was calibrated on.
+# Different seeds, so that no rung is judged on its calibration data.
 TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
 
 
 def serve(channel: int) -> None:
-    """Answers requests until the other side hangs up."""
+    """Answers requests until the parent closes the connection."""
     connection = Connection(channel)
     bench = Bench()
     while True:
         try:
-            message = json.loads(connection.recv_bytes())
+            request, arguments = connection.recv()
         except (EOFError, OSError):
             return
-        request = getattr(bench, message.pop("request"))
         try:
-            answer: dict[str, Any] = {"result": request(**message)}
+            answer: dict[str, Any] = {"result": getattr(bench, request)(**arguments)}
         except Exception as error:
             traceback.print_exc()
             answer = {"failed": _kind(error), "message": _sentence(error)}
-        connection.send_bytes(json.dumps(answer).encode())
+        connection.send(answer)
 
 
 def _kind(error: Exception) -> str:
-    if isinstance(error, Unavailable):
-        return "unavailable"
-    if isinstance(error, Refused):
-        return "refused"
-    if isinstance(error, WorkloadError):
-        return "workload"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower():
-        return "oom"
-    return "error"
+    kinds = {Unavailable: "unavailable", Refused: "refused", WorkloadError: "workload"}
+    for kind, name in kinds.items():
+        if isinstance(error, kind):
+            return name
+    return "oom" if is_out_of_memory(error) or "out of memory" in str(error).lower() else "error"
 
 
 def _sentence(error: Exception) -> str:
@@ -86,7 +82,12 @@ def _sentence(error: Exception) -> str:
 
 
 class Bench:
-    """One workload under one plan (an arm), or the untouched reference."""
+    """One workload under one plan (an arm), or the untouched reference. Its methods are the requests."""
+
+    def call(self, function: bytes, path: Sequence[str]) -> Any:
+        """Calls a function that was pickled in the parent, after adding the parent's `sys.path`."""
+        sys.path += [folder for folder in path if folder not in sys.path]
+        return pickle.loads(function)()
 
     def machine(self, device: str, measure: bool, again: bool = False) -> dict[str, Any]:
         found = Machine.detect(device)
@@ -101,15 +102,18 @@ class Bench:
         path: str,
         dtype: str,
     ) -> dict[str, Any]:
-        """Runs the untouched model in strict fp32 (or fp64), saves its outputs, and checks that they can be judged."""
+        """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
+
+        Returns what is known of the workload.
+        """
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(workloads.values()))
         _check_same_model(workloads, device)
-        # On a model of its own: one that changes with every call would answer otherwise afterwards.
-        flops = self._first_look(workloads, device, seeds, dtype)
-        run = _in_dtype(_job(first, device, ()), dtype).finish()
+        # Uses a model of its own, because a model may change with every call.
+        flops = self._check_and_count_flops(workloads, device, seeds, dtype)
+        run = _reference_job(first, device, dtype).finish()
         outputs: dict[str, Any] = {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
@@ -131,11 +135,11 @@ class Bench:
             "gates": [str(gate.metric) for gate in first.gates],
         }
 
-    def _first_look(
+    def _check_and_count_flops(
         self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
     ) -> dict[str, float]:
-        """The arithmetic of a step of each shape; and a training model that does not react to its input is refused."""
-        job = _in_dtype(_job(next(iter(workloads.values())), device, ()), dtype)
+        """Returns the FLOPs of a step of each shape. Raises WorkloadError if a training model ignores its input."""
+        job = _reference_job(next(iter(workloads.values())), device, dtype)
         run, flops = job.finish(), {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
@@ -156,7 +160,7 @@ class Bench:
         reference: str,
         seeds: Sequence[int],
     ) -> dict[str, Any]:
-        """Builds, applies the plan, makes the first calls, and judges the output."""
+        """Builds the model, applies the plan, makes the first calls, and judges the outputs."""
         self.device = torch.device(device)
         machine = Machine.detect(device)
         self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
@@ -170,27 +174,18 @@ class Bench:
             for label, workload in self.workloads.items()
         }
         if not machine.is_cuda and any(rung.name == "compile" and not rung.why_not(machine) for rung in asked.rungs):
-            vector_isa.lay_out(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+            vector_isa.prepare_cache(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         self.wait()
         start = time.perf_counter()
-        job = Job.of(
-            model,
-            samples,
-            first.gates,
-            first.loss,
-            first.optimizer,
-            host_inputs=first.host_inputs,
-            share=True,
-            master_weights=first.master_weights,
-        )
-        with warnings.catch_warnings(record=True) as said:
+        job = Job.of_workload(first, model, samples)
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             self.plan, self.job = asked.build(job, machine)
             self.run = self.job.finish()
             scores, setup_s, warmups = self._first_calls(start, reference, seeds)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
             reasons = {rung.name: rung.why_nothing(self.job) for rung in self.plan.rungs if not proof[rung.name]}
-        # Samples have done their work; held on to, they would count as the plan's memory.
+        # Frees the samples, which would count as memory of the plan.
         self.job = replace(self.job, samples=())
         for name, reason in reasons.items():
             raise Refused(f"{name} has no proof that it did anything{f': {reason}' if reason else ''}")
@@ -200,9 +195,9 @@ class Bench:
             "setup_s": setup_s,
             "cached": counters["fxgraph_cache_hit"] > 0,
             "warmups": warmups,
-            "scores": [asdict(score) for score in scores],
+            "scores": tuple(scores),
             "proof": proof,
-            "notes": sorted({f"{w.category.__name__}: {str(w.message).splitlines()[0]}" for w in said if _loud(w)})[:5],
+            "notes": tuple(sorted({_first_line(w) for w in caught if _is_for_users(w)})[:5]),
             "precision": _ceiling_precision(self.job),
             "weight_bytes": _weight_bytes(self.job.model),
             "least_bytes": {label: self._least_bytes(label) for label in self.workloads},
@@ -220,7 +215,7 @@ class Bench:
             batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
             self.wait()
             if setup_s:
-                start = time.perf_counter()  # a later shape costs what it adds: a recompilation, a capture
+                start = time.perf_counter()  # a later shape counts only what it adds, such as a recompilation
             if workload.training and label in expected:
                 mark = functools.partial(self._mark, setup_s, label, start)
                 first = losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)
@@ -241,7 +236,7 @@ class Bench:
         setup_s[label] = time.perf_counter() - start
 
     def _one_step_s(self, label: str) -> float:
-        """A rough time per step, to choose how many steps make a sample; warms up until it settles."""
+        """Estimates the time per step, from which the steps per sample are chosen; also warms up."""
         workload, batches = self.workloads[label], self.batches[label]
         best = float("inf")
         spent = 0.0
@@ -257,10 +252,10 @@ class Bench:
         return best
 
     def sample(self, steps: Mapping[str, int], warm: Mapping[str, int]) -> dict[str, float]:
-        """One turn: seconds per step for every shape, after a few untimed steps that put the caches back in place."""
+        """Returns seconds per step for every shape in one turn, after a few untimed steps that refill the caches."""
         seconds = {}
         for label, workload in self.workloads.items():
-            # Each turn starts with the next batch, so that no sample is always of the same data.
+            # Each turn starts with the next batch, so that samples cover all of them.
             batches = self.batches[label] = [*self.batches[label][1:], self.batches[label][0]]
             for index in range(warm[label]):
                 workload_step(workload, self.run, batches[index % len(batches)])
@@ -277,7 +272,7 @@ class Bench:
         return seconds
 
     def peak(self) -> int:
-        """Bytes at the peak of steady steps: autotuning work spaces are gone, pools of CUDA graphs are counted."""
+        """Returns the peak memory of steps after set-up, which includes the memory pools of CUDA graphs."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -297,7 +292,10 @@ class Bench:
         self.wait()
 
     def _least_bytes(self, label: str) -> float:
-        """The fewest bytes a step must move: weights once (training: read, gradient, written), inputs, outputs."""
+        """Returns the minimum of bytes that a step must move: the inputs, and the weights once.
+
+        Training reads each weight, writes its gradient, and writes the weight.
+        """
         passes = 3 if self.job.training else 1
         inputs = sum(t.nbytes for t in tensors_of(self.batches[label][0]))
         return passes * _weight_bytes(self.job.model) + inputs
@@ -311,28 +309,15 @@ def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) ->
     return run(batch) if workload.training else workload.step(run, batch)
 
 
-def _job(workload: Workload, device: str, samples: tuple[Inputs, ...]) -> Job:
-    model = workload.fresh_model(device)
-    return Job.of(
-        model,
-        samples,
-        workload.gates,
-        workload.loss,
-        workload.optimizer,
-        host_inputs=workload.host_inputs,
-        share=True,
-        master_weights=workload.master_weights,
-    )
-
-
-def _in_dtype(job: Job, dtype: str) -> Job:
-    """The reference's precision, also where the model was built in half."""
+def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
+    """Makes the job of the untouched model in fp32 or fp64, even if the workload builds it in half precision."""
+    job = Job.of_workload(workload, workload.fresh_model(device))
     job.model.double() if dtype == "fp64" else job.model.float()
     return job
 
 
 def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
-    """Shapes are of the inputs: one model is built, and runs them all."""
+    """Raises WorkloadError if the shapes have models with different weights: one model must run all shapes."""
     if len(workloads) < 2:
         return
     (first, workload), *others = workloads.items()
@@ -340,8 +325,8 @@ def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
     for label, other in others:
         if _sizes(other.fresh_model(device)) != sizes:
             raise WorkloadError(
-                f"{workload.label}: the model of {label} has other weights than that of {first}; shapes change the "
-                "inputs alone, so climb the two apart"
+                f"{workload.label}: the model of shape {label} has other weights than that of {first}, but a shape "
+                "may only change the inputs: climb them separately"
             )
 
 
@@ -362,7 +347,7 @@ def _count_flops(run: Callable[[], object]) -> float:
 
 
 def _ceiling_precision(job: Job) -> str:
-    """The dtype whose ceiling counts: torch runs fp32 convolutions in TF32 on a GPU unless it is told not to."""
+    """Returns the precision whose ceiling applies: by default torch runs fp32 convolutions on a GPU in TF32."""
     convolves = any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in job.model.modules())
     if job.precision == "fp32" and job.device.type == "cuda" and convolves and torch.backends.cudnn.allow_tf32:
         return "tf32"
@@ -370,7 +355,7 @@ def _ceiling_precision(job: Job) -> str:
 
 
 def _digest(address: str, gates: Sequence[Gate], dtype: str, flops: Mapping[str, float]) -> str:
-    """Changes with the file that the workload comes from, with its gates, its arithmetic and the reference."""
+    """Returns a digest of the workload's source file, gates and FLOPs, and of the reference dtype."""
     source = inspect.getsourcefile(find_function(address))
     parts = (Path(source).read_bytes() if source else b"", dtype, sorted(flops.items()))
     limits = [(gate.metric, gate.limit, gate.direction) for gate in gates]
@@ -385,8 +370,12 @@ def _weight_bytes(model: nn.Module) -> int:
     return sum(stored_bytes(t) for t in seen.values())
 
 
-def _loud(warning: warnings.WarningMessage) -> bool:
-    return issubclass(warning.category, UserWarning) or issubclass(warning.category, RuntimeWarning)
+def _is_for_users(warning: warnings.WarningMessage) -> bool:
+    return issubclass(warning.category, (UserWarning, RuntimeWarning))
+
+
+def _first_line(warning: warnings.WarningMessage) -> str:
+    return f"{warning.category.__name__}: {str(warning.message).splitlines()[0]}"
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""Starts, talks to and ends worker processes; a worker that crashes or hangs is an ordinary answer."""
+"""Starts worker processes by forking, sends them requests, and ends them. A worker may crash or hang at any time."""
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
+from redline.processes import Child, ChildExited, ChildTimeout, last_line, start_module
 
 
 class WorkerFailed(RedlineError):
@@ -25,100 +22,71 @@ class WorkerFailed(RedlineError):
         self.kind, self.pid = kind, pid
 
 
-class Worker:
-    """One child process that builds a workload, applies a plan, and runs it when asked."""
+class ForkedProcess:
+    """A process that the fork server started, and whose exit code only the fork server can read."""
 
-    def __init__(self, pool: "WorkerPool", pid: int, channel: Connection, log: Path) -> None:
-        self.pid = pid
-        self._pool = pool
-        self._channel = channel
-        self._log = log
+    def __init__(self, pool: "WorkerPool", pid: int) -> None:
+        self._pool, self.pid = pool, pid
+
+    def poll(self) -> int | None:
+        return self._pool.exit_code(self.pid)
+
+
+class Worker(Child):
+    """A child process that builds a workload, applies a plan, and runs it on request."""
+
+    def __init__(self, process: ForkedProcess, connection: Connection, log: Path) -> None:
+        super().__init__("the process", connection, process, log)
+        self.pid = process.pid
 
     def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
-        """Sends a request and waits for its answer; raises `WorkerFailed` with the reason when none comes."""
+        """Calls a method of the worker's `Bench`. Raises `WorkerFailed` with the reason if there is no result."""
         try:
-            self._channel.send_bytes(json.dumps({"request": request, **arguments}).encode())
-            if not self._channel.poll(timeout_s):
-                self.stop()
-                raise WorkerFailed("timeout", f"no result within {timeout_s:.0f} s; it was stopped", self.pid)
-            answer = json.loads(self._channel.recv_bytes())
-        except (EOFError, OSError):
-            raise WorkerFailed("crash", self._last_words(), self.pid) from None
+            answer = self.request((request, arguments), timeout_s)
+        except ChildTimeout as error:
+            raise WorkerFailed("timeout", str(error), self.pid) from None
+        except ChildExited as error:
+            raise WorkerFailed("crash", str(error), self.pid) from error
         if "failed" in answer:
             if answer["failed"] == "oom":
                 self.stop()
             raise WorkerFailed(answer["failed"], answer["message"], self.pid)
         return answer["result"]
 
-    def _last_words(self) -> str:
-        status = self._pool.exit_status(self.pid)
-        # Its end of the connection closes a moment before the process is gone.
-        deadline = time.monotonic() + 2.0
-        while status is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-            status = self._pool.exit_status(self.pid)
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        said = f": {lines[-1].strip()[:200]}" if lines else ""
-        if status is not None and status < 0:
-            name = signal.Signals(-status).name
-            hint = " (the system ran out of memory?)" if name == "SIGKILL" else ""
-            return f"the process died of {name}{hint}{said}"
-        return f"the process ended with code {status}{said}"
-
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError):
-            self._channel.close()
-        deadline = time.monotonic() + 10
-        while self._pool.exit_status(self.pid) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-
 
 class WorkerPool:
-    """A context manager around the process that forks workers; leaves no process and no file behind."""
+    """A context manager around the fork server; at its end no process and no file is left."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self._environment = environment or {}
-        self._statuses: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
         self._workers: list[Worker] = []
-        # Set-ups run in several threads, and there is one line to the process that forks.
-        self._line = threading.RLock()
+        # Several threads set up workers, and share the socket to the fork server.
+        self._lock = threading.RLock()
 
     def __enter__(self) -> "WorkerPool":
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
         self.scratch = Path(self._scratch.name)
-        self._control, theirs = socket.socketpair()
-        self._reader = self._control.makefile("rb")
         environment = {
             **os.environ,
             # Lets the preload ask whether there is a GPU without starting CUDA, which a fork could not inherit.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # Cold caches, so that the compile times of a climb are those of a first run.
+            # Empty caches, so that the compile times of a climb are those of a first run.
             "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
             "TRITON_CACHE_DIR": str(self.scratch / "triton"),
-            # What a killed worker leaves in its temporary folder goes with the pool.
+            # A killed worker leaves temporary files, which are deleted with this folder.
             "TMPDIR": str(self.scratch),
             **self._environment,
         }
-        command = [sys.executable, "-m", "redline.ladder.measuring.fork_server", str(theirs.fileno())]
-        log = (self.scratch / "zygote.log").open("wb")
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(),),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+        log_path = self.scratch / "fork-server.log"
+        with log_path.open("wb") as log:
+            self._control, self._process = start_module(
+                "redline.ladder.measuring.fork_server", environment=environment, stdout=log, stderr=log
+            )
+        self._reader = self._control.makefile("rb")
         try:
-            theirs.close()
-            log.close()
             if self._reader.readline() != b"ready\n":
-                said = (self.scratch / "zygote.log").read_text(errors="replace").strip().splitlines()
-                raise RedlineError(f"the worker process did not start: {said[-1] if said else 'no message'}.")
+                raise RedlineError(f"the fork server did not start: {last_line(log_path) or 'no message'}.")
         except BaseException:
             self._process.kill()  # it would create folders in the scratch folder while it imports torch
             self.__exit__()
@@ -127,7 +95,7 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers:
-            if self._statuses.get(worker.pid) is None:
+            if worker.pid not in self._exit_codes:
                 worker.stop()
         self._reader.close()
         self._control.close()
@@ -140,22 +108,22 @@ class WorkerPool:
 
     def start(self) -> Worker:
         ours, theirs = socket.socketpair()
-        with self._line:
-            log = self.scratch / f"worker-{len(self._workers)}.log"
-            with log.open("wb") as file:
-                socket.send_fds(self._control, [b'{"fork": 1}'], [theirs.fileno(), file.fileno()])
-            theirs.close()
+        with self._lock:
+            log_path = self.scratch / f"worker-{len(self._workers)}.log"
+            with theirs, log_path.open("wb") as log:
+                socket.send_fds(self._control, [b'{"fork": 1}'], [theirs.fileno(), log.fileno()])
             pid = json.loads(self._reader.readline())
-            worker = Worker(self, pid, Connection(ours.detach()), log)
+            worker = Worker(ForkedProcess(self, pid), Connection(ours.detach()), log_path)
             self._workers.append(worker)
         return worker
 
-    def exit_status(self, pid: int) -> int | None:
-        with self._line:
-            if pid not in self._statuses:
+    def exit_code(self, pid: int) -> int | None:
+        """Returns the exit code of a worker, negative for a signal, or None while it runs."""
+        with self._lock:
+            if pid not in self._exit_codes:
                 self._control.sendall(json.dumps({"status": pid}).encode())
-                status = json.loads(self._reader.readline())
-                if status is None:
+                code = json.loads(self._reader.readline())
+                if code is None:
                     return None
-                self._statuses[pid] = status
-            return self._statuses[pid]
+                self._exit_codes[pid] = code
+            return self._exit_codes[pid]

@@ -10,19 +10,19 @@ from typing import Any
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import Arm, close, face, geometric_mean_s, measure_peak, take_turns
+from redline.ladder.measuring.trial import Arm, close, compare_arms, geometric_mean_s, measure_peak, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import Duel
+from redline.ladder.objective import Comparison
 from redline.ladder.plan import Plan, parse_rung
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
 from redline.ladder.search.budget import Budget, known_compile_s, searches_kernels
-from redline.ladder.search.candidates import candidates, check_asked, may_try
 from redline.ladder.search.final_race import run_race
-from redline.ladder.search.incumbent import Kept
-from redline.ladder.search.parallel_setups import SetUps, may_stand_beside_others
-from redline.ladder.search.run_log import Logbook
-from redline.ladder.search.settings import Settings, ask_machine, lay_course
+from redline.ladder.search.incumbent import Incumbent
+from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
+from redline.ladder.search.run_log import RunLog
+from redline.ladder.search.search_order import candidates, check_asked, may_try
+from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
 from redline.machine.machine import Machine
 
 _COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
@@ -64,17 +64,17 @@ class _Climb:
         check_can_write(settings.folder)
         self.listen("running the untouched model for reference", None)
         # The workload first: a wrong address must not wait for the ceilings to be measured.
-        self.course, facts = lay_course(pool, settings, ask_machine(pool, settings.device, measure=False))
+        self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
         self.listen("reading the machine", None)
         self.machine = ask_machine(pool, settings.device)
         self.training: bool = facts["training"]
         check_asked(settings, self.training)
-        self.log = Logbook(self.course, self.machine, facts, settings.measurements_path)
+        self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
         self.resumed = self.log.open(settings.resume)
         if self.resumed:
             self.listen(self.resumed, None)
-        self.setups = SetUps(pool, self.course, self.machine)
-        self.kept = Kept(self.setups, self.course, lambda text: self.listen(text, None))
+        self.setups = ParallelSetups(pool, self.spec, self.machine)
+        self.kept = Incumbent(self.setups, self.spec, lambda text: self.listen(text, None))
         self.best_compile: Measurement | None = None
 
     @property
@@ -95,11 +95,11 @@ class _Climb:
                 self._ablate()
         finally:
             self.setups.discard()
-            self.kept.let_go()
+            self.kept.close()
         self.listen("the final race", None)
         barred = [name for name in RUNGS if not may_try(name, self.settings, self.training)]
         barred += [str(parse_rung(text)) for text in self.settings.without]
-        final = run_race(self.setups, self.course, self.log, self.plan, self._rivals(), barred)
+        final = run_race(self.setups, self.spec, self.log, self.plan, self._rivals(), barred)
         self.listen(f"{final.plan}: {final.verdict}", final)
         plan = replace(Plan.parse(final.plan), objective=self.settings.objective)
         target = self.settings.target
@@ -139,7 +139,7 @@ class _Climb:
                 f"{self.settings.workload}: the untouched model fails its own gate ({red}); is its output "
                 "random or not finite, or the limit below what its arithmetic can reach?"
             )
-        (samples,) = take_turns([arm], self.course)
+        (samples,) = take_turns([arm], self.spec)
         self._record("baseline", self.plan, "baseline", "the model as it is", arm, samples)
 
     def _compile_baselines(self) -> None:
@@ -258,17 +258,17 @@ class _Climb:
             if not arm.passed:
                 red = next(score for score in arm.scores if not score.passed)
                 return self._record(role, arm.plan, "refused", f"outside the gate: {red}", arm, **about)
-            measure_peak(arm, self.course)
+            measure_peak(arm, self.spec)
             notes: tuple[str, ...] = ()
             if incumbent is not None:
-                old, new = take_turns([incumbent, arm], self.course)
+                old, new = take_turns([incumbent, arm], self.spec)
             else:
-                (new,) = take_turns([arm], self.course)
+                (new,) = take_turns([arm], self.spec)
                 close(arm)
                 incumbent = self.kept.arm()
-                (old,) = take_turns([incumbent], self.course)
+                (old,) = take_turns([incumbent], self.spec)
                 notes = ("both plans do not fit in memory together, so they were timed one after the other",)
-            better, reason = self.course.objective.judge(face(incumbent, arm, old, new))
+            better, reason = self.spec.objective.judge(compare_arms(incumbent, arm, old, new))
             verdict = "kept" if better else "dropped"
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
@@ -279,7 +279,7 @@ class _Climb:
             return row
         except WorkerFailed as failure:
             close(arm)
-            if self.kept.died(failure) and again:
+            if self.kept.lost_process(failure) and again:
                 return self._trial(role, added, candidate, again=False)
             if failure.kind == "timeout" and searches_kernels(added):
                 self.budget.search_s = max(self.budget.search_s, limit_s)
@@ -308,8 +308,8 @@ class _Climb:
         # What failed would fail again with what is left of the budget, and sooner.
         verdict, reason = row.verdict, row.reason
         if ratio is not None:
-            duel = Duel(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.course.device)
-            better, reason = self.course.objective.judge(duel)
+            comparison = Comparison(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.spec.device)
+            better, reason = self.spec.objective.judge(comparison)
             verdict = "kept" if better else "dropped"
         again = replace(row, role=role, rung=str(added), verdict=verdict, reason=f"{reason} (the baseline's run)")
         return self._tell(self.log.record(again))
@@ -322,7 +322,7 @@ class _Climb:
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
-        self.kept.let_go()
+        self.kept.close()
         return None, self.setups.open(candidate, timeout_s=timeout_s)
 
     def _second_look(self) -> None:
@@ -370,10 +370,10 @@ class _Climb:
             arm = self.setups.open(smaller, timeout_s=self._limit_s(rung, smaller))
             if not arm.passed:
                 return self._record("ablation", smaller, "kept", "the gate is red without it", arm, **about)
-            measure_peak(arm, self.course)
-            old, new = take_turns([whole, arm], self.course)
+            measure_peak(arm, self.spec)
+            old, new = take_turns([whole, arm], self.spec)
             # Turned round: the plan with the rung has to be better than the plan without it.
-            worth, gain = self.course.objective.judge(face(arm, whole, new, old))
+            worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
             reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
             row = self._record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
@@ -382,7 +382,7 @@ class _Climb:
             return row
         except WorkerFailed as failure:
             close(arm)
-            if self.kept.died(failure) and again:
+            if self.kept.lost_process(failure) and again:
                 return self._ablation(rung, smaller, again=False)
             verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
             said = "not measured" if verdict == "unmeasured" else "the others do not run without it"

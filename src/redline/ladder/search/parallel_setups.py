@@ -8,7 +8,7 @@ away.
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, Course, close, open_arm
+from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, TrialSpec, close, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
@@ -23,11 +23,11 @@ _SHARE_OF_MEMORY = 0.8
 _PATIENCE = 1.5
 
 
-class SetUps:
+class ParallelSetups:
     """Opens the arms of a climb, ahead of their turn where the machine has room for it."""
 
-    def __init__(self, pool: WorkerPool, course: Course, machine: Machine) -> None:
-        self._pool, self._course, self._machine = pool, course, machine
+    def __init__(self, pool: WorkerPool, spec: TrialSpec, machine: Machine) -> None:
+        self._pool, self._spec, self._machine = pool, spec, machine
         self._standing: dict[str, Arm | WorkerFailed] = {}
 
     def at_once(self, peak_bytes: int) -> int:
@@ -50,7 +50,7 @@ class SetUps:
 
         def set_up(plan: str) -> Arm | WorkerFailed:
             try:
-                arm = open_arm(self._pool, self._course, Plan.parse(plan), seeds, _PATIENCE * timeouts_s[plan])
+                arm = open_arm(self._pool, self._spec, Plan.parse(plan), seeds, _PATIENCE * timeouts_s[plan])
             except WorkerFailed as failure:
                 return failure
             arm.notes += note if others else ()
@@ -73,12 +73,12 @@ class SetUps:
         if found is not None:
             self.discard()  # what failed beside others, for want of memory perhaps, gets the machine to itself
         try:
-            return open_arm(self._pool, self._course, plan, seeds, timeout_s)
+            return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self._standing:
                 raise
         self.discard()
-        return open_arm(self._pool, self._course, plan, seeds, timeout_s)
+        return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
 
     def discard(self) -> None:
         close(*(arm for arm in self._standing.values() if isinstance(arm, Arm)))
@@ -86,9 +86,9 @@ class SetUps:
 
     def _with_quiet_step(self, arm: Arm) -> Arm:
         """Its rough time per step, which says how many make a sample, was taken while others compiled."""
-        once = dict.fromkeys(self._course.shapes, 1)
+        once = dict.fromkeys(self._spec.shapes, 1)
         try:
-            arm.step_s = arm.worker.ask("sample", self._course.timeout_s, steps=once, warm=once)
+            arm.step_s = arm.worker.ask("sample", self._spec.timeout_s, steps=once, warm=once)
         except WorkerFailed:
             close(arm)
             raise

@@ -10,16 +10,16 @@ from typing import Any
 
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, append, read_measurements
-from redline.ladder.measuring.trial import Arm, Course
+from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.plan import Plan
 from redline.ladder.search.source_digest import describe_change
 from redline.machine.machine import Machine
 from redline.version import VERSION
 
 
-class Logbook:
-    def __init__(self, course: Course, machine: Machine, facts: Mapping[str, Any], path: Path | None = None) -> None:
-        self.course = course
+class RunLog:
+    def __init__(self, spec: TrialSpec, machine: Machine, facts: Mapping[str, Any], path: Path | None = None) -> None:
+        self.spec = spec
         self.machine = machine
         self.facts = facts
         self.path = path
@@ -61,11 +61,11 @@ class Logbook:
         """Why a row cannot be used here, in words; empty when it can."""
         if row.machine.get("fingerprint") != self.machine.fingerprint:
             return f"it was measured on another machine ({row.machine.get('name')})"
-        if row.workload != self.course.address:
+        if row.workload != self.spec.address:
             return f"it is of another workload ({row.workload})"
-        if row.objective != self.course.objective:
+        if row.objective != self.spec.objective:
             return f"its objective was {row.objective}"
-        if row.options != {label: dict(options) for label, options in self.course.shapes.items()}:
+        if row.options != {label: dict(options) for label, options in self.spec.shapes.items()}:
             return "its shapes were others"
         if row.redline != VERSION:
             return f"it was measured by Redline {row.redline or 'of an unknown version'}"
@@ -115,7 +115,7 @@ class Logbook:
                 "proof": arm.proof,
             }
         return Measurement(
-            workload=self.course.address,
+            workload=self.spec.address,
             plan=str(plan),
             role=role,
             verdict=verdict,
@@ -128,8 +128,8 @@ class Logbook:
             items=self.facts["items"],
             unit=self.facts["unit"],
             training=self.facts["training"],
-            objective=self.course.objective.value,
-            options={label: dict(options) for label, options in self.course.shapes.items()},
+            objective=self.spec.objective.value,
+            options={label: dict(options) for label, options in self.spec.shapes.items()},
             digest=self.facts["digest"],
             sources=self.facts["sources"],
             run=self.run,

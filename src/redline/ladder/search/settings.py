@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError, WorkloadError
-from redline.ladder.measuring.trial import FRESH_SEEDS, JUDGE_SEEDS, Course
+from redline.ladder.measuring.trial import FRESH_SEEDS, JUDGE_SEEDS, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.objective import Objective
 from redline.ladder.plan import parse_rung
@@ -104,13 +104,13 @@ def make_references(
     return references, facts
 
 
-def lay_course(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[Course, dict[str, Any]]:
-    """Runs the untouched model for reference; gives the course that all arms share, and the workload's facts."""
+def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[TrialSpec, dict[str, Any]]:
+    """Runs the untouched model for reference; gives the spec that all arms share, and the workload's facts."""
     references, facts = make_references(pool, settings, machine.device)
     facts["sources"] = digest_sources(settings.workload)
     parts = repr((facts["digest"], sorted(facts["sources"].items())))
     facts["digest"] = hashlib.sha256(parts.encode()).hexdigest()[:12]
-    course = Course(
+    spec = TrialSpec(
         settings.workload,
         settings.shapes,
         machine.device,
@@ -119,4 +119,4 @@ def lay_course(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[
         settings.timeout_s,
         settings.sampling_s,
     )
-    return course, facts
+    return spec, facts

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from redline.errors import RedlineError
 from redline.ladder.job import Job, entered
 from redline.ladder.plan import Plan
-from redline.ladder.plans import shipped_plan
+from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
@@ -87,7 +87,7 @@ class Trainee:
 
 def plan_of(training: TextTraining, machine: Machine) -> Plan:
     """The settings' own, else the one that is shipped for this kind of machine."""
-    return training.loop.applied_plan if training.loop.plan else shipped_plan("train", machine)
+    return choose_plan("train", machine, given=training.loop.applied_plan if training.loop.plan else None).plan
 
 
 def check_machine(training: TextTraining, device: torch.device) -> None:

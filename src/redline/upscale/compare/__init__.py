@@ -1,4 +1,4 @@
-"""A page on which each enlarged picture lies over its source, with a divider to drag between them."""
+"""A page on which each enlarged image lies over its source, with a divider to drag between them."""
 
 from redline.upscale.compare.page import check_page, write_comparison
 

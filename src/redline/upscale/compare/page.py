@@ -1,6 +1,6 @@
-"""Before and after on one page: each enlarged picture over its source, with a divider to drag between them.
+"""Before and after on one page: each enlarged image over its source, with a divider to drag between them.
 
-The page is one file that loads nothing, and it stays of a size that can be sent: a limited number of pictures, which
+The page is one file that loads nothing, and it stays of a size that can be sent: a limited number of images, which
 share a limited number of pixels and bytes. What is left out is counted or named on the page.
 """
 
@@ -16,16 +16,16 @@ from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_bytes, format_seconds
 from redline.pages import render_page
 from redline.pages.render import read_resource
-from redline.upscale.compare.films import middle_of
+from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
+from redline.upscale.images.vips import explaining, load_vips
 from redline.upscale.listener import Outcome
-from redline.upscale.pictures.vips import explaining, load_vips
 from redline.upscale.tasks import Task
 from redline.upscale.video.probe import seconds_text
 
 MOST_PICTURES = 24
 
-# What one picture may take, and what all of them share.
+# What one image may take, and what all of them share.
 _PICTURE_PX, _PAGE_PX = 4_000_000, 48_000_000
 _PAGE_BYTES = 24_000_000
 _AT_ONCE = 4
@@ -33,7 +33,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Entry:
-    """One picture on the page; `seconds` is how long it took, 0 when an earlier run did it."""
+    """One image on the page; `seconds` is how long it took, 0 when an earlier run did it."""
 
     name: str
     target: str
@@ -93,8 +93,8 @@ def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftO
     notes = tuple(_text(note) for note in outcome.notes)
     try:
         with explaining(f"cannot show {str(task.source)!r} beside {str(task.target)!r}"):
-            if task.is_film:
-                before, after, moment = _openers_of_film(task)
+            if task.is_video:
+                before, after, moment = _video_openers(task)
                 notes = (moment, *notes)
             else:
                 before, after = partial(open_upright, task.source), partial(open_upright, task.target)
@@ -106,10 +106,10 @@ def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftO
     return Entry(name, _text(task.target.name), before_bytes, after_bytes, seconds, notes, views)
 
 
-def _openers_of_film(task: Task) -> tuple[Opener, Opener, str]:
+def _video_openers(task: Task) -> tuple[Opener, Opener, str]:
     before, after, seconds = middle_of(task.source, task.target)
     source, result = (load_vips().Image.new_from_array(side, interpretation="srgb") for side in (before, after))
-    return lambda: source, lambda: result, f"the picture at {seconds_text(seconds)}"
+    return lambda: source, lambda: result, f"the image at {seconds_text(seconds)}"
 
 
 def _names(tasks: Sequence[Task]) -> dict[Task, str]:

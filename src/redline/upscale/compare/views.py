@@ -1,4 +1,4 @@
-"""A picture and its enlargement as views that can lie over each other inside a page.
+"""A image and its enlargement as views that can lie over each other inside a page.
 
 Both sides of a view have the same size, and so that nothing but the enlargement differs, the same encoding: the source
 is brought to that size with a bicubic filter, here rather than in the browser, because each browser has its own.
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.pictures.formats import HEAD_BYTES, sniff
-from redline.upscale.pictures.samples import normalise
-from redline.upscale.pictures.vips import VipsImage, explaining, field, load_vips
+from redline.upscale.images.formats import HEAD_BYTES, sniff
+from redline.upscale.images.samples import normalise
+from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
-# Gives the picture anew, since a file can be read from the top down only once.
+# Gives the image anew, since a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]
 
 # What is seen at 100%, in pixels of the result; wide enough for the page's column.
@@ -38,7 +38,7 @@ _CONTEXT_PX = 4
 
 @dataclass(frozen=True)
 class View:
-    """Two pictures of one size as data URIs; `left` … `bottom` is what they show of the whole, in shares of it."""
+    """Two images of one size as data URIs; `left` … `bottom` is what they show of the whole, in shares of it."""
 
     before: str
     after: str
@@ -52,7 +52,7 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """The whole picture, the region at full resolution where the whole is reduced, and where most detail lies."""
+    """The whole image, the region at full resolution where the whole is reduced, and where most detail lies."""
 
     before_size: tuple[int, int]
     after_size: tuple[int, int]
@@ -75,7 +75,7 @@ class _Region:
 
 
 def open_upright(path: Path) -> VipsImage:
-    """A picture file as sRGB of 8 bits, decoded as it is asked for."""
+    """A image file as sRGB of 8 bits, decoded as it is asked for."""
     with explaining(f"cannot read {str(path)!r}"):
         with open(path, "rb") as file:
             loader = sniff(path, file.read(HEAD_BYTES)).loader
@@ -137,7 +137,7 @@ def _crop(source: VipsImage, result: VipsImage, region: _Region, scale: tuple[fl
     left, top = round(region.left * scale[0]), round(region.top * scale[1])
     width = min(round(region.width * scale[0]), result.width - left)
     height = min(round(region.height * scale[1]), result.height - top)
-    # A little of what lies around, so that the filter sees at the region's edge what it sees in the whole picture.
+    # A little of what lies around, so that the filter sees at the region's edge what it sees in the whole image.
     x, y = max(region.left - _CONTEXT_PX, 0), max(region.top - _CONTEXT_PX, 0)
     around = source.crop(
         x,

@@ -1,16 +1,16 @@
-"""Films: decoded, enlarged and encoded again, with everything else that the file holds kept as it was."""
+"""Videos: decoded, enlarged and encoded again, with everything else that the file holds kept as it was."""
 
 from redline.upscale.video.encoders import available_codecs, check_encoding
-from redline.upscale.video.frames import Picture, open_frames
+from redline.upscale.video.frames import RgbFrame, open_frames
 from redline.upscale.video.parts import notes_on_parts, tiles_of_parts
-from redline.upscale.video.probe import Film, probe
+from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import TARGETS, VideoProgress, VideoResult, VideoSettings
 
 __all__ = [
     "TARGETS",
-    "Film",
-    "Picture",
+    "VideoInfo",
+    "RgbFrame",
     "VideoProgress",
     "VideoResult",
     "VideoSettings",

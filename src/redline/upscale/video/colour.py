@@ -1,7 +1,7 @@
-"""Which colours a film's numbers stand for: the matrix and range between YUV and RGB, and the tags players read.
+"""Which colours a video's numbers stand for: the matrix and range between YUV and RGB, and the tags players read.
 
-A film that names no matrix is shown by players with one guessed from its size, and enlarging changes the size: so the
-guess is made here, from the source's size, and the enlarged film names it.
+A video that names no matrix is shown by players with one guessed from its size, and enlarging changes the size: so the
+guess is made here, from the source's size, and the enlarged video names it.
 """
 
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ def colour_of(frame: VideoFrame) -> tuple[Colour, list[str]]:
     if matrix in _LUMA:
         return Colour(matrix, *tags, full), []
     if matrix not in (UNSPECIFIED, RESERVED) and not grey:
-        raise RedlineError(f"the film's colour matrix (number {matrix} of ITU-T H.273) is not one that is known here.")
+        raise RedlineError(f"the video's colour matrix (number {matrix} of ITU-T H.273) is not one that is known here.")
     guess = BT709 if frame.width >= 1280 or frame.height >= 720 else BT601
-    note = f"the film names no colour matrix: {_NAMES[guess]} is taken, as players do at its size, and written down"
+    note = f"the video names no colour matrix: {_NAMES[guess]} is taken, as players do at its size, and written down"
     return Colour(guess, *tags, full), [] if grey else [note]

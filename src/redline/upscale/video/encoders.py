@@ -1,4 +1,4 @@
-"""Which encoder writes the film, in which pixel format, and with which options."""
+"""Which encoder writes the video, in which pixel format, and with which options."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from av.video.format import VideoFormat
 from redline.errors import RedlineError
 from redline.machine.cpu_features import hardware_flags
 from redline.upscale.video.colour import RGB, Colour
-from redline.upscale.video.probe import Film
+from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
 
 _WORDS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow", "placebo")
@@ -37,7 +37,7 @@ _KINDS = {
     "hevc": _Kind("libx265", 19, 51, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
     "av1": _Kind("libsvtav1", 24, 63, "8", presets=_NUMBERS),
     "vp9": _Kind("libvpx-vp9", 24, 63, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
-    # Every frame a key frame: lossless film is kept to be cut.
+    # Every frame a key frame: lossless video is kept to be cut.
     "ffv1": _Kind("ffv1", options=(("level", "3"), ("slicecrc", "1"), ("g", "1"))),
     "prores": _Kind("prores_ks"),
     "mpeg4": _Kind("mpeg4", options=(("flags", "+qscale"), ("global_quality", "236"))),
@@ -77,17 +77,17 @@ def available_codecs() -> list[str]:
 
 
 def check_encoding(settings: VideoSettings) -> None:
-    """What can be said of codec and quality before there is a film."""
+    """What can be said of codec and quality before there is a video."""
     if settings.codec != "auto":
         _codec(settings.codec, "")
         _check_crf(settings.crf, settings.codec)
     elif settings.crf is not None:
-        # Which codec it will be depends on the film's container: what none of them takes is refused.
+        # Which codec it will be depends on the video's container: what none of them takes is refused.
         _check_crf(settings.crf, max(_KINDS, key=lambda codec: _KINDS[codec].worst_crf))
 
 
-def choose_encoder(settings: VideoSettings, film: Film, target: Path, scale: int) -> tuple[Encoder, list[str]]:
-    """The encoder for a film, and notes on what it does not keep."""
+def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scale: int) -> tuple[Encoder, list[str]]:
+    """The encoder for a video, and notes on what it does not keep."""
     container = target_format(target)
     codec, notes = _codec(settings.codec, container)
     kind = _KINDS[codec]
@@ -97,24 +97,24 @@ def choose_encoder(settings: VideoSettings, film: Film, target: Path, scale: int
     if kind.name == "libsvtav1":
         # The library prints a page about itself to stderr, and listens to nothing else.
         os.environ.setdefault("SVT_LOG", "1")
-    source = VideoFormat(film.pixel_format)
+    source = VideoFormat(video.pixel_format)
     pixel_format, more = _pixel_format(codec, kind.name, source)
     layout = VideoFormat(pixel_format)
-    width, height = film.width * scale, film.height * scale
+    width, height = video.width * scale, video.height * scale
     padded = (width % 2 * (layout.chroma_width(2) == 1), height % 2 * (layout.chroma_height(2) == 1))
     if any(padded):
         more.append(
-            f"{width}×{height} is odd and {pixel_format} needs even sides: the picture's edge is repeated once, to "
+            f"{width}×{height} is odd and {pixel_format} needs even sides: the frame's edge is repeated once, to "
             f"{width + padded[0]}×{height + padded[1]}"
         )
     if layout.is_rgb:
-        colour = film.colour.as_rgb()
+        colour = video.colour.as_rgb()
     else:
-        colour = film.colour.as_yuv()
-        if film.colour.matrix == RGB:
-            more.append("the film is RGB and is written as YUV with the BT.709 matrix; ffv1 keeps RGB")
+        colour = video.colour.as_yuv()
+        if video.colour.matrix == RGB:
+            more.append("the video is RGB and is written as YUV with the BT.709 matrix; ffv1 keeps RGB")
     if codec == "h264" and pixel_format != "yuv420p":
-        more.append(f"H.264 in {pixel_format}, kept from the film, plays in few devices; hevc plays in more")
+        more.append(f"H.264 in {pixel_format}, kept from the video, plays in few devices; hevc plays in more")
     options = _options(codec, kind, settings, layout)
     encoder = Encoder(codec, kind.name, options, pixel_format, colour, width + padded[0], height + padded[1], padded)
     return encoder, notes + more
@@ -149,7 +149,7 @@ def _check_crf(crf: float | None, codec: str) -> None:
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
     if codec == "h264" and "avx512f" in hardware_flags():
-        # Its AVX-512 code gives another film each time at some widths, and a resumed one has to be the same.
+        # Its AVX-512 code gives another video each time at some widths, and a resumed one has to be the same.
         options["x264-params"] = "asm=avx2"
     _check_crf(settings.crf, codec)
     if settings.preset is not None and settings.preset not in kind.presets:
@@ -193,7 +193,7 @@ def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list
             ),
         )
         kept = offered[chosen][1]
-    return chosen, [f"the film has {bits} bits to a colour and {codec} keeps {kept}"] if kept < bits else []
+    return chosen, [f"the video has {bits} bits to a colour and {codec} keeps {kept}"] if kept < bits else []
 
 
 def _exists(name: str) -> bool:

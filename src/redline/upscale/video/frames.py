@@ -1,7 +1,7 @@
-"""The pictures of a film one after the other, from its start or from a place where an earlier run stopped.
+"""The frames of a video one after the other, from its start or from a place where an earlier run stopped.
 
-A place is known by its time stamp and by what the picture there looks like: after a seek, decoders of some streams
-need several pictures to be right again, and some containers seek beyond the place. Where the picture is not found as
+A place is known by its time stamp and by what the frame there looks like: after a seek, decoders of some streams
+need several frames to be right again, and some containers seek beyond the place. Where the frame is not found as
 it was, the seek starts further back, and in the end at the start.
 """
 
@@ -22,17 +22,17 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.upscale.video.pixels import to_rgb
-from redline.upscale.video.probe import Film, probe, seconds_text
+from redline.upscale.video.probe import VideoInfo, probe, seconds_text
 from redline.video.reading import main_stream, opened
 from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
-# Beyond this a step back is no disorder but a second film joined on.
+# Beyond this a step back is no disorder but a second video joined on.
 _BACK_S = 0.5
 
 
-class Picture(NamedTuple):
+class RgbFrame(NamedTuple):
     """Float32 RGB (3, H, W) in [0, 1], shown at `pts` · `time_base` seconds."""
 
     pixels: Tensor
@@ -48,7 +48,7 @@ class Decoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """The last picture of a finished part: its number in the film, its time stamp and its digest."""
+    """The last frame of a finished part: its number in the video, its time stamp and its digest."""
 
     index: int
     pts: int
@@ -65,7 +65,7 @@ class Damage:
     _times: dict[str, int] = field(default_factory=dict)
 
     def met(self, kind: str, place: str) -> None:
-        """`kind` is a clause, as in 'a picture is damaged'."""
+        """`kind` is a clause, as in 'a frame is damaged'."""
         if not self.keep_going:
             raise RedlineError(f"{self.name!r}: {kind} {place}; give --keep-going to keep what can be read.")
         self._times[kind] = self._times.get(kind, 0) + 1
@@ -77,30 +77,30 @@ class Damage:
         self.notes.setdefault(kind, kind)
 
 
-def open_frames(path: Path) -> Iterator[Picture]:
-    """All pictures of a film in order; damage is an error."""
-    film = probe(path)
-    for decoded in read_frames(film, Damage(path.name, keep_going=False)):
-        yield Picture(to_rgb(decoded.frame, film.colour), decoded.pts, film.time_base)
+def open_frames(path: Path) -> Iterator[RgbFrame]:
+    """All frames of a video in order; damage is an error."""
+    video = probe(path)
+    for decoded in read_frames(video, Damage(path.name, keep_going=False)):
+        yield RgbFrame(to_rgb(decoded.frame, video.colour), decoded.pts, video.time_base)
 
 
-def read_frames(film: Film, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:
+def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:
     """Frames in the order of showing, their time stamps strictly rising; those after the mark, if there is one."""
-    missing = missing_bytes(film.path)
+    missing = missing_bytes(video.path)
     if missing:
         damage.met(f"the file is cut off, {missing:,} bytes are missing", "at its end")
     if after is None:
-        yield from _decode(film, damage)
+        yield from _decode(video, damage)
         return
     for back_s in _SEEK_BACK_S:
-        with closing(_decode(film, damage, after, max(0, after.pts - round(back_s / film.time_base)))) as frames:
-            if _is_found(film, frames, after):
+        with closing(_decode(video, damage, after, max(0, after.pts - round(back_s / video.time_base)))) as frames:
+            if _is_found(video, frames, after):
                 yield from frames
                 return
-    with closing(_decode(film, damage, after)) as frames:
+    with closing(_decode(video, damage, after)) as frames:
         place = next((decoded for index, decoded in enumerate(frames) if index == after.index), None)
-        if place is None or digest(to_rgb(place.frame, film.colour)) != after.digest:
-            raise RedlineError(f"the place where {film.path.name!r} stopped is not found: start without --resume.")
+        if place is None or digest(to_rgb(place.frame, video.colour)) != after.digest:
+            raise RedlineError(f"the place where {video.path.name!r} stopped is not found: start without --resume.")
         yield from frames
 
 
@@ -108,49 +108,49 @@ def digest(pixels: Tensor) -> str:
     return hashlib.blake2b(pixels.contiguous().numpy().data, digest_size=16).hexdigest()
 
 
-def _is_found(film: Film, frames: Iterator[Decoded], mark: Mark) -> bool:
+def _is_found(video: VideoInfo, frames: Iterator[Decoded], mark: Mark) -> bool:
     place = next((decoded for decoded in frames if decoded.pts >= mark.pts), None)
     if place is None or place.pts != mark.pts:
         return False
-    return digest(to_rgb(place.frame, film.colour)) == mark.digest
+    return digest(to_rgb(place.frame, video.colour)) == mark.digest
 
 
 def _decode(
-    film: Film, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
+    video: VideoInfo, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
 ) -> Generator[Decoded, None, None]:
     """Frames from the start or from a key frame; what is met before the mark has been reported by an earlier run."""
     last: int | None = None
     whole = False
-    with opened(film.path) as container:
-        stream = main_stream(container, film.path)
+    with opened(video.path) as container:
+        stream = main_stream(container, video.path)
         if seek_pts is not None:
             container.seek(seek_pts, stream=stream)
         for found in _frames_and_faults(container, stream):
             known = mark is not None and (last is None or last < mark.pts)
-            place = f"at {seconds_text(float((last or 0) * film.time_base))}"
+            place = f"at {seconds_text(float((last or 0) * video.time_base))}"
             if isinstance(found, str):
                 if whole and not known:
                     damage.met(found, place)
                 continue
             if found.is_corrupt and not whole:
                 if seek_pts is None:
-                    damage.remark("the first pictures cannot be decoded and are left out")
+                    damage.remark("the first frames cannot be decoded and are left out")
                 continue
             whole = True
-            if (found.width, found.height) != (film.width, film.height):
+            if (found.width, found.height) != (video.width, video.height):
                 raise RedlineError(
-                    f"the pictures of {film.path.name!r} change from {film.width}×{film.height} to "
-                    f"{found.width}×{found.height} {place}: cut the film there and enlarge each piece."
+                    f"the frames of {video.path.name!r} change from {video.width}×{video.height} to "
+                    f"{found.width}×{found.height} {place}: cut the video there and enlarge each piece."
                 )
             if found.is_corrupt and not known:
-                damage.met("a picture is damaged", place)
+                damage.met("a frame is damaged", place)
             pts = found.pts
-            if pts is not None and last is not None and (last - pts) * film.time_base > _BACK_S and not known:
-                damage.met(f"time jumps back by {float((last - pts) * film.time_base):.1f} s", place)
+            if pts is not None and last is not None and (last - pts) * video.time_base > _BACK_S and not known:
+                damage.met(f"time jumps back by {float((last - pts) * video.time_base):.1f} s", place)
             if pts is None or (last is not None and pts <= last):
                 damage.remark("time stamps that were missing or did not rise are moved to the next free place")
-                pts = 0 if last is None else last + (1 if pts is not None else film.frame_ticks)
-            lasts = found.duration or (film.frame_ticks if last is None else pts - last)
+                pts = 0 if last is None else last + (1 if pts is not None else video.frame_ticks)
+            lasts = found.duration or (video.frame_ticks if last is None else pts - last)
             last = pts
             yield Decoded(found, pts, lasts)
 
@@ -175,7 +175,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
         try:
             decoded = packet.decode()
         except (av.FFmpegError, OSError):
-            yield "a picture cannot be decoded"
+            yield "a frame cannot be decoded"
             continue
         yield from (frame for frame in decoded if isinstance(frame, VideoFrame))
     if _is_lost(container, end, read_bytes):
@@ -184,7 +184,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Inside a damaged Matroska file the reader may lose its way without a word: then both time and bytes are left.
-    Time alone may be that of a last picture that is seen for long."""
+    Time alone may be that of a last frame that is seen for long."""
     if container.format.name != "matroska,webm" or not container.duration:
         return False
     missing = Fraction(container.duration + (container.start_time or 0), av.time_base) - end

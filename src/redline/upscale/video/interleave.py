@@ -1,4 +1,4 @@
-"""The packets of the finished film in the order in which they are written, each with its real times."""
+"""The packets of the finished video in the order in which they are written, each with its real times."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -11,13 +11,13 @@ from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.parts import Part, PartsFolder
-from redline.upscale.video.probe import Film
+from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.streams import Carrier
 from redline.video.reading import opened
 
 
 class Timed(NamedTuple):
-    """A packet to write; at the same time the pictures come first."""
+    """A packet to write; at the same time the frames come first."""
 
     seconds: float
     rank: int
@@ -25,19 +25,19 @@ class Timed(NamedTuple):
     packet: Packet
 
 
-def film_packets(
-    film: Film, folder: PartsFolder, parts: list[Part], stream: VideoStream, shift: Fraction
+def video_packets(
+    video: VideoInfo, folder: PartsFolder, parts: list[Part], stream: VideoStream, shift: Fraction
 ) -> Iterator[Timed]:
-    """The pictures of all parts. They are decoded at the times of showing, in order, some pictures earlier: as many as
+    """The frames of all parts. They are decoded at the times of showing, in order, some frames earlier: as many as
     the encoder ever held back."""
-    moved = round(shift / film.time_base)
+    moved = round(shift / video.time_base)
     times = [pts - moved for part in parts for pts in part.pts]
     times.append(times[-1] + parts[-1].last_duration)
     delay = max(part.delay for part in parts)
     written = 0
     extradata: bytes | None = None
     for number, part in enumerate(parts):
-        with opened(folder.film_path(number)) as container:
+        with opened(folder.video_path(number)) as container:
             source = container.streams.video[0]
             if number and source.codec_context.extradata != extradata:
                 raise RedlineError("the parts do not fit together: start without --resume.")
@@ -48,9 +48,9 @@ def film_packets(
                 shown = part.first + packet.pts
                 early = delay - written
                 packet.pts, packet.duration = times[shown], times[shown + 1] - times[shown]
-                packet.dts = times[written - delay] if early <= 0 else times[0] - early * film.frame_ticks
-                packet.time_base, packet.stream = film.time_base, stream
-                yield Timed(float(packet.dts * film.time_base), 0, written, packet)
+                packet.dts = times[written - delay] if early <= 0 else times[0] - early * video.frame_ticks
+                packet.time_base, packet.stream = video.time_base, stream
+                yield Timed(float(packet.dts * video.time_base), 0, written, packet)
                 written += 1
 
 

@@ -1,6 +1,6 @@
-"""The folder beside the target in which finished parts of a film wait, so that a run that was killed can go on.
+"""The folder beside the target in which finished parts of a video wait, so that a run that was killed can go on.
 
-A part is a Matroska file with the pictures numbered from 0, one to a millisecond: its real time stamps, which
+A part is a Matroska file with the frames numbered from 0, one to a millisecond: its real time stamps, which
 Matroska would round, stand in the JSON file that is written, in one step, once the part is whole.
 """
 
@@ -19,7 +19,7 @@ from redline.files.partial import check_is_free, owner_mark
 from redline.files.untrusted import MALFORMED, check_types, field_types, read_json_object
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.frames import Mark
-from redline.upscale.video.probe import Film
+from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import VideoSettings
 from redline.video.reading import opened
 
@@ -32,7 +32,7 @@ _MODEL, _TILES = "the model", "the tiles"
 
 @dataclass(frozen=True)
 class Part:
-    """`delay` is how many packets a picture may come before its turn; `digest` is that of the last source picture,
+    """`delay` is how many packets a frame may come before its turn; `digest` is that of the last source frame,
     `file_digest` that of the part's own file."""
 
     first: int
@@ -53,11 +53,11 @@ class PartsFolder:
     def __init__(self, target: Path) -> None:
         self.target, self.path = target, target.parent / f".{target.name}.redline-parts"
 
-    def film_path(self, number: int) -> Path:
+    def video_path(self, number: int) -> Path:
         return self.path / f"part-{number:06d}.mkv"
 
     def partial_path(self, number: int) -> Path:
-        return self.film_path(number).with_suffix(".partial")
+        return self.video_path(number).with_suffix(".partial")
 
     def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
         """The finished parts that can be used, and why others cannot; what is of no use is removed."""
@@ -72,7 +72,7 @@ class PartsFolder:
             if not parts:
                 write_text(self.path / _JOB, json.dumps(job, indent=2))
             kept = {_JOB, _OWNER} | {
-                path.name for n in range(len(parts)) for path in (self.film_path(n), self._record(n))
+                path.name for n in range(len(parts)) for path in (self.video_path(n), self._record(n))
             }
             for path in self.path.iterdir():
                 if path.name not in kept:
@@ -82,8 +82,8 @@ class PartsFolder:
         return parts, notes
 
     def keep(self, number: int, part: Part) -> None:
-        """Makes the part count: first the film, then the record that says it is whole."""
-        self.partial_path(number).replace(self.film_path(number))
+        """Makes the part count: first the video, then the record that says it is whole."""
+        self.partial_path(number).replace(self.video_path(number))
         write_text(self._record(number), json.dumps(asdict(part)))
 
     def remove(self) -> None:
@@ -91,7 +91,7 @@ class PartsFolder:
             shutil.rmtree(self.path)
 
     def _record(self, number: int) -> Path:
-        return self.film_path(number).with_suffix(".json")
+        return self.video_path(number).with_suffix(".json")
 
     def _usable(self, job: dict[str, Any]) -> tuple[list[Part], list[str]]:
         if not self.path.exists():
@@ -107,13 +107,13 @@ class PartsFolder:
         while self._record(len(parts)).exists():
             part = self._checked(len(parts), parts[-1] if parts else None)
             if part is None:
-                return parts, [f"part {len(parts)} of an earlier run is damaged: the film is done again from there"]
+                return parts, [f"part {len(parts)} of an earlier run is damaged: the video is done again from there"]
             parts.append(part)
         return parts, []
 
     def _checked(self, number: int, previous: Part | None) -> Part | None:
-        """The part if its film is readable and holds every picture once."""
-        path = self.film_path(number)
+        """The part if its video is readable and holds every frame once."""
+        path = self.video_path(number)
         try:
             record = read_json_object(self._record(number), "record of a part")
             check_types(record, field_types(Part), repr(str(self._record(number))))
@@ -138,7 +138,7 @@ def part_end_after(first: int, longest: int) -> int:
 
 
 def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
-    """The tiles by which a run that did not finish has enlarged a film for this target with this model."""
+    """The tiles by which a run that did not finish has enlarged a video for this target with this model."""
     try:
         job = read_json_object(PartsFolder(target).path / _JOB, "record of a job")
         if job[_MODEL] != model:
@@ -159,11 +159,11 @@ def notes_on_parts(target: Path) -> tuple[str, ...]:
     return (f"{kept}: --resume continues from them; a run without --resume deletes them",)
 
 
-def describe_job(film: Film, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
+def describe_job(video: VideoInfo, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
     """All that the finished parts depend on, by the name under which a change is told."""
-    status = film.path.stat()
+    status = video.path.stat()
     return {
-        "the film": [status.st_size, status.st_mtime_ns, _sampled_hash(film.path, status.st_size)],
+        "the video": [status.st_size, status.st_mtime_ns, _sampled_hash(video.path, status.st_size)],
         _MODEL: settings.model,
         _TILES: json.loads(json.dumps(settings.tiles)),
         "the scale": scale,
@@ -180,7 +180,7 @@ def digest_file(path: Path) -> str:
 
 
 def _sampled_hash(path: Path, size_bytes: int) -> str:
-    """Of the start, the middle and the end: a film may be too large to read just to know it again."""
+    """Of the start, the middle and the end: a video may be too large to read just to know it again."""
     hashed = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         for start in (0, size_bytes // 2, max(0, size_bytes - _SAMPLE_BYTES)):

@@ -20,7 +20,7 @@ _GBR_TO_RGB, _RGB_TO_GBR = [2, 0, 1], [1, 2, 0]
 
 
 def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
-    """The picture as (3, H, W) float32 RGB in [0, 1]."""
+    """The frame as (3, H, W) float32 RGB in [0, 1]."""
     frame = _planar(frame)
     bits, top = frame.format.components[0].bits, (1 << frame.format.components[0].bits) - 1
     planes = [_plane(frame, index) for index in range(min(3, len(frame.planes)))]
@@ -41,7 +41,7 @@ def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
 
 
 def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
-    """The planes of one picture (3, H, W) in `layout`, whole numbers, computed where the tensor is.
+    """The planes of one frame (3, H, W) in `layout`, whole numbers, computed where the tensor is.
 
     More than 8 bits come as int16: no layout that is written has more than 12.
     """

@@ -1,4 +1,4 @@
-"""What a film is: its stream of pictures, their size, clock, colours and orientation, and what to say about it."""
+"""What a video is: its stream of frames, their size, clock, colours and orientation, and what to say about it."""
 
 import math
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ _LOST = {
     Type.CONTENT_LIGHT_LEVEL: "HDR light levels",
     Type.DYNAMIC_HDR_PLUS: "HDR10+ data",
     Type.DOVI_METADATA: "Dolby Vision data",
-    Type.A53_CC: "closed captions inside the pictures",
+    Type.A53_CC: "closed captions inside the frames",
 }
 
 
 @dataclass(frozen=True)
-class Film:
-    """A film as its first picture and its headers show it; `matrix` turns it upright, as nine numbers of ISO 14496."""
+class VideoInfo:
+    """A video as its first frame and its headers show it; `matrix` turns it upright, as nine numbers of ISO 14496."""
 
     path: Path
     container: str
@@ -47,22 +47,22 @@ class Film:
 
     @property
     def frame_ticks(self) -> int:
-        """How long a picture lasts in units of the time base, where nothing more exact is known."""
+        """How long a frame lasts in units of the time base, where nothing more exact is known."""
         return max(1, round(1 / (self.rate * self.time_base)))
 
 
-def probe(path: Path) -> Film:
-    """Reads the headers and the first whole picture."""
+def probe(path: Path) -> VideoInfo:
+    """Reads the headers and the first whole frame."""
     with opened(path) as container:
         stream = main_stream(container, path)
         frame = first_frame(container, stream, path)
         time_base = stream.time_base
         if not time_base or frame.width < 1 or frame.height < 1:
-            raise RedlineError(f"{path.name!r} does not say how large its pictures are or when they are shown.")
+            raise RedlineError(f"{path.name!r} does not say how large its frames are or when they are shown.")
         colour, notes = colour_of(frame)
         rate = frame_rate(stream, path)
         aspect = stream.sample_aspect_ratio
-        return Film(
+        return VideoInfo(
             path=path,
             container=container.format.name,
             stream_index=stream.index,
@@ -110,16 +110,14 @@ def _side_data(frame: VideoFrame) -> dict[Type, SideData]:
 def _remarks(frame: VideoFrame) -> list[str]:
     notes = []
     if frame.interlaced_frame:
-        notes.append(
-            "the film is interlaced: its fields are enlarged as if they were one picture; deinterlace it first"
-        )
+        notes.append("the video is interlaced: its fields are enlarged as if they were one frame; deinterlace it first")
     if any(component.is_alpha for component in frame.format.components):
-        notes.append("the film's transparency is not kept")
+        notes.append("the video's transparency is not kept")
     return notes + [f"{_LOST[kind]} is not kept" for kind in _side_data(frame) if kind in _LOST]
 
 
 def seconds_text(seconds: float) -> str:
-    """A place in a film, 1:02:03.4."""
+    """A place in a video, 1:02:03.4."""
     hours, rest = divmod(max(0.0, seconds), 3600)
     minutes, rest = divmod(rest, 60)
     whole = f"{int(minutes)}:{math.floor(rest * 10) / 10:04.1f}"

@@ -1,4 +1,4 @@
-"""Puts finished parts together with all else that the source holds, without encoding any picture again."""
+"""Puts finished parts together with all else that the source holds, without encoding any frame again."""
 
 import math
 import os
@@ -14,15 +14,15 @@ from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.encoders import Encoder
-from redline.upscale.video.interleave import film_packets, other_packets
+from redline.upscale.video.interleave import other_packets, video_packets
 from redline.upscale.video.parts import Part, PartsFolder
-from redline.upscale.video.probe import Film
+from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import target_format
 from redline.upscale.video.streams import carry_streams, container_tags, copy_tags, stream_tags
 from redline.upscale.video.writer import open_output, why_not_written
 from redline.video.reading import main_stream, opened
 
-# Broadcast containers count from an arbitrary time; a film that starts there would start with nothing.
+# Broadcast containers count from an arbitrary time; a video that starts there would start with nothing.
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
 _TICK_90KHZ = Fraction(1, 90_000)
 _FINEST_CLOCK = (1 << 31) - 1
@@ -32,9 +32,9 @@ _SHAPE_INSIDE = ("h264", "hevc", "mpeg4")
 
 @dataclass(frozen=True)
 class Assembly:
-    """What the finished film is made of."""
+    """What the finished video is made of."""
 
-    film: Film
+    video: VideoInfo
     encoder: Encoder
     scale: int
     folder: PartsFolder
@@ -43,11 +43,11 @@ class Assembly:
 
 
 def assemble(assembly: Assembly, target: Path) -> list[str]:
-    """Writes the whole film beside its parts and renames it to the target; gives notes on what was not kept."""
-    path, container = assembly.film.path, target_format(target)
+    """Writes the whole video beside its parts and renames it to the target; gives notes on what was not kept."""
+    path, container = assembly.video.path, target_format(target)
     whole = assembly.folder.path / f"whole{target.suffix}"
     try:
-        with opened(path) as source, open_output(whole, container, _clock(assembly.film, source)) as output:
+        with opened(path) as source, open_output(whole, container, _clock(assembly.video, source)) as output:
             notes = _write(assembly, source, output, container)
         notes += _lost_tags(path, whole, assembly.strip)
         os.replace(whole, target)
@@ -59,11 +59,11 @@ def assemble(assembly: Assembly, target: Path) -> list[str]:
 
 
 def _write(assembly: Assembly, source: InputContainer, output: OutputContainer, container: str) -> list[str]:
-    film = assembly.film
+    video = assembly.video
     shift, notes = _shift(source)
     output.metadata.update(container_tags(source))
-    stream = _add_film(assembly, source, output, container)
-    carriers, more = carry_streams(source, output, container, film.stream_index)
+    stream = _add_video(assembly, source, output, container)
+    carriers, more = carry_streams(source, output, container, video.stream_index)
     notes += more
     if container in ("matroska", "webm"):
         notes += _not_in_matroska(assembly)
@@ -71,29 +71,29 @@ def _write(assembly: Assembly, source: InputContainer, output: OutputContainer, 
     if assembly.strip:
         _strip(output)
     output.start_encoding()
-    source.streams[film.stream_index].discard = Discard.all
-    pictures = film_packets(film, assembly.folder, assembly.parts, stream, shift)
-    for timed in merge(pictures, other_packets(source, carriers, shift, notes)):
+    source.streams[video.stream_index].discard = Discard.all
+    frames = video_packets(video, assembly.folder, assembly.parts, stream, shift)
+    for timed in merge(frames, other_packets(source, carriers, shift, notes)):
         output.mux(timed.packet)
     return notes
 
 
-def _add_film(assembly: Assembly, source: InputContainer, output: OutputContainer, container: str) -> VideoStream:
-    film, encoder = assembly.film, assembly.encoder
-    with opened(assembly.folder.film_path(0)) as part:
+def _add_video(assembly: Assembly, source: InputContainer, output: OutputContainer, container: str) -> VideoStream:
+    video, encoder = assembly.video, assembly.encoder
+    with opened(assembly.folder.video_path(0)) as part:
         stream = output.add_stream_from_template(part.streams.video[0], opaque=True)
-    stream.time_base = film.time_base
+    stream.time_base = video.time_base
     context = stream.codec_context
-    context.framerate = film.rate
-    if film.pixel_aspect:
-        context.sample_aspect_ratio = film.pixel_aspect
+    context.framerate = video.rate
+    if video.pixel_aspect:
+        context.sample_aspect_ratio = video.pixel_aspect
     if encoder.codec == "hevc" and container in ("mp4", "mov"):
         # Apple's players know HEVC under this name only.
         context.codec_tag = "hvc1"
-    if film.matrix:
-        # The last row but its third number moves the picture, in pixels.
-        stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(film.matrix)])
-    copy_tags(main_stream(source, film.path), stream)
+    if video.matrix:
+        # The last row but its third number moves the frame, in pixels.
+        stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(video.matrix)])
+    copy_tags(main_stream(source, video.path), stream)
     return stream
 
 
@@ -107,26 +107,26 @@ def _strip(output: OutputContainer) -> None:
 
 
 def _not_in_matroska(assembly: Assembly) -> list[str]:
-    film, codec, notes = assembly.film, assembly.encoder.codec, []
-    if film.pixel_aspect and codec not in _SHAPE_INSIDE:
-        notes.append(f"the shape of pixels ({film.pixel_aspect}) is lost: {codec} keeps it only in .mp4 and .mov")
-    if any(pts * film.time_base * 1000 % 1 for part in assembly.parts for pts in part.pts):
+    video, codec, notes = assembly.video, assembly.encoder.codec, []
+    if video.pixel_aspect and codec not in _SHAPE_INSIDE:
+        notes.append(f"the shape of pixels ({video.pixel_aspect}) is lost: {codec} keeps it only in .mp4 and .mov")
+    if any(pts * video.time_base * 1000 % 1 for part in assembly.parts for pts in part.pts):
         notes.append("time stamps are rounded to milliseconds, which is as finely as Matroska counts; .mp4 keeps them")
     return notes
 
 
-def _clock(film: Film, source: InputContainer) -> int:
-    """Fine enough for the first picture's time and for that of every sound."""
+def _clock(video: VideoInfo, source: InputContainer) -> int:
+    """Fine enough for the first frame's time and for that of every sound."""
     rates = [stream.rate for stream in source.streams.audio if stream.codec_context is not None and stream.rate]
-    finest = math.lcm(1000, film.time_base.denominator, *rates)
-    return finest if finest <= _FINEST_CLOCK else film.time_base.denominator
+    finest = math.lcm(1000, video.time_base.denominator, *rates)
+    return finest if finest <= _FINEST_CLOCK else video.time_base.denominator
 
 
 def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
     if source.format.name not in _CLOCK_OF_THEIR_OWN or not source.start_time:
         return Fraction(0), []
     start = round(Fraction(source.start_time, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
-    return start, [f"all times are moved by {float(start):.3f} s, so that the film starts at 0"]
+    return start, [f"all times are moved by {float(start):.3f} s, so that the video starts at 0"]
 
 
 def _chapters(source: InputContainer, shift: Fraction) -> list:

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import Arriving, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
 from redline.upscale.video.parts import PartsFolder, describe_job, part_end_after
 from redline.upscale.video.pixels import to_planes, to_rgb
-from redline.upscale.video.probe import Film, probe
+from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import rehearse
@@ -26,12 +26,12 @@ from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter, Planes
 
 
 class Enlarge(Protocol):
-    def __call__(self, pictures: Tensor, finish: Callable[[Tensor], list[Planes]], /) -> list[Planes]: ...
+    def __call__(self, frames: Tensor, finish: Callable[[Tensor], list[Planes]], /) -> list[Planes]: ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures on their way to be enlarged: float32 (N, 3, H, W); a batch never reaches into two parts."""
+    """Frames on their way to be enlarged: float32 (N, 3, H, W); a batch never reaches into two parts."""
 
     pixels: Arriving
     pts: list[int]
@@ -52,30 +52,30 @@ def upscale_video(
 
     `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] where `copies` bring them, N at most
     `settings.batch`. It gives what `finish`, its second argument, makes of (N, 3, scale · H, scale · W) of any floating
-    type, finite: the conversion to the film's own numbers where those are, so that only finished planes leave a GPU.
+    type, finite: the conversion to the video's own numbers where those are, so that only finished planes leave a GPU.
     When memory runs out in it, `enlarge` may call it again.
     """
     started = time.perf_counter()
-    film = probe(source)
+    video = probe(source)
     if target.exists() and target.samefile(source):
         raise RedlineError(f"the output {target.name!r} is the source video; choose another output.")
     if target.is_dir():
-        raise RedlineError(f"{str(target)!r} is a folder: give the film a name.")
-    encoder, notes = choose_encoder(settings, film, target, scale)
-    rehearse(source, film.stream_index, target_format(target))
+        raise RedlineError(f"{str(target)!r} is a folder: give the video a name.")
+    encoder, notes = choose_encoder(settings, video, target, scale)
+    rehearse(source, video.stream_index, target_format(target))
     folder = PartsFolder(target)
-    finished, unused = folder.start(describe_job(film, encoder, settings, scale), settings.resume)
-    writer = PartWriter(folder, film, encoder, finished)
+    finished, unused = folder.start(describe_job(video, encoder, settings, scale), settings.resume)
+    writer = PartWriter(folder, video, encoder, finished)
     resumed = writer.frames_done
     damage = Damage(source.name, settings.keep_going, {note: note for part in finished for note in part.notes})
-    known = (*film.notes, *notes, *unused)
+    known = (*video.notes, *notes, *unused)
     work_started = time.perf_counter()
 
     def tell() -> None:
-        progress(_progress(film, writer.frames_done, resumed, time.perf_counter() - work_started, known))
+        progress(_progress(video, writer.frames_done, resumed, time.perf_counter() - work_started, known))
 
     def work(batch: Batch) -> Enlarged:
-        made = _enlarged(enlarge, batch, film, encoder, scale, copies)
+        made = _enlarged(enlarge, batch, video, encoder, scale, copies)
         tell()
         return made
 
@@ -83,7 +83,7 @@ def upscale_video(
     if not (finished and finished[-1].is_end):
         try:
             mark = finished[-1].mark if finished else None
-            overlap(_batches(film, settings, damage, mark, copies), work, writer.write, settings.waiting)
+            overlap(_batches(video, settings, damage, mark, copies), work, writer.write, settings.waiting)
         except (Exception, KeyboardInterrupt):
             writer.abandon()
             if not writer.parts:  # nothing that a later run could go on from
@@ -93,8 +93,8 @@ def upscale_video(
             writer.abandon()
     if not writer.parts:
         folder.remove()
-        raise RedlineError(f"no picture in {source.name!r} can be read.")
-    found = assemble(Assembly(film, encoder, scale, folder, writer.parts, settings.strip), target)
+        raise RedlineError(f"no frame in {source.name!r} can be read.")
+    found = assemble(Assembly(video, encoder, scale, folder, writer.parts, settings.strip), target)
     folder.remove()
     tell()
     return VideoResult(
@@ -110,17 +110,17 @@ def upscale_video(
 
 
 def _batches(
-    film: Film, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
+    video: VideoInfo, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
 ) -> Generator[Batch, None, None]:
-    """Batches of pictures, cut where a part ends, so that a resumed run enlarges the same pictures together."""
+    """Batches of frames, cut where a part ends, so that a resumed run enlarges the same frames together."""
     gathered: list[tuple[Tensor, Decoded]] = []
     index = after.index if after else -1
     part_end = part_end_after(index + 1, settings.segment_frames)
-    with closing(read_frames(film, damage, after)) as frames:
+    with closing(read_frames(video, damage, after)) as frames:
         current = next(frames, None)
         while current is not None:
             index += 1
-            gathered.append((to_rgb(current.frame, film.colour), current))
+            gathered.append((to_rgb(current.frame, video.colour), current))
             current = next(frames, None)
             ends_part = current is None or index + 1 == part_end
             if not ends_part and len(gathered) < settings.batch:
@@ -135,30 +135,30 @@ def _batches(
 
 
 def _enlarged(
-    enlarge: Enlarge, batch: Batch, film: Film, encoder: Encoder, scale: int, copies: PlainCopies
+    enlarge: Enlarge, batch: Batch, video: VideoInfo, encoder: Encoder, scale: int, copies: PlainCopies
 ) -> Enlarged:
-    wanted = (len(batch.pts), 3, film.height * scale, film.width * scale)
+    wanted = (len(batch.pts), 3, video.height * scale, video.width * scale)
 
     def finish(large: Tensor) -> list[Planes]:
         if tuple(large.shape) != wanted or not large.is_floating_point():
             raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
-        return [_on_their_way(picture.float(), encoder, copies) for picture in large]
+        return [_on_their_way(frame.float(), encoder, copies) for frame in large]
 
     planes = enlarge(batch.pixels.take(), finish)
     batch.pixels.done()
     return Enlarged(planes, batch.pts, batch.durations, batch.end)
 
 
-def _on_their_way(picture: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
+def _on_their_way(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
     if any(encoder.padded):
-        picture = F.pad(picture[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
-    planes = to_planes(picture, encoder.layout, encoder.colour)
+        frame = F.pad(frame[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
+    planes = to_planes(frame, encoder.layout, encoder.colour)
     packed = copies.bring_out(torch.cat([plane.reshape(-1) for plane in planes]))
     return Planes(packed, [tuple(plane.shape) for plane in planes])
 
 
-def _progress(film: Film, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:
+def _progress(video: VideoInfo, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:
     rate = (done - resumed) / elapsed_s if done > resumed and elapsed_s > 0 else None
-    total = None if film.frames is None else max(film.frames, done)
+    total = None if video.frames is None else max(video.frames, done)
     left_s = (total - done) / rate if rate and total is not None else None
     return VideoProgress(done, total, resumed, rate, left_s, notes)

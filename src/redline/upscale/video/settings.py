@@ -1,4 +1,4 @@
-"""What is asked of a film, what is told meanwhile, and what came of it."""
+"""What is asked of a video, what is told meanwhile, and what came of it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,12 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """`model` names what enlarges, `tiles` the widths and heights of the pieces and how many at a time, so that parts
-    that were made by others are not used; `waiting` batches may stand between two stages, which bounds the memory
-    whatever the film's length. Parts have `segment_frames` frames, the first ones fewer. `strip` leaves out the tags of
-    the film and of its streams, but for languages."""
+    """Options for the encoder, and what decides whether the finished parts of an earlier run can be used.
+
+    `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other values
+    are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any length. A part
+    has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags except languages.
+    """
 
     model: str = ""
     tiles: tuple[tuple[tuple[int, int], ...], int] | None = None
@@ -49,7 +51,7 @@ class VideoProgress:
 
 @dataclass(frozen=True)
 class VideoResult:
-    """The written film; `notes` are sentences on all that could not be kept exactly as it was."""
+    """The written video; `notes` are sentences on all that could not be kept exactly as it was."""
 
     target: Path
     frames: int

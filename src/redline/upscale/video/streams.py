@@ -58,7 +58,7 @@ class SoundConverted:
         try:
             frames = self.source.decode(packet)
         except av.FFmpegError:
-            # One damaged packet is a click, not the end of the film.
+            # One damaged packet is a click, not the end of the video.
             return []
         return [made for frame in frames for made in self.stream.encode(frame)]
 
@@ -95,13 +95,13 @@ class TextConverted:
 
 
 def carry_streams(
-    source: InputContainer, output: OutputContainer, container: str, film_index: int
+    source: InputContainer, output: OutputContainer, container: str, video_index: int
 ) -> tuple[dict[int, Carrier], list[str]]:
     """A carrier for every stream of the source that the output can have, by its index, and notes on the others."""
     carriers: dict[int, Carrier] = {}
     notes: list[str] = []
     for stream in source.streams:
-        if stream.index == film_index or _is_chapter_text(source, stream):
+        if stream.index == video_index or _is_chapter_text(source, stream):
             continue
         carrier, note = _carrier(source, stream, output, container)
         if carrier is not None:
@@ -111,12 +111,12 @@ def carry_streams(
     return carriers, notes
 
 
-def rehearse(source_path: Path, film_index: int, container: str) -> None:
-    """Opens all but the film's stream for writing, so that what cannot be written is known before the work."""
+def rehearse(source_path: Path, video_index: int, container: str) -> None:
+    """Opens all but the video's stream for writing, so that what cannot be written is known before the work."""
     with opened(source_path) as source:
         trial = av.open(os.devnull, "w", format=container)
         try:
-            carriers, _ = carry_streams(source, trial, container, film_index)
+            carriers, _ = carry_streams(source, trial, container, video_index)
             if carriers:
                 trial.start_encoding()
         except (ValueError, av.FFmpegError) as error:
@@ -190,14 +190,14 @@ def _cover(
     """Matroska keeps a cover as an attached file, MP4 as a stream of one packet."""
     codec = stream.codec_context.name if stream.codec_context else ""
     if container in ("mov", "webm") or codec not in _COVERS:
-        return None, f"the cover picture is left out: {container} cannot hold it"
+        return None, f"the cover image is left out: {container} cannot hold it"
     if container == "matroska":
         # Read from a copy: what else comes before the cover's packet must not be missed later.
         with opened(Path(source.name.removeprefix("file:"))) as again:
             packet = next((packet for packet in again.demux(again.streams[stream.index]) if packet.size), None)
             if packet is not None:
                 output.add_attachment(*_COVERS[codec], bytes(packet))
-        return None, None if packet is not None else "the cover picture is left out: it is empty"
+        return None, None if packet is not None else "the cover image is left out: it is empty"
     made = output.add_stream_from_template(stream, opaque=True)
     copy_tags(stream, made)
     return Copied(made), None

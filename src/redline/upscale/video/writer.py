@@ -1,4 +1,4 @@
-"""Encodes enlarged pictures into parts, each a film of its own that starts with a key frame."""
+"""Encodes enlarged frames into parts, each a video of its own that starts with a key frame."""
 
 import math
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.copies import Arriving
+from redline.machine.pinned_copies import Arriving
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
-from redline.upscale.video.probe import Film
+from redline.upscale.video.probe import VideoInfo
 
 _MILLISECOND = Fraction(1, 1000)
-# Decode times only have to come before every time of showing; no codec holds back more pictures than this.
+# Decode times only have to come before every time of showing; no codec holds back more frames than this.
 _EARLIER = 256
 _MPEG4_LARGEST_CLOCK = 65535
 
 
 @dataclass(frozen=True)
 class PartEnd:
-    """What is written down with a part's last picture."""
+    """What is written down with a part's last frame."""
 
     digest: str
     is_end: bool
@@ -35,7 +35,7 @@ class PartEnd:
 
 @dataclass(frozen=True)
 class Planes:
-    """A picture's planes one after the other in one tensor, so that they leave a GPU as one copy."""
+    """A frame's planes one after the other in one tensor, so that they leave a GPU as one copy."""
 
     packed: Arriving
     shapes: list[tuple[int, ...]]
@@ -50,7 +50,7 @@ class Planes:
 
 @dataclass(frozen=True)
 class Enlarged:
-    """Planes of enlarged pictures with their time stamps; `end` where they are the last of a part."""
+    """Planes of enlarged frames with their time stamps; `end` where they are the last of a part."""
 
     planes: list[Planes]
     pts: list[int]
@@ -61,24 +61,24 @@ class Enlarged:
 class PartWriter:
     """Used by one thread; `frames_done` may be read by others."""
 
-    def __init__(self, folder: PartsFolder, film: Film, encoder: Encoder, finished: list[Part]) -> None:
+    def __init__(self, folder: PartsFolder, video: VideoInfo, encoder: Encoder, finished: list[Part]) -> None:
         self.parts = list(finished)
         self.frames_done = sum(len(part.pts) for part in finished)
-        self._folder, self._film, self._encoder = folder, film, encoder
-        self._clock = _clock(film, encoder)
+        self._folder, self._film, self._encoder = folder, video, encoder
+        self._clock = _clock(video, encoder)
         self._open: _OpenPart | None = None
 
-    def write(self, pictures: Enlarged) -> None:
+    def write(self, frames: Enlarged) -> None:
         number = len(self.parts)
         path = self._folder.partial_path(number)
         try:
             if self._open is None:
                 self._open = _OpenPart(path, self._encoder, self._film, self._clock)
-            for planes, pts in zip(pictures.planes, pictures.pts, strict=True):
+            for planes, pts in zip(frames.planes, frames.pts, strict=True):
                 self._open.add(planes, pts)
                 self.frames_done += 1
-            if pictures.end is not None:
-                part = self._open.close(self.frames_done, pictures.durations[-1], pictures.end)
+            if frames.end is not None:
+                part = self._open.close(self.frames_done, frames.durations[-1], frames.end)
                 self._open = None
                 self._folder.keep(number, part)
                 self.parts.append(part)
@@ -93,14 +93,14 @@ class PartWriter:
 
 
 class _OpenPart:
-    def __init__(self, path: Path, encoder: Encoder, film: Film, clock: Fraction) -> None:
+    def __init__(self, path: Path, encoder: Encoder, video: VideoInfo, clock: Fraction) -> None:
         self._path, self._encoder, self._clock = path, encoder, clock
-        self._by_number = clock != film.time_base
+        self._by_number = clock != video.time_base
         self._pts: list[int] = []
         self._numbers: dict[int, int] = {}
         self._packets = self._delay = 0
         self._container: OutputContainer = open_output(path, "matroska")
-        self._stream = self._add_stream(film)
+        self._stream = self._add_stream(video)
 
     def add(self, planes: Planes, pts: int) -> None:
         encoder = self._encoder
@@ -116,7 +116,7 @@ class _OpenPart:
         self._mux(self._stream.encode(None))
         self._container.close()
         if self._packets != len(self._pts):
-            raise RedlineError(f"{self._encoder.name} gave {self._packets} pictures back of {len(self._pts)}.")
+            raise RedlineError(f"{self._encoder.name} gave {self._packets} frames back of {len(self._pts)}.")
         first, own = frames_done - len(self._pts), digest_file(self._path)
         return Part(first, tuple(self._pts), last_duration, self._delay, end.digest, end.is_end, own, end.notes)
 
@@ -126,23 +126,23 @@ class _OpenPart:
         except (OSError, ValueError, av.FFmpegError):
             return
 
-    def _add_stream(self, film: Film) -> VideoStream:
+    def _add_stream(self, video: VideoInfo) -> VideoStream:
         encoder = self._encoder
-        stream = self._container.add_stream(encoder.name, rate=film.rate, options=dict(encoder.options))
+        stream = self._container.add_stream(encoder.name, rate=video.rate, options=dict(encoder.options))
         assert isinstance(stream, VideoStream)
         context = stream.codec_context
         context.width, context.height, context.pix_fmt = encoder.width, encoder.height, encoder.pixel_format
         context.time_base = self._clock
-        # Threads over slices, PyAV's default, would cut every picture into bands.
+        # Threads over slices, PyAV's default, would cut every frame into bands.
         context.thread_type = "AUTO"
         encoder.colour.tag(context)
-        if film.pixel_aspect:
-            context.sample_aspect_ratio = film.pixel_aspect
+        if video.pixel_aspect:
+            context.sample_aspect_ratio = video.pixel_aspect
         try:
             context.open()
         except (ValueError, av.FFmpegError) as error:
             size = f"{encoder.width}×{encoder.height}"
-            raise RedlineError(f"{encoder.name} cannot encode {size} pictures with {encoder.options}.") from error
+            raise RedlineError(f"{encoder.name} cannot encode {size} frames with {encoder.options}.") from error
         return stream
 
     def _mux(self, packets: list[Packet]) -> None:
@@ -170,9 +170,9 @@ def why_not_written(path: Path, error: Exception) -> str:
     return f"cannot write {str(path)!r}: {reason}."
 
 
-def _clock(film: Film, encoder: Encoder) -> Fraction:
-    """The encoder counts time as the film does, so that it knows how long each picture is seen; MPEG-4 cannot count
-    that finely and gets pictures numbered at a steady rate."""
-    if encoder.name != "mpeg4" or film.time_base.denominator <= _MPEG4_LARGEST_CLOCK:
-        return film.time_base
-    return 1 / film.rate.limit_denominator(1001)
+def _clock(video: VideoInfo, encoder: Encoder) -> Fraction:
+    """The encoder counts time as the video does, so that it knows how long each frame is seen; MPEG-4 cannot count
+    that finely and gets frames numbered at a steady rate."""
+    if encoder.name != "mpeg4" or video.time_base.denominator <= _MPEG4_LARGEST_CLOCK:
+        return video.time_base
+    return 1 / video.rate.limit_denominator(1001)

@@ -1,1 +1,1 @@
-"""Several processes on one upscaling: on the GPUs of one machine, or as the ranks of torchrun on many."""
+"""Upscaling with several processes: on the GPUs of one machine, or as the ranks of torchrun on several."""

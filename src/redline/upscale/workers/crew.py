@@ -1,15 +1,7 @@
-"""The processes that work on an upscaling: started, listened to, and ended with nothing left behind.
-
-Each has a connection of its own and no lock is shared, so that one that is killed takes nothing with it: its
-connection ends, and that is heard. They are not in the terminal's process group: Ctrl-C reaches the parent alone.
-"""
+"""The worker processes of an upscaling: starts them, receives their messages, and ends them without leftovers."""
 
 import contextlib
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -21,18 +13,19 @@ import torch
 from redline.files.partial import is_partial
 from redline.machine.cores import cores
 from redline.machine.machine import resolve_device
+from redline.processes import Child, Process, start_module
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Failed
 
-# How long a worker may take to clear up when it is asked to end.
+# How long a worker may take to clean up when it is asked to end.
 _GRACE_S = 10.0
 
 
-class Member:
-    """One worker as its parent sees it; `process` is None for one that was started elsewhere."""
+class Member(Child):
+    """One worker as its parent sees it; `process` is None for a rank of torchrun, which was started elsewhere."""
 
-    def __init__(self, name: str, connection: Connection, process: subprocess.Popen[bytes] | None = None) -> None:
-        self.name, self.connection, self.process = name, connection, process
+    def __init__(self, name: str, connection: Connection, process: Process | None = None) -> None:
+        super().__init__(name, connection, process)
         self.failure = ""
         self._folders: set[Path] = set()
 
@@ -42,24 +35,17 @@ class Member:
         self.send(task)
 
     def send(self, message: object) -> None:
-        """To one that is gone nothing is sent; the crew's `messages` tell of it."""
+        """Sends a message; if the worker is gone does nothing, because `Crew.messages` reports its end."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
     def why_gone(self) -> str:
-        """How it ended; its connection has ended already."""
-        code = _end(self.process, _GRACE_S) if self.process is not None else None
-        if self.failure:
-            return f"{self.name}: {self.failure.rstrip('.')}"
-        if code is None:
-            return f"{self.name} is gone"
-        if code < 0:
-            name = signal.Signals(-code).name
-            return f"{self.name} died of {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        return f"{self.name} ended with code {code}"
+        """Ends the worker, whose connection is closed, and returns a sentence about the cause."""
+        code = self.stop(_GRACE_S)
+        return f"{self.name}: {self.failure.rstrip('.')}" if self.failure else self.describe_exit(code)
 
-    def sweep(self) -> None:
-        """Removes what it left half written; of a worker elsewhere nothing is known that would tell its files apart."""
+    def remove_partial_files(self) -> None:
+        """Removes the partial files of this process; those of a worker elsewhere cannot be told apart."""
         if self.process is None:
             return
         for folder in self._folders:
@@ -68,16 +54,8 @@ class Member:
                     path.unlink(missing_ok=True)
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    try:
-        return process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
 class Crew:
-    """A context manager around the members; at its end none of them is left."""
+    """A context manager around the members, which it ends."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
@@ -90,18 +68,17 @@ class Crew:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for member in self.members:
-            member.connection.close()  # which tells it to end
-            if kind is not None and member.process is not None:
-                member.process.terminate()
+            member.connection.close()  # tells it to end
+            if kind is not None:
+                member.terminate()
         deadline = time.monotonic() + _GRACE_S
         for member in self.members:
-            if member.process is not None:
-                _end(member.process, max(deadline - time.monotonic(), 0.1))
-                member.sweep()
+            member.stop(max(deadline - time.monotonic(), 0.1))
+            member.remove_partial_files()
         self.members.clear()
 
     def messages(self) -> Iterator[tuple[Member, Any]]:
-        """What the members send, as it comes; None from one that is gone, which is a member no more."""
+        """Yields the members' messages as they come, and None for a member that is gone, which it removes."""
         while self.members:
             by_connection = {member.connection: member for member in self.members}
             for connection in wait(list(by_connection)):
@@ -114,13 +91,13 @@ class Crew:
                     self.members.remove(member)
                     message = None
                 if isinstance(message, Failed):
-                    member.failure = message.sentence  # its end follows
+                    member.failure = message.sentence  # it ends next
                 else:
                     yield member, message
 
 
 def worker_devices(device: str = "auto", workers: int | None = None) -> list[str]:
-    """The device of each worker: one a GPU by default; more workers than GPUs share them, and the CPU."""
+    """Returns the device of each worker: one worker per GPU by default; more workers than GPUs, or a CPU, share."""
     one = resolve_device(device)
     several = one.startswith("cuda") and device in ("auto", "cuda")
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if several else [one]
@@ -128,7 +105,7 @@ def worker_devices(device: str = "auto", workers: int | None = None) -> list[str
 
 
 def start_crew(devices: Sequence[str]) -> Crew:
-    """A worker for each device, which may be named more than once."""
+    """Starts a worker for each device, which may be listed more than once."""
     crew = Crew([])
     try:
         for index, device in enumerate(devices):
@@ -141,17 +118,7 @@ def start_crew(devices: Sequence[str]) -> Crew:
 
 
 def start_member(name: str, device: str, sharing: int, workers: int) -> Member:
-    """Starts one of `workers` processes here, of which `sharing` use the memory of this device."""
-    ours, theirs = socket.socketpair()
+    """Starts one of `workers` local processes, of which `sharing` share the memory of this device."""
     environment = {"OMP_NUM_THREADS": str(max(cores() // workers, 1)), **os.environ}
-    command = [sys.executable, "-m", "redline.upscale.workers.worker", str(theirs.fileno()), device, str(sharing)]
-    with theirs:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            process_group=0,
-        )
-    return Member(name, Connection(ours.detach()), process)
+    channel, process = start_module("redline.upscale.workers.worker", device, str(sharing), environment=environment)
+    return Member(name, Connection(channel.detach()), process)

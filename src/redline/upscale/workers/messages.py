@@ -1,4 +1,4 @@
-"""What a worker and its parent say to each other."""
+"""The messages between a worker and its parent."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from redline.upscale.tasks import Task
 
 @dataclass(frozen=True)
 class Job:
-    """The parent's first word: what to do in general, and from what a tile is proposed.
+    """The parent's first message: the settings, and the image sizes from which the worker proposes a tile size.
 
-    `samples` are pictures on whose first tiles every worker calibrates its plan, so that all of them have the same one.
+    Every worker calibrates its plan on the first tiles of the images in `samples`, so that all have the same plan.
     """
 
     settings: UpscaleSettings
@@ -21,7 +21,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A worker's answer: the tiles and the batch that fit it, and what decides how its pixels look."""
+    """A worker's answer: the tile sizes and batch size that fit its memory, and its plan and weights."""
 
     tiles: TileSizes
     batch: int
@@ -31,7 +31,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The tiles and the batch for everyone: others would give other pixels."""
+    """The tile sizes and batch size of all workers; others would give different pixels."""
 
     tiles: TileSizes
     batch: int
@@ -39,21 +39,21 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Ask:
-    """A worker wants a task: any, as soon as there is one, or (`at_once`) a picture that is there now, or None."""
+    """A worker asks for a task, and waits until there is one. With `at_once` it gets an image task or None now."""
 
     at_once: bool
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What a worker's listener was told: which of its functions, with what."""
+class ListenerCall:
+    """A call of a function of the worker's listener, which the parent repeats with its own listener."""
 
-    what: str
+    function: str
     arguments: tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A worker's last word: why it cannot go on with any task, for want of memory for a single tile, say."""
+    """A worker's last message: why it cannot run any task, for example because a single tile does not fit in memory."""
 
     sentence: str

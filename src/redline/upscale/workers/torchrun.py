@@ -1,8 +1,7 @@
-"""Under torchrun the ranks are the workers: rank 0 gives out the work and the others, on any machine, ask it for more.
+"""Upscaling under torchrun: the ranks are the workers, and rank 0 hands out the tasks.
 
-They find each other through the store that torchrun keeps at MASTER_ADDR: rank 0 puts its port there, and a key
-without which nobody is let in. From then on a rank is a worker like any other: it proposes a tile, gets files and parts
-of pictures, and is missed when it is gone. All machines must see the same files under the same paths.
+The ranks find each other through the store that torchrun runs at MASTER_ADDR, where rank 0 puts its port and a secret
+key. After that a rank is a worker like any other. All machines must have the same files at the same paths.
 """
 
 import json
@@ -23,15 +22,15 @@ import torch
 from redline.errors import RedlineError
 from redline.machine.machine import resolve_device
 from redline.upscale.workers.crew import Crew, Member, start_member
-from redline.upscale.workers.worker import Gone, serve
+from redline.upscale.workers.worker import ParentGone, serve
 
-# Ranks may begin at very different times: a machine may have to read torch over its network.
-_PATIENCE_S = 300.0
+# Ranks may start at very different times, for example if a machine loads torch over its network.
+_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that torchrun started; `attempt` counts torchrun's restarts."""
+    """The rank of this process under torchrun; `attempt` counts the restarts."""
 
     index: int
     count: int
@@ -44,7 +43,7 @@ class Rank:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Rank | None":
-        """None when torchrun did not start this process, or nothing beside it."""
+        """Returns None if torchrun did not start this process, or started no other."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR")
         if any(name not in environment for name in names) or environment["WORLD_SIZE"] == "1":
             return None
@@ -52,7 +51,9 @@ class Rank:
             index, count, local, port = (int(environment[name]) for name in names[:4])
             local_count = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         except ValueError as error:
-            raise RedlineError(f"what torchrun says in {', '.join(names[:4])} is not a number: {error}.") from error
+            raise RedlineError(
+                f"one of the environment variables {', '.join(names[:4])}, LOCAL_WORLD_SIZE is not a number: {error}."
+            ) from error
         return cls(
             index,
             count,
@@ -65,7 +66,7 @@ class Rank:
         )
 
     def device(self, asked: str) -> tuple[str, int]:
-        """The device of this rank, and how many ranks share its memory."""
+        """Returns the device of this rank, and how many ranks share its memory."""
         device = resolve_device(asked)
         if device == "cpu" or asked not in ("auto", "cuda"):
             return device, self.local_count
@@ -74,15 +75,19 @@ class Rank:
         return f"cuda:{own}", len(range(own, self.local_count, gpus))
 
     def store(self) -> Any:
-        """torchrun keeps one on its first machine; where the ranks were started otherwise, rank 0 does."""
+        """Connects to the store, which torchrun runs on its first machine, or else rank 0."""
         if not torch.distributed.is_available():
-            raise RedlineError("this torch was built without torch.distributed, through which ranks find each other.")
-        hosts = self.index == 0 and not self.agent_has_store
-        patience = timedelta(seconds=_PATIENCE_S)
+            raise RedlineError(
+                "this build of torch has no torch.distributed, which the ranks need: install another build."
+            )
+        is_host = self.index == 0 and not self.agent_has_store
+        timeout = timedelta(seconds=_TIMEOUT_S)
         try:
-            return torch.distributed.TCPStore(self.address, self.port, None, hosts, patience, wait_for_workers=False)
+            return torch.distributed.TCPStore(self.address, self.port, None, is_host, timeout, wait_for_workers=False)
         except (RuntimeError, OSError) as error:
-            raise RedlineError(f"rank {self.index} finds no store at {self.address}:{self.port}.") from error
+            raise RedlineError(
+                f"rank {self.index} cannot connect to the torchrun store at {self.address}:{self.port}."
+            ) from error
 
     @property
     def key(self) -> str:
@@ -90,11 +95,14 @@ class Rank:
 
 
 def gather(rank: Rank, device: str) -> Crew:
-    """On rank 0: all ranks as a crew; its own share is done by a process of its own, so that it can always answer."""
+    """Called on rank 0: returns all ranks as a crew.
+
+    The work of rank 0 runs in a child process, so that rank 0 can always answer the others.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     secret = secrets.token_bytes(32)
     crew = Crew([])
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _TIMEOUT_S
     with socket.create_server(("", 0), backlog=rank.count) as server:
         store = rank.store()
         store.set(rank.key, json.dumps({"port": server.getsockname()[1], "secret": secret.hex()}))
@@ -107,13 +115,13 @@ def gather(rank: Rank, device: str) -> Crew:
                     connection = _connection(server.accept()[0])
                 except TimeoutError:
                     there = f"{len(crew)} of {rank.count} ranks"
-                    raise RedlineError(f"only {there} came together within {_PATIENCE_S:.0f} s.") from None
+                    raise RedlineError(f"only {there} connected within {_TIMEOUT_S:.0f} s.") from None
                 try:
                     deliver_challenge(connection, secret)
                     answer_challenge(connection, secret)
                     crew.members.append(Member(f"rank {connection.recv()}", connection))
                 except (AuthenticationError, EOFError, OSError):
-                    connection.close()  # a stranger
+                    connection.close()  # the other side does not know the secret
         except BaseException as error:
             crew.__exit__(type(error))
             raise
@@ -121,29 +129,29 @@ def gather(rank: Rank, device: str) -> Crew:
 
 
 def work_as(rank: Rank, device: str) -> None:
-    """On every other rank: works for rank 0 until it hangs up."""
+    """Called on every other rank: works for rank 0 until it closes the connection."""
     try:
-        place = json.loads(rank.store().get(rank.key))
-        connection = _connection(socket.create_connection((rank.address, place["port"]), _PATIENCE_S))
-        answer_challenge(connection, bytes.fromhex(place["secret"]))
-        deliver_challenge(connection, bytes.fromhex(place["secret"]))
+        parent = json.loads(rank.store().get(rank.key))
+        connection = _connection(socket.create_connection((rank.address, parent["port"]), _TIMEOUT_S))
+        answer_challenge(connection, bytes.fromhex(parent["secret"]))
+        deliver_challenge(connection, bytes.fromhex(parent["secret"]))
         connection.send(rank.index)
     except (RuntimeError, AuthenticationError, EOFError, OSError) as error:
-        raise RedlineError(f"rank {rank.index} could not reach rank 0 at {rank.address}.") from error
+        raise RedlineError(f"rank {rank.index} cannot connect to rank 0 at {rank.address}.") from error
     try:
         serve(connection, *rank.device(device))
-    except (Gone, KeyboardInterrupt):
+    except (ParentGone, KeyboardInterrupt):
         return
 
 
-def _connection(link: socket.socket) -> Connection:
-    """A machine that lost its power says nothing: after some silence it is asked whether it is still there."""
-    link.settimeout(None)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+def _connection(peer: socket.socket) -> Connection:
+    """Wraps the socket in a Connection, with TCP keep-alive, which detects a machine that lost its power."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):
         if hasattr(socket, option):
-            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    return Connection(link.detach())
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    return Connection(peer.detach())
 
 
 def _interrupt(*_: object) -> None:

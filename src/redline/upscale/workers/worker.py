@@ -1,6 +1,6 @@
-"""What runs inside a worker process: asks its parent for pictures and films until there are no more.
+"""The code of a worker process: asks its parent for images and videos until there are no more.
 
-The parent ends it by closing the connection, whatever it is doing; a half-written file goes then, as after Ctrl-C.
+The parent ends it by closing the connection, at any time; partial files are then deleted, as after Ctrl-C.
 """
 
 import signal
@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from redline.errors import RedlineError
+from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Listener, Outcome
-from redline.upscale.pictures_run import PictureRun
 from redline.upscale.session import Upscaling
 from redline.upscale.tasks import Task
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Heard, Job, Proposal
+from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
 
 
-class Gone(Exception):
-    """The parent is no longer there."""
+class ParentGone(Exception):
+    """The connection to the parent ended."""
 
 
-class Line:
-    """The connection to the parent; any thread may send, one at a time receives."""
+class ParentConnection:
+    """The connection to the parent. Several threads may send; only one may receive."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._sending = connection, Lock()
@@ -38,27 +38,27 @@ class Line:
             with self._sending:
                 self._connection.send(message)
         except OSError as error:
-            raise Gone from error
+            raise ParentGone from error
 
     def receive(self) -> Any:
         try:
             return self._connection.recv()
         except (EOFError, OSError) as error:
-            raise Gone from error
+            raise ParentGone from error
 
     def listener(self) -> Listener:
-        def hear(what: str, *arguments: object) -> None:
-            self.send(Heard(what, arguments))
+        def forward(function: str, *arguments: object) -> None:
+            self.send(ListenerCall(function, arguments))
 
-        names = ("say", "finished", "picture_progress", "film_progress")
-        return Listener(**{name: partial(hear, name) for name in names})
+        names = ("say", "finished", "image_progress", "video_progress")
+        return Listener(**{name: partial(forward, name) for name in names})
 
     def ask(self) -> Task:
         self.send(Ask(at_once=False))
         return self.receive()
 
-    def pictures(self) -> Iterator[Task]:
-        """Pictures as long as there are some; then what is under way is finished before anything is waited for."""
+    def images(self) -> Iterator[Task]:
+        """Yields image tasks that are available now; the caller finishes those in progress before it waits for more."""
         while True:
             self.send(Ask(at_once=True))
             task = self.receive()
@@ -68,43 +68,43 @@ class Line:
 
 
 def serve(connection: Connection, device: str, sharing: int = 1) -> None:
-    """Works until the parent hangs up; `sharing` workers use the memory of the device."""
+    """Works until the parent closes the connection. `sharing` workers share the memory of the device."""
     signal.signal(signal.SIGTERM, _interrupt)
-    line = Line(connection)
+    parent = ParentConnection(connection)
     try:
-        _work(line, device, sharing)
+        _work(parent, device, sharing)
     except RedlineError as error:
-        line.send(Failed(str(error)))
+        parent.send(Failed(str(error)))
 
 
-def _work(line: Line, device: str, sharing: int) -> None:
+def _work(parent: ParentConnection, device: str, sharing: int) -> None:
     if device.startswith("cuda"):
-        torch.cuda.set_device(device)  # so that nothing is set up on the first GPU by every worker
-    job: Job = line.receive()
-    upscaling = Upscaling(replace(job.settings, device=device, workers=1), line.listener())
+        torch.cuda.set_device(device)  # otherwise every worker would also use memory of the first GPU
+    job: Job = parent.receive()
+    upscaling = Upscaling(replace(job.settings, device=device, workers=1), parent.listener())
     tiling, batch = upscaling.choose_tiles(job.sizes, job.tiles, sharing)
-    line.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
-    agreed: Agreed = line.receive()
-    enlarger = upscaling.make_enlarger(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
+    parent.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
+    agreed: Agreed = parent.receive()
+    tile_runner = upscaling.make_tile_runner(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
 
     def tell(outcome: Outcome) -> None:
         upscaling.listener.finished(outcome)
 
-    def run() -> PictureRun:
-        return PictureRun(enlarger, job.settings.pictures, tell, upscaling.listener.picture_progress)
+    def run() -> ImageRun:
+        return ImageRun(tile_runner, job.settings.images, tell, upscaling.listener.image_progress)
 
-    if enlarger.plan.rungs:
+    if tile_runner.plan.rungs:
         run().prepare(job.samples)
     while True:
-        task = line.ask()
-        if task.is_film:
-            tell(upscaling.enlarge_film(task, enlarger))
+        task = parent.ask()
+        if task.is_video:
+            tell(upscaling.upscale_video_task(task, tile_runner))
         else:
-            run().run(chain([task], line.pictures()))
+            run().run(chain([task], parent.images()))
 
 
 def _interrupt(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one would interrupt the tidying up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     raise KeyboardInterrupt
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     channel, device, sharing = sys.argv[1:]
     try:
         serve(Connection(int(channel)), device, int(sharing))
-    except (Gone, KeyboardInterrupt):
+    except (ParentGone, KeyboardInterrupt):
         return
 
 

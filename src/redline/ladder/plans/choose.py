@@ -1,0 +1,75 @@
+"""The plan of an application: the one that was given, or the one shipped for this kind of machine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from torch import nn
+
+from redline.errors import RedlineError
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan, parse_rung
+from redline.machine.machine import Machine
+
+_PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
+# The rung that gives each precision, by application; "" if the weights are loaded in that precision.
+_PRECISIONS: Mapping[str, Mapping[str, str]] = {
+    "generate": {"fp32": "", "bf16": "", "fp16": "", "int8": "int8", "fp8": "fp8(mode=weight_only)"},
+    "stream": {"fp32": "", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"},
+    "train": {},
+    "upscale": {"fp32": "", "bf16": "bf16", "fp16": "fp16", "int8": "int8(mode=dynamic)"},
+}
+
+
+@dataclass(frozen=True)
+class ChosenPlan:
+    """A plan, and the shipped rungs that cannot run here with the reason of each."""
+
+    plan: Plan
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+        return f"{self.plan} (without {reasons})" if reasons else str(self.plan)
+
+
+def choose_plan(
+    application: str,
+    machine: Machine,
+    precision: str = "auto",
+    given: Plan | None = None,
+    model: nn.Module | None = None,
+) -> ChosenPlan:
+    """Returns the given plan, or the shipped one for this machine with the rung of `precision`.
+
+    Leaves out shipped rungs that cannot run on this machine, or on `model` if it is given. Raises RedlineError if the
+    precision is unknown or cannot run here, or if both a plan and a precision are given.
+    """
+    precisions = _PRECISIONS[application]
+    if precision != "auto" and precision not in precisions:
+        raise RedlineError(f"unknown precision {precision!r} (supported: auto, {', '.join(precisions)}).")
+    if given is not None:
+        if precision != "auto":
+            raise RedlineError("the plan sets the precision: leave out --precision, or --plan.")
+        return ChosenPlan(given)
+    job = None if model is None else Job(model)
+    shipped = _load_shipped(application, machine).rungs
+    replaced = _PRECISION_RUNGS if precision != "auto" else ()
+    reasons = {rung.name: rung.why_not(machine) or rung.why_not(machine, job) for rung in shipped}
+    left_out = {name: reason for name, reason in reasons.items() if reason and name not in replaced}
+    plan = Plan(tuple(rung for rung in shipped if rung.name not in left_out and rung.name not in replaced))
+    if text := precisions.get(precision):
+        rung = parse_rung(text)
+        if reason := rung.why_not(machine):
+            raise RedlineError(f"precision {precision} cannot run here: {reason}.")
+        if text == "int8(mode=dynamic)" and machine.is_cuda and "fused_ops" in plan:
+            # On a GPU, int8 does not support the layers that fused_ops packs.
+            plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))
+        plan = plan.with_rung(rung)
+    return ChosenPlan(plan, left_out)
+
+
+def _load_shipped(application: str, machine: Machine) -> Plan:
+    kind = "cuda" if machine.is_cuda else "cpu"
+    return Plan.load(Path(str(resources.files("redline.ladder.plans"))) / f"{application}-{kind}.toml")

@@ -1,0 +1,97 @@
+"""The frame in the middle of a video, and the same moment of the enlarged video.
+
+Both are found by seeking, so that a long video costs no more than a short one; where a video has so few key frames that
+too many frames would have to be decoded on the way, an earlier frame stands for the middle.
+"""
+
+import math
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from redline.errors import RedlineError
+from redline.upscale.video import VideoInfo, probe
+from redline.upscale.video.pixels import to_rgb
+from redline.video.reading import main_stream, opened
+
+_MOST_DECODED = 600
+# Some containers seek to a place behind the last key frame, or behind the frame.
+_SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One frame as (H, W, 3) bytes, seconds since the first one, and how often it is to be turned to the left.
+
+    Videos of broadcasts count from an arbitrary time, and their enlargements from zero.
+    """
+
+    pixels: np.ndarray
+    seconds: float
+    quarter_turns: int
+
+
+def middle_of(source: Path, target: Path) -> tuple[np.ndarray, np.ndarray, float]:
+    """The source's middle frame and its enlargement, upright, as (H, W, 3) bytes, and when they are shown."""
+    video, enlarged = probe(source), probe(target)
+    half_frame_s = float(0.5 / video.rate)
+    before = _frame_at(video, float((video.frames or 0) / video.rate / 2), half_frame_s)
+    after = _frame_at(enlarged, before.seconds, half_frame_s)
+    if abs(after.seconds - before.seconds) > half_frame_s:
+        raise RedlineError(f"the frame at {before.seconds:.2f} s of {source.name!r} is not found in {target.name!r}.")
+    # Halved chroma may have needed one more column or row.
+    scale = round(enlarged.width / video.width)
+    pixels = after.pixels[: scale * video.height, : scale * video.width]
+    return np.rot90(before.pixels, before.quarter_turns), np.rot90(pixels, before.quarter_turns), before.seconds
+
+
+def _frame_at(video: VideoInfo, seconds: float, half_frame_s: float) -> Moment:
+    """The frame that is shown then, or the nearest that can be had."""
+    nearest: Moment | None = None
+    for back_s in _SEEK_BACK_S:
+        found = _sought(video, max(0.0, seconds - back_s), seconds - half_frame_s)
+        if found is not None and (nearest is None or abs(found.seconds - seconds) < abs(nearest.seconds - seconds)):
+            nearest = found
+        if nearest is not None and abs(nearest.seconds - seconds) <= half_frame_s:
+            break
+    if nearest is None:
+        raise RedlineError(f"no frame near {seconds:.2f} s of {video.path.name!r} can be read.")
+    return nearest
+
+
+def _sought(video: VideoInfo, place_s: float, seconds: float) -> Moment | None:
+    """The first frame from `seconds` on, or the last one before, of those that follow the place."""
+    found: tuple[VideoFrame, int] | None = None
+    with opened(video.path) as container:
+        stream = main_stream(container, video.path)
+        start = stream.start_time or 0
+        try:
+            if place_s > 0:
+                container.seek(start + round(place_s / video.time_base), stream=stream)
+            with closing(_decoded(container, stream)) as frames:
+                for found in frames:
+                    if (found[1] - start) * video.time_base >= seconds:
+                        break
+        except (av.FFmpegError, OSError):
+            return None
+    if found is None:
+        return None
+    frame, pts = found
+    pixels = to_rgb(frame, video.colour).mul(255).round().byte().permute(1, 2, 0).numpy()
+    return Moment(pixels, float((pts - start) * video.time_base), round((frame.rotation or 0) / 90))
+
+
+def _decoded(container: InputContainer, stream: VideoStream) -> Generator[tuple[VideoFrame, int], None, None]:
+    """Whole frames that say when they are shown, and the time stamps of those."""
+    for number, frame in enumerate(container.decode(stream)):
+        if number >= _MOST_DECODED:
+            return
+        if isinstance(frame, VideoFrame) and frame.pts is not None and not frame.is_corrupt:
+            yield frame, frame.pts

@@ -1,0 +1,74 @@
+"""One image between its file and its enlargement: how it is cut, which rows are asked for, and what became of it."""
+
+import time
+
+import numpy as np
+import torch
+
+from redline.errors import RedlineError
+from redline.upscale.blend import Blender
+from redline.upscale.images import ImageSink, ImageSource, check_can_hold, format_for, open_image
+from redline.upscale.listener import Outcome
+from redline.upscale.padding import PaddedSide, pad_side
+from redline.upscale.settings import ImageSettings
+from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import TileRunner
+from redline.upscale.workers.split_image import Part, PartSink, first_needed
+
+
+class ImageJob:
+    """A image on its way: opened by the reader, blended by the worker, written by the writer."""
+
+    def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
+        self.task = task
+        # Before it is opened, so that one that is replaced meanwhile does not pass for what was read.
+        self.source_state = task.source_state()
+        # When the first of it is worked on: others may stand before it in the queue.
+        self.started: float | None = None
+        if task.target.exists() and task.target.samefile(task.source):
+            raise RedlineError(f"{str(task.target)!r} is the image itself: choose another target.")
+        self.source: ImageSource = open_image(task.source, settings.pixel_limit, random_access=settings.wrap)
+        self.scale = tile_runner.network.scale
+        self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
+        self.channels, self.bits = self.source.channels, self.source.bits
+        # Asked before any work is done, because the answer may be no.
+        check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
+        shape = tile_runner.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
+        self.rows: PaddedSide = pad_side(self.source.height, shape.rows, settings.wrap)
+        self.columns: PaddedSide = pad_side(self.source.width, shape.columns, settings.wrap)
+        self.blender = Blender(self.rows.side, self.columns.side, self.scale, tile_runner.device)
+        # Which rows of tiles are wanted, and from where they are computed.
+        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.side.starts))
+        self.begin = first_needed(self.rows.side, self.first, self.scale)
+        self.sink: ImageSink | PartSink | None = None
+        self.error = ""
+        # No more of it is read or worked on; its error follows when the writer comes to it.
+        self.is_lost = False
+        self.in_main_memory = False
+
+    @property
+    def band_pixels(self) -> int:
+        """Of one row of tiles, which is what is put together at a time."""
+        return self.rows.side.cut.tile * self.columns.side.padded
+
+    def blend_in_main_memory(self) -> None:
+        self.in_main_memory, self.blender.device = True, torch.device("cpu")
+
+    def band(self, row: int) -> np.ndarray:
+        top = self.rows.side.starts[row]
+        positions = self.rows.positions[top : top + self.rows.side.cut.tile]
+        first, last = int(positions.min()), int(positions.max())
+        return self.source.rows(first, last + 1)[(positions - first).numpy()]
+
+    def inside(self, row: int) -> slice:
+        """Which of the rows that a row of tiles finishes belong to the image, or to this part of it."""
+        if row < self.first:
+            return slice(0, 0)
+        begin, count = self.rows.side.starts[row] * self.scale, self.blender.finished_rows(row)
+        whole = self.rows.inside(self.scale)
+        return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
+
+    def outcome(self, error: str = "") -> Outcome:
+        notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
+        seconds = time.monotonic() - self.started if self.started is not None else 0.0
+        return Outcome(self.task, self.width, self.height, seconds, notes, error, source_state=self.source_state)

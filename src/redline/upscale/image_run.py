@@ -1,0 +1,310 @@
+"""Images from disk to disk: reading, enlarging and writing overlap, and one bad file does not end the others.
+
+What flows is bands: one row of tiles of one image, in order. A image that fails is given up where it failed, its
+half-written file goes, and the next one is begun.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.machine.memory import is_out_of_memory
+from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.upscale.alpha import bounded_alpha
+from redline.upscale.blend import enlarged_tiles
+from redline.upscale.image_job import ImageJob
+from redline.upscale.images import (
+    ImageSink,
+    create_image,
+    from_planes,
+    premultiply,
+    to_planes,
+    unpremultiply,
+)
+from redline.upscale.listener import Outcome
+from redline.upscale.overlap import overlap
+from redline.upscale.padding import PaddedSide
+from redline.upscale.settings import ImageSettings
+from redline.upscale.tasks import Task
+from redline.upscale.tile_runner import OutOfMemory, TileRunner
+from redline.upscale.workers.split_image import Part, PartSink
+
+# Bands that may wait between two stages.
+_WAITING_BANDS = 2
+
+
+@dataclass(frozen=True)
+class _Band:
+    """A row of tiles to do, or its finished rows; without either, the image's end or failure."""
+
+    image: ImageJob
+    row: int = 0
+    samples: Arriving | None = None
+    last: bool = False
+    error: str = ""
+    # Alpha that is the same everywhere stays so without the network.
+    has_flat_alpha: bool = False
+
+
+class ImageRun:
+    """Enlarges many images; `tell` hears each outcome as it is known, `advance` how many rows of tiles are done, and
+    which share of the row under way."""
+
+    def __init__(
+        self,
+        tile_runner: TileRunner,
+        settings: ImageSettings,
+        tell: Callable[[Outcome], None] = lambda _outcome: None,
+        advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
+    ) -> None:
+        self._tile_runner, self._settings, self._tell, self._advance = tile_runner, settings, tell, advance
+        # Rows of tiles with as many pixels as this did not fit on the device.
+        self._too_large = sys.maxsize
+        self._outcomes: list[Outcome] = []
+        self._open: set[ImageJob] = set()
+
+    def run(self, tasks: Iterable[Task]) -> list[Outcome]:
+        """One outcome for each task, in no particular order; the next task is asked for when it can be read."""
+        encoding: list[Future[None]] = []
+        try:
+            with ThreadPoolExecutor(self._settings.encoders, "encoding") as encoders:
+
+                def write(band: _Band) -> None:
+                    self._write(band, encoders, encoding)
+
+                try:
+                    overlap(self._read(tasks), self._work, write, _WAITING_BANDS)
+                except BaseException:
+                    # What is being encoded is let finish: taken away from its encoder, a file could be left behind.
+                    encoders.shutdown(cancel_futures=True)
+                    raise
+            for future in encoding:
+                future.result()
+        finally:
+            for image in self._open:
+                if image.sink is not None:
+                    image.sink.abort()
+        return self._outcomes
+
+    def prepare(self, tasks: Iterable[Task]) -> None:
+        """Runs the first tiles of the first image that can be read, which are what a plan is calibrated on."""
+        for task in tasks:
+            try:
+                image = ImageJob(task, self._tile_runner, self._settings)
+                with image.source:
+                    samples = image.band(0)
+            except (RedlineError, OSError):
+                continue
+            # From main memory, where a row of any width fits.
+            colour, _ = self._planes(torch.from_numpy(samples))
+            next(iter(self._tiles(colour[None], image.columns)))
+            return
+
+    # Reading
+
+    def _read(self, tasks: Iterable[Task]) -> Generator[_Band, None, None]:
+        for task in tasks:
+            try:
+                image = ImageJob(task, self._tile_runner, self._settings)
+            except Exception as error:
+                self._finish(Outcome(task, error=_sentence(error, task)))
+                continue
+            self._open.add(image)
+            with image.source:
+                for row in range(image.begin, image.last):
+                    if image.is_lost:
+                        break
+                    try:
+                        samples = image.band(row)
+                    except Exception as error:
+                        yield _Band(image, error=_sentence(error, task))
+                        break
+                    coming = self._tile_runner.copies.bring_in(torch.from_numpy(samples))
+                    flat = image.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
+                    yield _Band(image, row, coming, row == image.last - 1, has_flat_alpha=flat)
+
+    # Enlarging
+
+    def _work(self, band: _Band) -> _Band:
+        if band.samples is None:
+            return band
+        image = band.image
+        if image.is_lost:
+            band.samples.done()
+            return replace(band, samples=None)
+        if image.started is None:
+            image.started = time.monotonic()
+        samples = band.samples.take()
+        if image.band_pixels >= self._too_large:
+            image.blend_in_main_memory()
+        taken_at_once = self._tile_runner.taken_at_once
+        try:
+            while (rows := self._try_rows(band, samples)) is None:
+                self._make_room(image)
+        except OutOfMemory as error:
+            # What one image finds no room for does not slow down those that follow.
+            self._tile_runner.taken_at_once = taken_at_once
+            band.samples.done()
+            image.is_lost = True
+            return _Band(image, error=f"{str(image.task.source)!r}: {error}")
+        band.samples.done()
+        self._advance_to(image, band.row + 1)
+        return _Band(image, band.row, rows, band.last)
+
+    def _advance_to(self, image: ImageJob, rows: float) -> None:
+        self._advance(image.task, max(rows - image.first, 0), image.last - image.first)
+
+    def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
+        """The tiles of a row, each counted when it is done; together they are this share of the row's work."""
+        count = len(band.image.columns.side.starts)
+        for number, tile in enumerate(tiles, 1):
+            yield tile
+            if number < count:  # the last is counted with the whole row
+                self._advance_to(band.image, band.row + share * number / count)
+
+    def _try_rows(self, band: _Band, samples: Tensor) -> Arriving | None:
+        """The rows that the band finishes, on their way to the host; None where memory runs out around the network."""
+        blender = band.image.blender
+        carried = blender.carried
+        try:
+            return self._rows(band, samples.to(blender.device))
+        except Exception as error:
+            can_leave = self._tile_runner.copies.has_own_memory and not band.image.in_main_memory
+            if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and can_leave):
+                raise
+        blender.carried = carried
+        return None
+
+    def _rows(self, band: _Band, samples: Tensor) -> Arriving:
+        image = band.image
+        colour, alpha = self._planes(samples)
+        share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
+        tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], image.columns), share)
+        if alpha is not None:
+            # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
+            place = image.blender.device
+            of_colour = [tile.to(place) for tile in tiles]
+            of_alpha = self._alpha_tiles(alpha, image, band.has_flat_alpha)
+            tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
+        rows = self._put_together(band, tiles, alpha is not None)
+        copies = PlainCopies() if image.in_main_memory else self._tile_runner.copies
+        return copies.bring_out(rows)
+
+    def _put_together(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
+        """The finished rows as samples, which with what is carried are all that is held at a image's full width."""
+        image, rows = band.image, None
+        inside, across = image.inside(band.row), image.columns.inside(image.scale)
+        for columns, strip in image.blender.blend(band.row, tiles):
+            begin, end = max(columns.start, across.start), min(columns.stop, across.stop)
+            if begin >= end:
+                continue
+            strip = strip[..., inside, begin - columns.start : end - columns.start]
+            colour, alpha = strip[0], strip[1].mean(0, keepdim=True) if has_alpha else None
+            if alpha is not None:
+                colour = unpremultiply(colour, alpha)
+            samples = from_planes(colour, alpha, image.channels, image.bits)
+            if rows is None:
+                rows = samples.new_empty((len(samples), image.width, image.channels))
+            rows[:, begin - across.start : end - across.start] = samples
+        assert rows is not None
+        return rows
+
+    def _make_room(self, image: ImageJob) -> None:
+        """First the rows of tiles are put together in main memory, which costs least; then the network takes less."""
+        if image.in_main_memory or not self._tile_runner.copies.has_own_memory:
+            self._tile_runner.shrink(image.rows.side.cut.tile, image.columns.side.cut.tile)
+            return
+        image.blend_in_main_memory()
+        self._too_large = min(self._too_large, image.band_pixels)
+        self._tile_runner.say(
+            f"out of memory: images {image.source.width:,} pixels wide are put together in main memory from now on"
+        )
+
+    def _planes(self, samples: Tensor) -> tuple[Tensor, Tensor | None]:
+        colour, alpha = to_planes(samples)
+        return (colour if alpha is None else premultiply(colour, alpha)), alpha
+
+    def _tiles(self, planes: Tensor, columns: PaddedSide) -> Iterable[Tensor]:
+        return enlarged_tiles([planes], columns, self._tile_runner.checked_each, self._tile_runner.batch)
+
+    def _alpha_tiles(self, alpha: Tensor, image: ImageJob, is_flat: bool) -> Iterable[Tensor]:
+        if is_flat:
+            height, width = (side.side.cut.tile * image.scale for side in (image.rows, image.columns))
+            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(image.columns.side.starts)
+        enlarged = self._tiles(alpha.expand(3, -1, -1)[None], image.columns)
+        return bounded_alpha(enlarged, alpha, image.columns, image.scale)
+
+    # Writing
+
+    def _write(self, band: _Band, encoders: ThreadPoolExecutor, encoding: list[Future[None]]) -> None:
+        image = band.image
+        if image.error:
+            return
+        if band.error:
+            self._give_up(image, band.error)
+            return
+        try:
+            if image.sink is None:
+                image.sink = self._create(image)
+            assert band.samples is not None
+            image.sink.write_rows(band.samples.take().numpy())
+            band.samples.done()
+        except Exception as error:
+            self._give_up(image, _sentence(error, image.task))
+            return
+        if band.last:
+            # Not more images at once than there are encoders: their rows are held in memory until then.
+            waiting = [future for future in encoding if not future.done()]
+            if len(waiting) >= self._settings.encoders:
+                waiting[0].result()
+            encoding.append(encoders.submit(self._encode, image))
+
+    def _create(self, image: ImageJob) -> ImageSink | PartSink:
+        if isinstance(image.task, Part):
+            return PartSink(image.task)
+        return create_image(
+            image.task.target,
+            image.width,
+            image.height,
+            image.channels,
+            image.bits,
+            self._settings.encoding,
+            image.source.metadata,
+            self._settings.strip,
+        )
+
+    def _encode(self, image: ImageJob) -> None:
+        assert image.sink is not None
+        try:
+            image.sink.finish()
+        except Exception as error:
+            self._give_up(image, _sentence(error, image.task))
+            return
+        self._open.discard(image)
+        self._finish(image.outcome())
+
+    def _give_up(self, image: ImageJob, error: str) -> None:
+        image.error, image.is_lost = error, True
+        if image.sink is not None:
+            image.sink.abort()
+        self._open.discard(image)
+        self._finish(image.outcome(error))
+
+    def _finish(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._tell(outcome)
+
+
+def _sentence(error: Exception, task: Task) -> str:
+    """What is said of a failure that concerns one image; any other goes on its way."""
+    if is_out_of_memory(error):
+        return f"out of memory at {str(task.source)!r}: free some."
+    if isinstance(error, (RedlineError, OSError)):
+        return str(error)
+    raise error

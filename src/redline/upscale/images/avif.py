@@ -1,0 +1,167 @@
+"""The colours of AVIF files by their numbers (CICP), primaries and transfer, which libvips neither reads nor writes.
+
+They are a property of the main image. So this takes them from a file and puts them into one that libvips has written:
+mostly a property more, and where pixels lie moves by as much.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from redline.upscale.images.errors import ImageError
+from redline.upscale.images.insertion import insert
+
+# How the encoder has made luma and chroma of colour where it does not say so: by BT.601, in full range.
+_ITS_MATRIX = struct.pack(">HB", 6, 0x80)
+# The length, name, version and flags with which the box begins that holds all others.
+_META_HEAD_BYTES = 12
+_DAMAGED = (KeyError, IndexError, ValueError, struct.error)
+
+
+def read_cicp(path: Path) -> tuple[int, int] | None:
+    """The numbers of primaries and transfer, where the main image has them."""
+    try:
+        with open(path, "rb") as file:
+            start, end = _find_meta(file)
+            file.seek(start)
+            meta = dict(_boxes(file.read(end - start)[_META_HEAD_BYTES:]))
+        inside = dict(_boxes(meta[b"iprp"]))
+        properties = list(_boxes(inside[b"ipco"]))
+        index = _numbers_among(properties, _properties_of(_main_item(meta), inside[b"ipma"]))
+        if index is None:
+            return None
+        primaries, transfer = struct.unpack_from(">HH", properties[index - 1][1], 4)
+        return primaries, transfer
+    except _DAMAGED:
+        return None
+
+
+def set_cicp(path: Path, primaries: int, transfer: int) -> None:
+    """Gives the main image these numbers, in the place of others where it has some."""
+    with open(path, "r+b") as file:
+        try:
+            start, end = _find_meta(file)
+            file.seek(start)
+            changed = _with_numbers(file.read(end - start), struct.pack(">HH", primaries, transfer))
+        except _DAMAGED as error:
+            raise ImageError(f"cannot write {str(path)!r}: there is no place in it for its colours.") from error
+        if len(changed) > end - start:
+            insert(file, end, bytes(len(changed) - (end - start)))
+        file.seek(start)
+        file.write(changed)
+
+
+def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
+    boxes = list(_boxes(meta[_META_HEAD_BYTES:]))
+    found = dict(boxes)
+    inside = dict(_boxes(found[b"iprp"]))
+    main, owners, properties = _main_item(found), inside[b"ipma"], list(_boxes(inside[b"ipco"]))
+    index = _numbers_among(properties, _properties_of(main, owners))
+    if index is None:
+        properties.append((b"colr", b"nclx" + numbers + _ITS_MATRIX))
+        owners = _with_owner(main, len(properties), owners)
+    else:
+        properties[index - 1] = (b"colr", b"nclx" + numbers + properties[index - 1][1][8:])
+    changed = {b"iprp": _box(b"ipco", _joined(properties)) + _box(b"ipma", owners)}
+    changed[b"iloc"] = _moved(found[b"iloc"], len(changed[b"iprp"]) - len(found[b"iprp"]))
+    return _box(b"meta", meta[8:_META_HEAD_BYTES] + _joined([(kind, changed.get(kind, body)) for kind, body in boxes]))
+
+
+def _numbers_among(properties: list[tuple[bytes, bytes]], indices: list[int]) -> int | None:
+    """Which of these properties, counted from one, holds the numbers."""
+    for index in indices:
+        kind, body = properties[index - 1]
+        if kind == b"colr" and body[:4] == b"nclx":
+            return index
+    return None
+
+
+def _main_item(meta: dict[bytes, bytes]) -> int:
+    body = meta[b"pitm"]
+    return struct.unpack_from(">I" if body[0] else ">H", body, 4)[0]
+
+
+def _properties_of(item: int, owners: bytes) -> list[int]:
+    for number, at, count, width in _owners(owners):
+        if number == item:
+            numbers = struct.unpack_from(f">{count}{'H' if width == 2 else 'B'}", owners, at + 1)
+            # The uppermost bit says that a reader must know the property.
+            return [number & (0x7FFF if width == 2 else 0x7F) for number in numbers]
+    return []
+
+
+def _with_owner(item: int, index: int, owners: bytes) -> bytes:
+    """The table of items and their properties, with one more for an item."""
+    for number, at, count, width in _owners(owners):
+        if number == item:
+            end = at + 1 + count * width
+            return owners[:at] + bytes([count + 1]) + owners[at + 1 : end] + index.to_bytes(width, "big") + owners[end:]
+    raise ValueError("the main image has no properties")
+
+
+def _owners(table: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Each item, where the number of its properties stands, that number, and the bytes that one of them takes."""
+    number_bytes, width, at = 4 if table[0] else 2, 2 if table[3] & 1 else 1, 8
+    for _ in range(struct.unpack_from(">I", table, 4)[0]):
+        item, at = int.from_bytes(table[at : at + number_bytes], "big"), at + number_bytes
+        yield item, at, table[at], width
+        at += 1 + table[at] * width
+
+
+def _moved(table: bytes, by: int) -> bytes:
+    """The table of where each item lies, with all that lie in the file itself moved behind."""
+    moved, version = bytearray(table), table[0]
+    offset, length, base, index = table[4] >> 4, table[4] & 15, table[5] >> 4, table[5] & 15
+    number_bytes = 2 if version < 2 else 4
+    count, at = int.from_bytes(table[6 : 6 + number_bytes], "big"), 6 + number_bytes
+
+    def move(at: int, width: int) -> None:
+        moved[at : at + width] = (int.from_bytes(moved[at : at + width], "big") + by).to_bytes(width, "big")
+
+    for _ in range(count):
+        at += number_bytes
+        method = struct.unpack_from(">H", table, at)[0] & 15 if version else 0
+        base_at = at + (4 if version else 2)
+        if base and method == 0:
+            move(base_at, base)
+        extents, at = struct.unpack_from(">H", table, base_at + base)[0], base_at + base + 2
+        for _ in range(extents):
+            at += index if version else 0
+            if not base and method == 0:
+                move(at, offset)
+            at += offset + length
+    return bytes(moved)
+
+
+def _find_meta(file: BinaryIO) -> tuple[int, int]:
+    at, end = 0, file.seek(0, 2)
+    while at < end:
+        file.seek(at)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        if length == 1:
+            length = struct.unpack(">Q", file.read(8))[0]
+        elif kind == b"meta":
+            return at, at + length
+        if length < 8:
+            break
+        at += length
+    raise ValueError("no meta box")
+
+
+def _boxes(body: bytes) -> Iterator[tuple[bytes, bytes]]:
+    at = 0
+    while at < len(body):
+        length, kind = struct.unpack_from(">I4s", body, at)
+        if length < 8:
+            raise ValueError("no box")
+        yield kind, body[at + 8 : at + length]
+        at += length
+
+
+def _joined(boxes: list[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(_box(kind, body) for kind, body in boxes)
+
+
+def _box(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(body), kind) + body

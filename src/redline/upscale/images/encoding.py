@@ -1,0 +1,80 @@
+"""How each format is encoded, and samples rounded to the bits that it holds.
+
+The defaults come from measuring 17 megapixels of an enlarged photo on one core. PNG at level 2 with the `up` filter
+took 0.65 s and 17.8 MB, where libvips' own defaults take 1.2 s and 35 MB, and level 6 1.7 s and 15.5 MB. TIFF with LZW
+is as small as with deflate in half the time, and every program reads it. AVIF at effort 0 is 3% larger than at 2, in a
+sixth of the time.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import Format
+from redline.upscale.images.vips import VipsImage, load_vips
+
+_QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
+_EFFORT = {"webp": 2, "avif": 0}
+# Ordinary TIFF ends at 4 GiB, and LZW can make noise half as large again.
+_BIG_TIFF_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Options; each format takes those it knows, and None is the format's own default."""
+
+    quality: int | None = None
+    compression: int = 2
+    lossless: bool = False
+    effort: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ImageError(f"a quality of {self.quality} is not between 1 and 100.")
+        if not 0 <= self.compression <= 9:
+            raise ImageError(f"a PNG compression of {self.compression} is not between 0 and 9.")
+        if self.effort is not None and not 0 <= self.effort <= 6:
+            raise ImageError(f"an effort of {self.effort} is not between 0 and 6.")
+
+
+def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:
+    """Writes the image to a file of this format, whatever the file is called."""
+    saver, options = _saver(image, form, encoding)
+    load_vips().Operation.call(saver, image, os.fsencode(path), keep=keep, **options)
+
+
+def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dict[str, Any]]:
+    deep = image.format == "ushort"
+    if form.name == "png":
+        return "pngsave", {"compression": encoding.compression, "filter": "up"}
+    if form.name == "tiff":
+        size = image.width * image.height * image.bands * (2 if deep else 1)
+        return "tiffsave", {"compression": "lzw", "predictor": "horizontal", "bigtiff": size > _BIG_TIFF_BYTES}
+    quality = _QUALITY[form.name] if encoding.quality is None else encoding.quality
+    if form.name == "jpeg":
+        return "jpegsave", {"Q": quality}
+    effort = _EFFORT[form.name] if encoding.effort is None else encoding.effort
+    options = {"Q": quality, "lossless": encoding.lossless, "effort": effort}
+    if form.name == "webp":
+        # Otherwise the colour under transparent pixels is thrown away.
+        return "webpsave", options | {"exact": encoding.lossless}
+    return "heifsave", options | {"compression": "av1", "bitdepth": form.bits if deep else 8}
+
+
+def samples_of(form: Format, bits: int) -> Any:
+    """The type in which samples are stored for the encoder."""
+    return np.uint16 if min(bits, form.bits) > 8 else np.uint8
+
+
+def round_to(rows: np.ndarray, form: Format) -> np.ndarray:
+    """16-bit samples rounded to the nearest that the format holds; 8-bit ones as they are."""
+    if rows.dtype == np.uint8 or form.bits == 16:
+        return rows
+    most = 2**form.bits - 1
+    nearest = (rows.astype(np.uint32) * most + 32767) // 65535
+    # libvips takes the upper bits of 16 for a depth in between.
+    return nearest.astype(np.uint8) if form.bits == 8 else (nearest << (16 - form.bits)).astype(np.uint16)

@@ -1,0 +1,155 @@
+"""The image formats: how a file is recognised, and what each of them can hold.
+
+The content of a file decides what it is, never its name.
+"""
+
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from redline.upscale.images.errors import ImageError, UnsupportedImage
+from redline.upscale.images.jpeg2000 import SIGNATURES
+
+HEAD_BYTES = 256
+
+# The sizes of the headers that Windows and OS/2 write.
+_BMP_HEADERS = {struct.pack("<I", size) for size in (12, 16, 40, 52, 56, 64, 108, 124)}
+# These begin like TIFF, but what a TIFF reader finds inside is a thumbnail.
+_CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: the largest side, the most bits a sample, and whether there is room for alpha and for grey."""
+
+    name: str
+    title: str
+    suffixes: tuple[str, ...]
+    loader: str
+    largest_side_px: int | None = None
+    bits: int = 8
+    alpha: bool = True
+    grey: bool = True
+    writable: bool = True
+
+
+# In the place of a loader of libvips: the format is decoded elsewhere (`decoded_whole`).
+WHOLE = ""
+
+FORMATS = {
+    form.name: form
+    for form in (
+        Format("png", "PNG", (".png", ".apng"), "pngload", bits=16),
+        Format("jpeg", "JPEG", (".jpg", ".jpeg", ".jpe", ".jfif"), "jpegload", 65_500, alpha=False),
+        Format("webp", "WebP", (".webp",), "webpload", 16_383, grey=False),
+        Format("tiff", "TIFF", (".tif", ".tiff"), "tiffload", bits=16),
+        Format("avif", "AVIF", (".avif", ".avifs"), "heifload", 16_384, bits=12, grey=False),
+        Format("gif", "GIF", (".gif",), "gifload", writable=False),
+        Format("bmp", "BMP", (".bmp", ".dib"), WHOLE, writable=False),
+        Format("pnm", "PPM", (".ppm", ".pgm", ".pbm", ".pnm"), WHOLE, bits=16, writable=False),
+        Format("tga", "TGA", (".tga", ".icb", ".vda", ".vst"), WHOLE, writable=False),
+        Format("jp2", "JPEG 2000", (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"), WHOLE, bits=16, writable=False),
+        Format("heic", "HEIC", (".heic", ".heif", ".hif"), "heifload", bits=12, writable=False),
+    )
+}
+
+
+def sniff(path: Path, head: bytes) -> Format:
+    """The format that the first bytes of a file give away."""
+    if not head:
+        raise ImageError(f"cannot read {str(path)!r}: it is empty.")
+    if path.suffix.lower() in _CAMERA_RAW:
+        raise UnsupportedImage(
+            f"cannot read {str(path)!r}: it is a camera's raw file; develop it to TIFF or PNG first."
+        )
+    name = _sniff_name(head)
+    if not name and path.suffix.lower() in FORMATS["tga"].suffixes and _looks_like_tga(head):
+        name = "tga"
+    if name not in FORMATS:
+        known = ", ".join(form.title for form in FORMATS.values())
+        raise ImageError(f"cannot read {str(path)!r}: it is none of {known}.")
+    return FORMATS[name]
+
+
+def _sniff_name(head: bytes) -> str:
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return "tiff"
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return "gif"
+    if re.match(rb"P[1-6][\s#]", head):
+        return "pnm"
+    if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS:
+        return "bmp"
+    if head.startswith(SIGNATURES):
+        return "jp2"
+    brands = brands_of(head)
+    if brands & {b"avif", b"avis"}:
+        return "avif"
+    return "heic" if brands & {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"} else ""
+
+
+def _looks_like_tga(head: bytes) -> bool:
+    """TGA has no signature: known kinds of pixels and a size have to do."""
+    if len(head) < 18:
+        return False
+    has_palette, kind, width, height, depth = head[1], head[2], head[12:14], head[14:16], head[16]
+    known = has_palette in (0, 1) and kind in (1, 2, 3, 9, 10, 11) and depth in (8, 15, 16, 24, 32)
+    return known and width != b"\0\0" and height != b"\0\0"
+
+
+def brands_of(head: bytes) -> set[bytes]:
+    """The major brand and the compatible ones of an ISO media file; the minor version after the first is no brand."""
+    if len(head) < 16 or head[4:8] != b"ftyp":
+        return set()
+    box = head[8 : min(struct.unpack(">I", head[:4])[0], len(head))]
+    return {box[at : at + 4] for at in range(0, len(box) - 3, 4) if at != 4}
+
+
+def format_for(path: Path) -> Format:
+    """The format that a name asks for when a image is written."""
+    suffix = path.suffix.lower()
+    writable = [form for form in FORMATS.values() if form.writable]
+    for form in writable:
+        if suffix in form.suffixes:
+            return form
+    choice = ", ".join(form.suffixes[0] for form in writable)
+    problem = f"unknown image format {suffix!r}" if suffix else "its name has no image format"
+    raise ImageError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
+
+
+def format_named(name: str) -> Format:
+    """`jpeg` or `jpg`."""
+    for form in FORMATS.values():
+        if name == form.name or f".{name}" in form.suffixes:
+            return form
+    raise ImageError(f"{name!r} is no image format: choose one of {', '.join(FORMATS)}.")
+
+
+def check_can_hold(
+    form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
+) -> tuple[str, ...]:
+    """Raises when the format cannot hold such a image; notes what it will hold differently. `depth` is of how many
+    bits samples are that came as 16."""
+    form = format_named(form) if isinstance(form, str) else form
+    if not form.writable:
+        raise ImageError(f"{form.title} is read but not written: choose png or webp.")
+    if channels not in (1, 2, 3, 4) or bits not in (8, 16) or min(width, height) < 1:
+        raise ImageError(f"no image has {width} × {height} pixels of {channels} channels and {bits} bits.")
+    largest = form.largest_side_px
+    if largest is not None and max(width, height) > largest:
+        raise ImageError(
+            f"{form.title} ends at {largest:,} pixels a side and the image has {width:,} × {height:,}: "
+            "choose png or tiff."
+        )
+    if channels in (2, 4) and not form.alpha:
+        raise ImageError(f"{form.title} cannot hold transparency: choose png.")
+    if (depth or bits) > form.bits:
+        return (f"{form.title} holds {form.bits} bits: the {depth or bits}-bit image was rounded",)
+    return ()

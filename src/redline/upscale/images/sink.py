@@ -1,0 +1,195 @@
+"""A image file that is written from the top down and appears under its name only when it is whole.
+
+Encoders ask for rows when they want them, so rows are collected first: in memory while the image is small, and in a
+scratch file beside the target when it is not. libvips then encodes from there strip by strip.
+
+Both the scratch file and the half-written image have hidden names (`partial`), so that what a killed run leaves
+behind can be told from images, and removed.
+"""
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from redline.files.partial import hidden_path
+from redline.notation import format_bytes
+from redline.upscale.images.encoding import Encoding, encode, round_to, samples_of
+from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import Format, check_can_hold, format_for, format_named
+from redline.upscale.images.metadata import Metadata, add_metadata, attach_metadata, fit_metadata
+from redline.upscale.images.vips import VipsImage, explaining, load_vips
+
+MEMORY_LIMIT_BYTES = 512 * 2**20
+
+_GAVE_UP = "its encoder gave up without a reason"
+
+
+def create_image(
+    path: Path | str,
+    width: int,
+    height: int,
+    channels: int,
+    bits: int,
+    encoding: Encoding | None = None,
+    metadata: Metadata | None = None,
+    strip: bool = False,
+    format: str | None = None,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> "ImageSink":
+    """Checks that the format can hold the image and that there is room, and begins it.
+
+    The name decides the format unless `format` does. `strip` leaves out everything but the colour profile.
+    """
+    path = Path(path)
+    form = format_named(format) if format is not None else format_for(path)
+    metadata = metadata or Metadata()
+    if form.name == "avif" and metadata.depth is not None:
+        # 10 bits stay 10, which more programs show than 12.
+        form = replace(form, bits=min(form.bits, metadata.depth))
+    notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
+    metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
+    shape = (height, width, channels)
+    return ImageSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
+
+
+class ImageSink:
+    """A image that is being written; `create_image` makes one. Any thread may use it, one at a time."""
+
+    def __init__(
+        self,
+        path: Path,
+        form: Format,
+        shape: tuple[int, int, int],
+        bits: int,
+        encoding: Encoding,
+        metadata: Metadata,
+        notes: tuple[str, ...],
+        memory_limit_bytes: int,
+    ) -> None:
+        self.path = path
+        self.format = form.name
+        self.shape = shape
+        self.notes = notes
+        self._form, self._encoding, self._metadata = form, encoding, metadata
+        self._given = np.dtype(np.uint8 if bits == 8 else np.uint16)
+        self._stored = np.dtype(samples_of(form, bits))
+        self._written = 0
+        self._memory: np.ndarray | None = None
+        self._scratch: Path | None = None
+        self._partial: Path | None = None
+        try:
+            with explaining(self._writing, _GAVE_UP):
+                self._begin(memory_limit_bytes)
+        except BaseException:
+            self.abort()
+            raise
+
+    def write_rows(self, rows: np.ndarray) -> None:
+        """Takes the next rows, (any number, width, channels), in the type that `bits` promised."""
+        rows = np.asarray(rows)
+        height, width, channels = self.shape
+        if self._partial is None:
+            raise ImageError(f"{self._writing}: it is finished or aborted.")
+        if rows.dtype != self._given or rows.shape[1:] != (width, channels) or rows.ndim != 3:
+            raise ImageError(f"{self._writing}: rows of shape {rows.shape} and type {rows.dtype} do not belong to it.")
+        if self._written + len(rows) > height:
+            raise ImageError(f"{self._writing}: it has {height} rows, and {self._written + len(rows)} were given.")
+        rounded = round_to(rows, self._form)
+        if self._memory is not None:
+            self._memory[self._written : self._written + len(rows)] = rounded
+        elif self._scratch is not None:
+            try:
+                with explaining(self._writing), open(self._scratch, "ab") as file:
+                    file.write(np.ascontiguousarray(rounded).data)
+            except BaseException:
+                # A part of the rows may be there, and no others may follow it.
+                self.abort()
+                raise
+        self._written += len(rows)
+
+    def finish(self) -> None:
+        """Encodes, brings it to the disk, and gives it its name; afterwards the image is whole or was never there."""
+        height, width, _ = self.shape
+        if self._partial is None:
+            raise ImageError(f"{self._writing}: it is finished or aborted.")
+        try:
+            if self._written < height:
+                raise ImageError(f"{self._writing}: {self._written} of its {height} rows were given.")
+            with explaining(self._writing, _GAVE_UP):
+                image, keep = attach_metadata(self._collected(), self._metadata, self._form)
+                encode(image, self._partial, self._form, self._encoding, keep)
+                add_metadata(self._partial, self._metadata, self._form, width, height)
+                _flush_to_disk(self._partial)
+                os.replace(self._partial, self.path)
+            self._partial = None
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Leaves nothing behind; does nothing when all is done."""
+        for path in (self._partial, self._scratch):
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        self._partial = self._scratch = self._memory = None
+
+    def __enter__(self) -> "ImageSink":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+        elif self._partial is not None:
+            self.finish()
+
+    @property
+    def _writing(self) -> str:
+        return f"cannot write {str(self.path)!r}"
+
+    def _begin(self, memory_limit_bytes: int) -> None:
+        if self.path.is_dir():
+            raise ImageError(f"{self._writing}: a folder has that name.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = _create_hidden(self.path)
+        size = int(np.prod(self.shape)) * self._stored.itemsize
+        if size <= memory_limit_bytes:
+            self._memory = np.empty(self.shape, self._stored)
+            return
+        free = shutil.disk_usage(self.path.parent).free
+        if free < size:
+            needs = f"{format_bytes(size)} are needed beside it for a while, and {format_bytes(free)} are free"
+            raise ImageError(f"{self._writing}: {needs}.")
+        self._scratch = _create_hidden(self.path)
+
+    def _collected(self) -> VipsImage:
+        pyvips = load_vips()
+        height, width, channels = self.shape
+        grey, deep = channels < 3, self._stored.itemsize == 2
+        kind, meaning = ("ushort", "grey16" if grey else "rgb16") if deep else ("uchar", "b-w" if grey else "srgb")
+        if self._memory is not None:
+            image = pyvips.Image.new_from_memory(self._memory, width, height, channels, kind)
+        else:
+            image = pyvips.Image.rawload(os.fsencode(str(self._scratch)), width, height, channels, format=kind)
+        return image.copy(interpretation=meaning)
+
+
+def _create_hidden(path: Path) -> Path:
+    """A new, empty file beside the target, under a name that says whose it is."""
+    hidden = hidden_path(path)
+    os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    return hidden
+
+
+def _flush_to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

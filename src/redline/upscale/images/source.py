@@ -1,0 +1,225 @@
+"""A image file as rows of samples, upright, from the top down, in constant memory.
+
+Damage is refused rather than filled with grey: decoders' warnings count as errors, because lost data is a warning to
+some of them. A JPEG file with a harmless flaw in its header, as some cameras write it, is then read once more without
+that, and a note says so.
+
+A image that must be turned cannot be read from the top down: libvips then decodes all of it first, into memory up to
+100 MB and into a temporary file beyond.
+"""
+
+import os
+import re
+import stat
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from redline.choices import PIXEL_LIMIT
+from redline.upscale.images.decoded_whole import load_header, load_whole
+from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, brands_of, sniff
+from redline.upscale.images.metadata import Metadata, read_metadata
+from redline.upscale.images.png import count_png_frames
+from redline.upscale.images.samples import bits_of, normalise
+from redline.upscale.images.tiff import has_raw_ycbcr
+from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
+
+# How many rows are asked of libvips at once: few calls, and little memory.
+_ROWS_AT_ONCE = 64
+_HARMLESS = re.compile(
+    r"unknown JFIF revision|Invalid SOS parameters|Unknown Adobe color transform"
+    r"|extraneous bytes before marker 0x(?!d[0-7])"
+)
+
+
+def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: bool = False) -> "ImageSource":
+    """Reads the header of a image and nothing else; raises `ImageError` with one sentence on anything wrong."""
+    path = Path(path)
+    head = _read_head(path)
+    form = sniff(path, head)
+    with explaining(_reading(path)):
+        header = _load(path, form, sequential=not random_access, strict=True)
+        if header.width * header.height > pixel_limit:
+            raise ImageError(
+                f"{str(path)!r} has {header.width * header.height:,} pixels ({header.width:,} × {header.height:,}), "
+                f"more than the limit of {pixel_limit:,}: raise it with --max-pixels."
+            )
+        if form.name == "tiff" and has_raw_ycbcr(path):
+            raise ImageError(
+                f"cannot read {str(path)!r}: its colours are stored as luma and chroma without JPEG compression, which "
+                "libvips takes for RGB; save it as RGB first."
+            )
+        metadata = read_metadata(header, path, form)
+        notes = _notes_on(header, path, form, head, metadata)
+        return ImageSource(path, form, metadata, notes, random_access)
+
+
+def sniffed(path: Path) -> Format:
+    """The format of a image by its content; raises `ImageError` when it is none."""
+    return sniff(path, _read_head(path))
+
+
+class ImageSource:
+    """An open image; `open_image` makes one. Any thread may use it, one at a time."""
+
+    def __init__(
+        self, path: Path, form: Format, metadata: Metadata, notes: tuple[str, ...], random_access: bool
+    ) -> None:
+        self.path = path
+        self.format = form.name
+        self._form = form
+        self._random_access = random_access
+        self._strict = True
+        # Formats that are decoded as a whole are so when the first rows are asked for.
+        self._is_blank = form.loader == WHOLE
+        self._image, converted = _decode(path, form, random_access, strict=True)
+        if converted:
+            metadata = replace(metadata, icc=bytes(self._image.get("icc-profile-data")))
+        self.metadata = metadata
+        self.notes = notes + converted
+        self.width: int = self._image.width
+        self.height: int = self._image.height
+        self.channels: int = self._image.bands
+        self.bits = bits_of(self._image)
+        self._kept, self._kept_top = self._empty(0), 0
+        self._failure: ImageError | None = None
+
+    @property
+    def is_grey(self) -> bool:
+        return self.channels < 3
+
+    @property
+    def has_alpha(self) -> bool:
+        return self.channels in (2, 4)
+
+    def rows(self, top: int, bottom: int) -> np.ndarray:
+        """Rows `top` … `bottom` − 1 as (rows, width, channels) of uint8 or uint16.
+
+        Without random access `top` never lies above the `top` asked for last, and `bottom` may lie anywhere below: rows
+        that both bands share are kept. They are kept in the array that was returned, so it is to be read only.
+        """
+        if not 0 <= top < bottom <= self.height:
+            raise ImageError(f"{str(self.path)!r} has {self.height} rows: {top} to {bottom} are not among them.")
+        if self._failure is not None:
+            raise self._failure
+        if self._random_access:
+            return self._read(top, self._empty(bottom - top))
+        if top < self._kept_top:
+            raise ImageError(f"rows of {str(self.path)!r} were asked for upwards, which needs random access.")
+        kept = self._kept[top - self._kept_top :]
+        if len(kept) >= bottom - top:
+            return kept[: bottom - top]
+        band = self._empty(bottom - top)
+        band[: len(kept)] = kept
+        self._read(top + len(kept), band[len(kept) :])
+        self._kept, self._kept_top = band, top
+        return band
+
+    def close(self) -> None:
+        """Lets go of the file; rows can no longer be asked for."""
+        self._image, self._kept = None, self._empty(0)
+        self._failure = ImageError(f"{str(self.path)!r} was closed.")
+
+    def __enter__(self) -> "ImageSource":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _empty(self, rows: int) -> np.ndarray:
+        return np.empty((rows, self.width, self.channels), np.uint8 if self.bits == 8 else np.uint16)
+
+    def _read(self, top: int, into: np.ndarray) -> np.ndarray:
+        try:
+            with explaining(_reading(self.path)):
+                if self._is_blank:
+                    self._image, self._is_blank = load_whole(self.path, self._form), False
+                _fetch(self._image, top, into)
+        except ImageError as error:
+            flaw = _harmless_flaw(error) if self._strict and self._form.name == "jpeg" else ""
+            if not flaw:
+                # What a decoder gives out after it has failed is not worth asking for.
+                self._failure = error
+                raise
+            self._strict = False
+            with explaining(_reading(self.path)):
+                self._image, _ = _decode(self.path, self._form, self._random_access, strict=False)
+            self.notes += (f"its JPEG decoder remarks: {flaw}",)
+            return self._read(top, into)
+        return into
+
+
+def _reading(path: Path) -> str:
+    return f"cannot read {str(path)!r}"
+
+
+def _read_head(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise ImageError(f"cannot read {str(path)!r}: it is a folder.")
+        if not stat.S_ISREG(mode):
+            raise ImageError(f"cannot read {str(path)!r}: it is not a file.")
+        with open(path, "rb") as file:
+            return file.read(HEAD_BYTES)
+    except FileNotFoundError as error:
+        raise ImageError(f"cannot read {str(path)!r}: it does not exist.") from error
+    except OSError as error:
+        raise ImageError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+
+
+def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage:
+    if form.loader == WHOLE:
+        return load_header(path, form)
+    access, fail_on = "sequential" if sequential else "random", "warning" if strict else "error"
+    return load_vips().Operation.call(form.loader, os.fsencode(path), access=access, fail_on=fail_on)
+
+
+def _decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
+    """The upright image, of which nothing is decoded yet, and notes on what will be converted."""
+    image = _load(path, form, not random_access, strict)
+    if field(image, "orientation", 1) > 2:
+        # Only mirroring left to right works from the top down.
+        image = _load(path, form, False, strict)
+    return normalise(image.autorot(), path)
+
+
+def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
+    # A region belongs to the thread that made it, so each call has its own.
+    region = load_vips().Region.new(image)
+    for start in range(0, len(into), _ROWS_AT_ONCE):
+        part = into[start : start + _ROWS_AT_ONCE]
+        data = region.fetch(0, top + start, image.width, len(part))
+        part[...] = np.frombuffer(data, into.dtype).reshape(part.shape)
+
+
+def _harmless_flaw(error: ImageError) -> str:
+    """What a JPEG decoder warned of, when it was nothing but harmless flaws."""
+    remarks = {line.partition(": ")[2] for line in getattr(error.__cause__, "detail", "").splitlines() if line.strip()}
+    return "; ".join(sorted(remarks)) if all(_HARMLESS.search(remark) for remark in remarks) else ""
+
+
+def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata: Metadata) -> tuple[str, ...]:
+    """What is left out of the file, and a name that does not say what it is."""
+    notes = []
+    if path.suffix.lower() not in form.suffixes:
+        notes.append(f"it is named {path.suffix or 'without an ending'} but is {form.title}")
+    pages = count_png_frames(path) if form.name == "png" else field(image, "n-pages", 1)
+    if form.name == "avif" and b"avis" in brands_of(head):
+        notes.append("animated: only the first frame is used")
+    elif pages > 1:
+        notes.append(
+            {
+                "tiff": f"only the first of {pages} pages is used",
+                "avif": f"only the main one of {pages} images is used",
+                "heic": f"only the main one of {pages} images is used",
+            }.get(form.name, f"animated: only the first of {pages} frames is used")
+        )
+    if metadata.xmp is not None and b"hdrgm:" in metadata.xmp:
+        notes.append("its HDR gain map was left out")
+    return tuple(notes)

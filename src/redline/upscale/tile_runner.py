@@ -1,0 +1,235 @@
+"""The network under its plan: takes tiles as they come, and takes less at a time when memory runs out.
+
+Whether a batch came out finite is asked while the next ones are under way, and no result is given before the answer.
+
+The plan is applied at the first tiles, because rungs calibrate on what the network will really see. A plan that lowers
+the precision is held against fp32 first, on small squares of those tiles where there is most to see, since plain fp32
+takes many times as long; and one that overflows later is left for a safer one.
+"""
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from redline.errors import ModelError, RedlineError
+from redline.ladder.gate import Gate
+from redline.ladder.plan import Plan
+from redline.ladder.rung import Stage
+from redline.ladder.rungs.tf32 import strict_fp32
+from redline.machine.machine import Machine
+from redline.machine.memory import is_out_of_memory
+from redline.machine.pinned_copies import Arriving, copies_for
+from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.image_tiles import squares_to_judge
+from redline.upscale.network import Network
+from redline.upscale.tiling import Cut, TileShape, Tiling, smallest_tile
+
+# Below this, what a lower precision changes could be seen.
+GATE = Gate("picture_psnr", 40.0)
+# What takes the place of a precision that failed, in turn.
+_SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tiles, what became of them, and whether that is finite, once it is known."""
+
+    tiles: Tensor
+    output: Tensor
+    is_finite: Arriving
+
+
+class OutOfMemory(ModelError):
+    """Nothing is left to make smaller."""
+
+
+class TileRunner:
+    """Called with tiles (N, 3, H, W) in [0, 1] on any device; gives (N, 3, scale · H, scale · W) on its own."""
+
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        device: torch.device | str,
+        tiling: Tiling,
+        batch: int = 1,
+        say: Callable[[str], None] = lambda _text: None,
+        streams: int = 1,
+    ) -> None:
+        for cut in (side for shape in tiling.shapes for side in (shape.rows, shape.columns)):
+            if cut.align % network.window:
+                raise RedlineError(
+                    f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}."
+                )
+        self.network, self.plan, self.device, self.tiling, self.batch = (
+            network,
+            plan,
+            torch.device(device),
+            tiling,
+            batch,
+        )
+        self.copies, self._ahead = copies_for(self.device, streams, say), streams
+        self.say = say
+        self._fast: Callable[[Tensor], Tensor] | None = None
+        self._halvings = 0
+
+    def __call__(self, tiles: Tensor) -> Tensor:
+        tiles = tiles.to(self.device, non_blocking=True)
+        while True:
+            try:
+                return self._enlarge(tiles)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
+            self.shrink(*tiles.shape[-2:])
+
+    def checked(self, tiles: Tensor) -> Tensor:
+        """The same, and never anything that is not a number: a precision that overflows is left for a safer one."""
+        return next(iter(self.checked_each([tiles])))
+
+    def checked_each(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """The same for batch after batch; as many as there are streams are under way at once."""
+        under_way: deque[_Batch] = deque()
+        for tiles in batches:
+            under_way.append(self._begin(tiles))
+            if len(under_way) >= self._ahead:
+                yield self._finish(under_way)
+        while under_way:
+            yield self._finish(under_way)
+
+    def _begin(self, tiles: Tensor) -> _Batch:
+        output = self(tiles)
+        return _Batch(tiles, output, self.copies.bring_out(torch.isfinite(output).all()))
+
+    def _finish(self, under_way: deque[_Batch]) -> Tensor:
+        """The first of them. After an overflow all are done again: what comes out must not depend on the timing."""
+        while True:
+            first = under_way.popleft()
+            is_finite = bool(first.is_finite.take())
+            first.is_finite.done()
+            if is_finite:
+                return first.output
+            if not self._leave_precision("it gave values that are not finite"):
+                raise ModelError(f"{self.network.name} gives values that are not finite: its weights may be damaged.")
+            again = [first.tiles, *(batch.tiles for batch in under_way)]
+            under_way.clear()
+            under_way.extend(self._begin(tiles) for tiles in again)
+
+    def _enlarge(self, tiles: Tensor) -> Tensor:
+        if self._halvings:
+            return enlarge_by_tiles(tiles, self._run, self.network.scale, self._inside(*tiles.shape[-2:]), self.batch)
+        results = [self._run(tiles[first : first + self.batch]) for first in range(0, len(tiles), self.batch)]
+        return torch.cat(results) if len(results) > 1 else results[0]
+
+    def _run(self, tiles: Tensor) -> Tensor:
+        """One batch; where the plan was made for one shape, what is missing is filled up and cut off again."""
+        count = len(tiles)
+        if count < self.batch and any(rung.stage >= Stage.COMPILE for rung in self.plan.rungs):
+            tiles = tiles.repeat(ceil(self.batch / count), 1, 1, 1)[: self.batch]
+        while True:
+            try:
+                if self._fast is None:
+                    self._fast = self._apply(tiles)
+                return self._fast(tiles)[:count]
+            except RedlineError:
+                raise
+            except Exception as error:
+                # A network of others may mix what it is given with numbers of its own, of other precision.
+                if is_out_of_memory(error) or not self._leave_precision(f"it does not run ({_first_line(error)})"):
+                    raise
+
+    def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
+        self.network.module.to(self.device)
+        while True:
+            # Channels-last and graphs are made for contiguous batches of exactly this form.
+            shared = not self.plan.rungs  # nothing is changed, so nothing need be copied
+            fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
+            if not any(name in self.plan for name in _SAFER):
+                return fast if "tf32" in self.plan else _without_tf32(fast)
+            squares = squares_to_judge(tiles, self.network.window)
+            # Compiled or recorded, it would be so for the squares once more.
+            plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
+            judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
+            with torch.no_grad():
+                score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
+            if score.passed or not self._leave_precision(f"on the first tiles it is {score.value:.1f} dB from fp32"):
+                return fast
+
+    def _leave_precision(self, reason: str) -> bool:
+        """Replaces the plan's precision by the next safer one; False when it is fp32 already."""
+        name = next((name for name in _SAFER if name in self.plan), None)
+        if name is None:
+            return False
+        plan, safer = self.plan.without(name), _SAFER[name]
+        if safer and (safer in plan or Plan.parse(safer).rungs[0].why_not(Machine.detect(str(self.device)))):
+            safer = ""
+        self.plan = plan.with_rung(Plan.parse(safer).rungs[0]) if safer else plan
+        self._let_go()
+        self.say(f"{name} was left for {safer or 'fp32'}: {reason}")
+        return True
+
+    @property
+    def advice(self) -> str:
+        """What helps when nothing is left to make smaller."""
+        return "free some" if self.device.type == "cpu" else "free some, or use --device cpu"
+
+    @property
+    def taken_at_once(self) -> tuple[int, int]:
+        """The batch and the halvings of its tiles, to return to."""
+        return self.batch, self._halvings
+
+    @taken_at_once.setter
+    def taken_at_once(self, before: tuple[int, int]) -> None:
+        if before != self.taken_at_once:
+            self._let_go()
+            self.batch, self._halvings = before
+
+    def shrink(self, height: int, width: int) -> None:
+        """Half the batch; at one tile, tiles of half the size inside those of this one."""
+        self._let_go()
+        if self.batch > 1:
+            self.batch //= 2
+            self.say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
+            return
+        before = self._inside(height, width)
+        self._halvings += 1
+        after = self._inside(height, width)
+        if after == before:
+            raise OutOfMemory(f"out of memory even with one tile of {before}: {self.advice}.")
+        self.say(f"out of memory: going on with tiles of {after}")
+
+    def _inside(self, height: int, width: int) -> TileShape:
+        """What tiles of this size are cut into, after as many halvings as were needed."""
+        return TileShape(self._halved(height), self._halved(width))
+
+    def _halved(self, length: int) -> Cut:
+        like = self.tiling.shapes[0].rows
+        least = smallest_tile(like.margin, like.ramp, like.align)
+        return replace(like, tile=max(ceil(length / 2**self._halvings / like.align) * like.align, least))
+
+    def _let_go(self) -> None:
+        """The memory of the fast model and of its graphs is free again afterwards, and not while they still run."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._fast = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(tiles: Tensor) -> Tensor:
+        with strict_fp32():
+            return function(tiles)
+
+    return run
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

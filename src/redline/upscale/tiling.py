@@ -1,0 +1,166 @@
+"""How a image's sides are cut into tiles of one length each, and how much each position of a tile counts.
+
+A tile knows nothing of what lies outside of it, so its outermost `margin` positions are thrown away. Over `ramp`
+positions in the middle of what two neighbours share, one fades out as the other fades in, along a Hann window. All
+starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole image.
+
+Weights are multiples of 1/2048: products of two (rows and columns) are then exact in fp32, and so is their sum, 1.
+
+Sizes are (width, height), as everywhere that people read them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+
+_STEPS = 2048
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a side is cut: the tile's length, what is thrown away at its ends, the fading, and the model's window."""
+
+    tile: int
+    margin: int
+    ramp: int
+    align: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tile % self.align:
+            raise RedlineError(f"a tile of {self.tile} is no multiple of the model's window, {self.align}.")
+        least = smallest_tile(self.margin, self.ramp, self.align)
+        if self.tile < least:
+            raise RedlineError(
+                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: take {least} or more."
+            )
+
+    @property
+    def overlap(self) -> int:
+        return 2 * self.margin + self.ramp
+
+    @property
+    def around(self) -> int:
+        """What stands before and behind a side that wraps."""
+        return math.ceil(self.overlap / 2 / self.align) * self.align
+
+    @property
+    def stride(self) -> int:
+        """The largest step from one tile to the next."""
+        return (self.tile - self.overlap) // self.align * self.align
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a image, cut: its length with padding at the end, and where tiles start."""
+
+    length: int
+    padded: int
+    starts: tuple[int, ...]
+    cut: Cut
+
+    def weights(self, scale: int = 1) -> Tensor:
+        """How much each position of each tile counts in the enlarged image, (tiles, scale · tile)."""
+        tile, ramp = self.cut.tile * scale, self.cut.ramp * scale
+        weights = torch.ones(len(self.starts), tile)
+        fading = hann_ramp(ramp)
+        for index in range(len(self.starts) - 1):
+            first, second = (start * scale for start in self.starts[index : index + 2])
+            begin = (second + first + tile - ramp) // 2
+            weights[index, begin - first : begin - first + ramp] = 1 - fading
+            weights[index, begin - first + ramp :] = 0
+            weights[index + 1, begin - second : begin - second + ramp] = fading
+            weights[index + 1, : begin - second] = 0
+        return weights
+
+
+def smallest_tile(margin: int, ramp: int, align: int) -> int:
+    """The least that the overlap leaves something of."""
+    return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
+
+
+def padded_size(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
+    """With what stands around a texture that wraps."""
+    return (size[0] + 2 * cut.around, size[1] + 2 * cut.around) if wrap else size
+
+
+def count_tiles(length: int, cut: Cut) -> int:
+    """The fewest tiles that cover a side."""
+    spare = max(0, math.ceil(length / cut.align) - cut.tile // cut.align)
+    return 1 + math.ceil(spare / (cut.stride // cut.align))
+
+
+def cut_side(length: int, cut: Cut) -> Side:
+    """The fewest tiles that cover the side, as evenly spread as the alignment lets them be."""
+    padded = max(cut.tile, math.ceil(length / cut.align) * cut.align)
+    spare, steps = (padded - cut.tile) // cut.align, count_tiles(length, cut) - 1
+    starts = tuple(index * spare // steps * cut.align for index in range(steps + 1)) if steps else (0,)
+    return Side(length, padded, starts, cut)
+
+
+def hann_ramp(length: int) -> Tensor:
+    """From nearly 0 to nearly 1 along half a Hann window, in steps that sums keep exact."""
+    position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
+    return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Both sides of a tile: how the rows and how the columns of a image are cut."""
+
+    rows: Cut
+    columns: Cut
+
+    @classmethod
+    def square(cls, cut: Cut) -> "TileShape":
+        return cls(cut, cut)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.columns.tile, self.rows.tile
+
+    @property
+    def pixels(self) -> int:
+        return self.columns.tile * self.rows.tile
+
+    def computed_pixels(self, size: tuple[int, int], batch: int = 1) -> int:
+        """What the network sees of a image of this size; a batch is filled from one row of tiles."""
+        columns, rows = count_tiles(size[0], self.columns), count_tiles(size[1], self.rows)
+        return rows * math.ceil(columns / batch) * batch * self.pixels
+
+    def __str__(self) -> str:
+        return f"{self.columns.tile} × {self.rows.tile}"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The shapes of all tiles of a run: few, because each is recorded or compiled apart; and to how many tiles a batch
+    that is not full is filled up.
+
+    A image is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
+    """
+
+    shapes: tuple[TileShape, ...]
+    filled_to: int = 1
+
+    @classmethod
+    def square(cls, cut: Cut) -> "Tiling":
+        return cls((TileShape.square(cut),))
+
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        return tuple(shape.size for shape in self.shapes)
+
+    @property
+    def largest(self) -> TileShape:
+        return max(self.shapes, key=lambda shape: shape.pixels)
+
+    def shape_for(self, size: tuple[int, int], wrap: bool = False) -> TileShape:
+        size = padded_size(size, self.shapes[0].rows, wrap)
+        return min(self.shapes, key=lambda shape: shape.computed_pixels(size, self.filled_to))
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.shapes))
