@@ -13,7 +13,7 @@ from pathlib import Path
 
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
-from redline.ladder.search.climb import Settings, climb
+from redline.ladder.search.climber import Settings, climb
 from redline.notation import parse_seconds
 
 # The larger shapes are for a GPU; on a CPU the workloads' own are long enough.

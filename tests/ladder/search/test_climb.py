@@ -20,7 +20,7 @@ from redline.ladder.measurement import load_measurements
 from redline.ladder.measuring.trial import Arm, TrialSpec, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
-from redline.ladder.search.climb import Climbed, Settings, _Climb, climb
+from redline.ladder.search.climber import Climbed, Settings, _Climb, climb
 from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.settings import ask_machine, prepare_trials
 from redline.ladder.verify import verify
@@ -47,14 +47,14 @@ def no_ceilings() -> Iterator[None]:
         return ask_machine(pool, device, measure=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("redline.ladder.search.climb", "redline.ladder.verify"):
+        for module in ("redline.ladder.search.climber", "redline.ladder.verify"):
             patch.setattr(f"{module}.ask_machine", ask)
         yield
 
 
 @pytest.fixture(autouse=True)
 def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
-    for module in ("redline.ladder.search.climb", "redline.ladder.verify"):
+    for module in ("redline.ladder.search.climber", "redline.ladder.verify"):
         monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent_pool))
 
 
@@ -149,12 +149,12 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(f"{module}.take_turns", take)
 
-    dying("redline.ladder.search.climb", 0)
+    dying("redline.ladder.search.climber", 0)
     dying("redline.ladder.search.final_race", -1)
     only = ("planted_slow", "planted_fast")
     settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, sampling_s=1, ablate=False)
     result = climb(settings)
-    assert died == ["redline.ladder.search.climb", "redline.ladder.search.final_race"]
+    assert died == ["redline.ladder.search.climber", "redline.ladder.search.final_race"]
     assert {rung: verdict for rung, (verdict, _) in verdicts(result).items()} == {
         "planted_fast": "kept",
         "planted_slow": "dropped",

@@ -16,7 +16,7 @@ import pytest
 
 import planted_rungs
 from redline.ladder.measurement import Measurement
-from redline.ladder.search.climb import Settings, climb
+from redline.ladder.search.climber import Settings, climb
 from redline.ladder.search.settings import ask_machine
 
 pytestmark = pytest.mark.alone
@@ -50,7 +50,7 @@ def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(
 ) -> None:
     # Ceilings are measured before the clock runs, and no verdict here asks for them.
     monkeypatch.setattr(
-        "redline.ladder.search.climb.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False)
+        "redline.ladder.search.climber.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False)
     )
     moments: dict[str, float] = {}
 

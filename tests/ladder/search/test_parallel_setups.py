@@ -12,7 +12,7 @@ from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search import parallel_setups as setups
-from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
+from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
 from redline.machine.machine import Machine
 
 GIB = 2**30
@@ -126,7 +126,7 @@ def test_what_times_kernels_itself_is_set_up_alone() -> None:
     alone = ("compile(mode=max-autotune)", "cudnn_benchmark", "sdpa", "tensorrt", "onnxruntime(provider=cuda)")
     together = ("bf16", "compile(mode=reduce-overhead, freeze=true)", "sdpa(backend=flash)", "cuda_graph")
     plans = [Plan.parse(text) for text in (*alone, *together)]
-    assert may_stand_beside_others(plans) == plans[len(alone) :]
+    assert may_run_in_parallel(plans) == plans[len(alone) :]
 
 
 @pytest.mark.parametrize(

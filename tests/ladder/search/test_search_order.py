@@ -7,7 +7,7 @@ import pytest
 from redline.errors import RedlineError
 from redline.ladder.rung import Stage
 from redline.ladder.rungs import RUNGS
-from redline.ladder.search.climb import Settings
+from redline.ladder.search.climber import Settings
 from redline.ladder.search.search_order import FIRST, candidates, check_asked
 from redline.machine.machine import Machine
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import redline.ladder.workloads.pickled  # noqa: F401  registers the prefix
 from redline.errors import WorkloadError
 from redline.ladder.workload import Workload, describe_error
 from redline.ladder.workload_prefixes import PREFIXES, find_prefix
