@@ -42,7 +42,7 @@ def command(
 ) -> Callable[..., Seen]:
     """`command("climb", "resnet")` in an empty folder; starting a pool of its own would cost each call seconds."""
     for module in (
-        "redline.ladder.search.climber",
+        "redline.ladder.search.climb",
         "redline.ladder.verify",
         "redline.ladder.bench",
         "redline.cli.doctor",

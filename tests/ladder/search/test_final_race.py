@@ -39,8 +39,8 @@ class ParallelSetups:
     def at_once(self, peak_bytes: int) -> int:
         return self.room
 
-    def prepare(self, timeouts_s: dict[str, float], seeds: tuple[int, ...]) -> None:
-        self.prepared.append(list(timeouts_s))
+    def prepare(self, timeouts_s: dict[Plan, float], seeds: tuple[int, ...]) -> None:
+        self.prepared.append([str(plan) for plan in timeouts_s])
 
     def open(self, plan: Plan, seeds: tuple[int, ...]) -> Any:
         found = self.arms[str(plan)]

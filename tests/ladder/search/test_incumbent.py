@@ -8,6 +8,7 @@ from fake_arms import fake_arm
 from redline.errors import WorkloadError
 from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
+from redline.ladder.plan import Plan
 from redline.ladder.search.incumbent import Incumbent
 
 SPEC = TrialSpec("a workload", {"": {}}, "cpu", {})
@@ -35,7 +36,7 @@ def test_an_arm_is_opened_when_first_needed_and_stays() -> None:
     plans, opener, _ = kept()
     assert plans.arm() is plans.arm() and opener.opened == ["eager"]
     first = plans.arm()
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     assert str(plans.arm().plan) == "bf16" and first.worker.stopped and opener.opened == ["eager", "bf16"]
 
 
@@ -43,13 +44,13 @@ def test_a_candidate_that_is_kept_takes_over_and_is_not_opened_again() -> None:
     plans, opener, _ = kept()
     before, candidate = plans.arm(), fake_arm("bf16", pid=9)
     plans.take_over(candidate)
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     assert plans.arm() is candidate and before.worker.stopped and opener.opened == ["eager"]
 
 
 def test_a_plan_that_does_not_run_again_is_left_for_the_one_before() -> None:
     plans, _, told = kept("bf16")
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     with pytest.raises(WorkerFailed, match="does not run again .* so eager takes its place") as failure:
         plans.arm()
     assert failure.value.kind == "lost" and len(told) == 1

@@ -54,12 +54,12 @@ def test_they_run_at_the_same_time_and_are_waited_for(opening: Any) -> None:
         return arm(Plan.parse(plan))
 
     ahead = opening(opener)
-    ahead.prepare(dict.fromkeys(("bf16", "fp16", "tf32"), 5.0))
-    assert all(ahead.stands(Plan.parse(plan)) for plan in ("bf16", "fp16", "tf32"))
+    ahead.prepare(dict.fromkeys(map(Plan.parse, ("bf16", "fp16", "tf32")), 5.0))
+    assert all(ahead.has(Plan.parse(plan)) for plan in ("bf16", "fp16", "tf32"))
     found = ahead.open(Plan.parse("fp16"))
     # How long a step takes was seen again when nothing else ran, and the row will say that it was set up in company.
     assert str(found.plan) == "fp16" and found.step_s == {"": 0.25} and "beside 2 other plans" in found.notes[0]
-    assert not ahead.stands(Plan.parse("fp16"))
+    assert not ahead.has(Plan.parse("fp16"))
 
 
 def test_a_failure_waits_for_its_turn(opening: Any) -> None:
@@ -69,7 +69,7 @@ def test_a_failure_waits_for_its_turn(opening: Any) -> None:
         return arm(Plan.parse(plan))
 
     ahead = opening(opener)
-    ahead.prepare({"bf16": 5.0, "fp16": 5.0})
+    ahead.prepare({Plan.parse("bf16"): 5.0, Plan.parse("fp16"): 5.0})
     with pytest.raises(WorkerFailed, match="broken"):
         ahead.open(Plan.parse("bf16"))
     assert ahead.open(Plan.parse("fp16")).passed
@@ -88,9 +88,9 @@ def test_what_failed_beside_others_gets_the_machine_alone(opening: Any, kind: st
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0, "bf16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0, Plan.parse("bf16"): 5.0})
     assert str(ahead.open(Plan.parse("bf16")).plan) == "bf16"
-    assert arms[0].worker.stopped and not ahead.stands(Plan.parse("fp16"))  # pyright: ignore
+    assert arms[0].worker.stopped and not ahead.has(Plan.parse("fp16"))  # pyright: ignore
 
 
 def test_what_was_set_up_in_vain_is_ended(opening: Any) -> None:
@@ -101,11 +101,11 @@ def test_what_was_set_up_in_vain_is_ended(opening: Any) -> None:
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0})
-    ahead.prepare({"bf16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0})
+    ahead.prepare({Plan.parse("bf16"): 5.0})
     ahead.discard()
     assert [one.worker.stopped for one in arms] == [True, True]  # pyright: ignore
-    assert not ahead.stands(Plan.parse("bf16"))
+    assert not ahead.has(Plan.parse("bf16"))
 
 
 def test_one_that_does_not_fit_beside_those_that_stand_sends_them_away(opening: Any) -> None:
@@ -118,7 +118,7 @@ def test_one_that_does_not_fit_beside_those_that_stand_sends_them_away(opening: 
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0})
     assert str(ahead.open(Plan.parse("bf16")).plan) == "bf16"
 
 

@@ -7,8 +7,8 @@ import pytest
 from redline.errors import RedlineError
 from redline.ladder.rung import Stage
 from redline.ladder.rungs import RUNGS
-from redline.ladder.search.climber import Settings
 from redline.ladder.search.search_order import FIRST, candidates, check_asked
+from redline.ladder.search.settings import Settings, read_rungs
 from redline.machine.machine import Machine
 
 
@@ -24,7 +24,9 @@ def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path)
 
 def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
     def tried(**asked: tuple[str, ...]) -> list[str]:
-        settings = Settings("resnet", tmp_path, device="cpu", **asked)
+        settings = Settings(
+            "resnet", tmp_path, device="cpu", **{name: read_rungs(texts) for name, texts in asked.items()}
+        )
         return [str(rung) for group in candidates(settings, Machine.detect("cpu"), False) for rung in group]
 
     everything = tried()
@@ -32,7 +34,12 @@ def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
     assert set(everything) - set(tried(without=("compile",))) == {"compile", "compile(freeze=true)"}
     # With options only that variant goes; the plain one is the name, so it goes with all of them.
     assert set(everything) - set(tried(without=("compile(freeze=true)",))) == {"compile(freeze=true)"}
-    assert tried(only=("compile(dynamic=true)", "tf32")) == ["compile(dynamic=true)", "tf32"]
+    assert tried(
+        only=(
+            "compile(dynamic=true)",
+            "tf32",
+        )
+    ) == ["compile(dynamic=true)", "tf32"]
 
 
 def test_what_decides_most_comes_first_and_one_by_one(tmp_path: Path) -> None:
@@ -41,7 +48,9 @@ def test_what_decides_most_comes_first_and_one_by_one(tmp_path: Path) -> None:
     assert [name for names in first for name in names] == [name for name in FIRST if RUNGS[name].inference]
     assert all(len(names) == 1 for names in first)
     assert not others & set(FIRST) and "channels_last" in others
-    only = Settings("resnet", tmp_path, device="cpu", only=("compile(mode=reduce-overhead)", "channels_last"))
+    only = Settings(
+        "resnet", tmp_path, device="cpu", only=read_rungs(("compile(mode=reduce-overhead)", "channels_last"))
+    )
     chosen = [[str(rung) for rung in group] for group in candidates(only, Machine.detect("cpu"), False)]
     assert chosen == [["compile(mode=reduce-overhead)"], ["channels_last"]]
 
@@ -58,5 +67,7 @@ def test_a_rung_that_cannot_be_tried_is_refused_by_name(
     rung: str, workload: str, training: bool, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RedlineError, match=sentence):
-        check_asked(Settings(workload, tmp_path, device="cpu", only=(rung,)), training)
-    check_asked(Settings("resnet", tmp_path, device="cpu", only=("bf16", "compile", "cuda_graph")), training)
+        check_asked(Settings(workload, tmp_path, device="cpu", only=read_rungs((rung,))), training)
+    check_asked(
+        Settings("resnet", tmp_path, device="cpu", only=read_rungs(("bf16", "compile", "cuda_graph"))), training
+    )
