@@ -16,6 +16,7 @@ def test_all_is_what_is_public() -> None:
     assert all(hasattr(redline, name) for name in redline.__all__)
     names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert sorted(names | {"__version__"}) == redline.__all__ and set(redline.__all__) <= set(dir(redline))
+    assert sorted([*redline._PLACES, "__version__"]) == redline.__all__
     with pytest.raises(AttributeError, match="no attribute 'Warp'"):
         redline.Warp  # noqa: B018
 
@@ -46,7 +47,7 @@ def test_importing_starts_nothing_and_loads_no_engine(tmp_path: Path) -> None:
 import sys
 import redline
 assert "torch" not in sys.modules
-redline.Plan, redline.find_optimal_batch_size
+redline.Plan, redline.find_optimal_batch_size, redline.optimize, redline.climb, redline.verify, redline.bench
 import torch
 assert not torch.cuda.is_initialized()
 loaded = [name for name in {HEAVY!r} if name in sys.modules]

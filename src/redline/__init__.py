@@ -10,7 +10,7 @@ from redline.version import VERSION as __version__
 if _TYPE_CHECKING:
     from redline.errors import RedlineError
     from redline.ladder.batch_size import find_optimal_batch_size
-    from redline.ladder.bench import bench
+    from redline.ladder.bench import BenchRun, bench
     from redline.ladder.gate import Gate
     from redline.ladder.measurement import Measurement
     from redline.ladder.optimize import optimize
@@ -24,6 +24,7 @@ if _TYPE_CHECKING:
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
 
 __all__ = [
+    "BenchRun",
     "Gate",
     "Machine",
     "Measurement",
@@ -46,6 +47,7 @@ __all__ = [
 
 # The module of each public name. A name is imported when it is first used, so that `--help` does not wait for torch.
 _PLACES = {
+    "BenchRun": "ladder.bench",
     "Gate": "ladder.gate",
     "Machine": "machine.machine",
     "Measurement": "ladder.measurement",
