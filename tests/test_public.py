@@ -1,5 +1,6 @@
 """The public names: complete, importable, documented; and importing them starts nothing."""
 
+import doctest
 import inspect
 import subprocess
 import sys
@@ -34,6 +35,16 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     # A dataclass without a docstring shows its signature instead.
     doc = inspect.getdoc(value) or ""
     assert doc and not doc.startswith(f"{name}("), name
+
+
+@pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
+def test_examples_in_docstrings_run(name: str) -> None:
+    import torch
+
+    value = getattr(redline, name)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in doctest.DocTestFinder(recurse=False).find(value, name, globs={"redline": redline, "torch": torch}):
+        assert runner.run(test).failed == 0
 
 
 def test_the_version_is_the_packages() -> None:

@@ -125,7 +125,7 @@ def test_the_default_folder_is_named_after_the_workload(command: Callable[..., S
     arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "300ms"]
     seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments, "--resume")
     assert seen.code == 0, seen.err
-    assert "there is nothing to resume: starting afresh" in seen.err and "resume  there is nothing" in seen.out
+    assert "there is nothing to resume: starting anew" in seen.err and "resume  there is nothing" in seen.out
     (folder,) = (tmp_path / "redline-out").iterdir()
     assert folder.name.endswith("mine-perceptron") and {path.name for path in folder.iterdir()} == WRITTEN
 

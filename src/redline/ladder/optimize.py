@@ -142,6 +142,15 @@ def optimize(
             trial is printed to stderr; None prints nothing.
         options: `objective`, `target`, `rungs`, `without`, `reference`, `timeout`, `sampling`, `ablation` and `out`, as
             in `redline.climb`.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()
+        >>> batch = torch.rand(2, 3, 32, 32)
+        >>> fast = redline.optimize(model, samples=batch, plan="fold_batchnorm")  # without plan= it climbs
+        >>> print(fast.plan)
+        fold_batchnorm
+        >>> fast(batch).shape
+        torch.Size([2, 8, 30, 30])
     """
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"optimize() takes a torch.nn.Module, not {type(model).__name__}.")
