@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -151,7 +152,7 @@ def bench(
 def _bench_one(
     pool: WorkerPool, spec: TrialSpec, plans: Sequence[Plan], log: RunLog, progress: Progress
 ) -> list[Measurement]:
-    def record(plan: Plan, verdict: str, reason: str, *seen: object) -> None:
+    def record(plan: Plan, verdict: str, reason: str, *seen: Any) -> None:
         row = log.record(log.row("bench", plan, verdict, reason, *seen))
         progress(f"{row.workload} under {row.plan}: {row.verdict}", row)
 
