@@ -13,7 +13,7 @@ import redline
 HEAVY = ("torchao", "onnxruntime", "onnx", "transformers", "torch_tensorrt", "typer", "rich", "jinja2")
 
 
-def test_all_is_what_is_public() -> None:
+def test_all_lists_every_public_name() -> None:
     assert all(hasattr(redline, name) for name in redline.__all__)
     names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert sorted(names | {"__version__"}) == redline.__all__ and set(redline.__all__) <= set(dir(redline))
@@ -29,7 +29,7 @@ def test_a_star_import_gives_them_all() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
-def test_every_public_name_says_what_it_is(name: str) -> None:
+def test_every_public_name_has_a_docstring(name: str) -> None:
     value = getattr(redline, name)
     assert value.__module__.startswith("redline.")
     # A dataclass without a docstring shows its signature instead.

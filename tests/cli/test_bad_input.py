@@ -1,4 +1,4 @@
-"""Bad input: one clear sentence on stderr, nothing on stdout, exit code 2, no traceback, no file left behind."""
+"""Bad input: one sentence on stderr, nothing on stdout, exit code 2, no traceback, no files."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def assert_one_sentence(seen: Seen, words: str) -> None:
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, list) else "",
 )
-def test_what_cannot_be_meant(arguments: list[str], words: str, command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_invalid_arguments(arguments: list[str], words: str, command: Callable[..., Seen], tmp_path: Path) -> None:
     assert_one_sentence(command(*arguments), words)
     assert list(tmp_path.iterdir()) == []
 
@@ -185,7 +185,7 @@ def test_shapes_that_make_another_model(command: Callable[..., Seen], tmp_path: 
     assert_one_sentence(seen, "the model of width=8 has other weights than that of width=4")
 
 
-def test_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_error_in_a_real_process(tmp_path: Path) -> None:
     """The same through a real process, with a pool of its own."""
     arguments = [sys.executable, "-m", "redline", "climb", "no_such.py:f", "--device", "cpu"]
     seen = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)

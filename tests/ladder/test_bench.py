@@ -1,4 +1,4 @@
-"""Comparing two runs: what differs beside the speed is refused or said."""
+"""Comparing two runs: other differences than speed are refused or noted."""
 
 from dataclasses import replace
 
@@ -31,14 +31,14 @@ def test_the_same() -> None:
     assert (change.verdict, change.note) == ("same", "")
 
 
-def test_another_objective_is_refused_whatever_was_said_of_machines() -> None:
+def test_different_objectives_are_refused_even_with_any_machine() -> None:
     with pytest.raises(MeasurementError, match=r"different objectives \(latency and throughput\)"):
         compare([THEN], [replace(THEN, objective="throughput")], any_machine=True)
     with pytest.raises(MachineError, match="different machines"):
         compare([THEN], [replace(THEN, machine={"fingerprint": "two", "name": "there"})])
 
 
-def test_another_workload_under_the_same_address_is_said() -> None:
+def test_changed_workload_adds_a_note() -> None:
     (change,) = compare([THEN], [replace(THEN, digest="d2", sources={"mine.py": "1", "net.py": "2"})])
     assert (change.verdict, change.note) == ("same", "the workload is not the same: net.py has changed")
     (change,) = compare([THEN], [replace(THEN, digest="d2")])

@@ -146,7 +146,7 @@ def test_a_training_step_is_optimized_on_a_copy() -> None:
     assert not torch.equal(step.model.weight, before)
 
 
-def test_what_cannot_be_optimized() -> None:
+def test_invalid_models_and_samples_raise() -> None:
     with pytest.raises(WorkloadError, match=r"takes a torch\.nn\.Module, not function"):
         redline.optimize(lambda x: x, torch.ones(2))  # pyright: ignore
     with pytest.raises(WorkloadError, match="holds no tensor"):

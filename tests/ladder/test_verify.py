@@ -32,7 +32,7 @@ def test_verify_names_the_rungs_that_no_longer_hold() -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_plan_that_dies_in_its_verification_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_whose_process_dies_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     def take(arms: list[Arm], spec: TrialSpec, **about: float) -> object:
         os.kill(arms[-1].worker.pid, signal.SIGKILL)
         return take_turns(arms, spec, **about)

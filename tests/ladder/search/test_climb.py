@@ -1,4 +1,4 @@
-"""The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost.
+"""The climb: a planted rung for every verdict, failures that do not end it, and resuming.
 
 The planted model keeps its own time, so that a verdict depends on the climb alone; `test_overhead` climbs in real time.
 """
@@ -89,9 +89,7 @@ def test_set_ups_side_by_side_change_no_verdict(
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_look_follows_a_kept_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.ladder.search.search_order.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
     events: list[str] = []
@@ -125,7 +123,9 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_climb_continues_after_a_process_dies_while_it_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once the kept plan in a trial, and once the second baseline in the final race."""
     died: list[str] = []
 
@@ -256,7 +256,7 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path, quiet
     assert "trust ratios taken in turns" in note
 
 
-def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
+def test_baseline_with_an_excluded_rung_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
     """torch.compile is raced as the second baseline, and would win against an empty plan."""
     result = climb(
         f"{PLANTED}:ticks", out=tmp_path, device="cpu", without=("compile",), rungs=("tf32",), sampling=1, progress=None
@@ -274,7 +274,7 @@ def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> 
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("with_the_other", [True, False])
-def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other: bool, tmp_path: Path) -> None:
+def test_refused_rung_is_followed_by_its_alternative_unless_excluded(with_the_other: bool, tmp_path: Path) -> None:
     result = climb(
         f"{PLANTED}:ticks",
         out=tmp_path,

@@ -19,9 +19,7 @@ def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trial_stopped_by_the_budget_is_unmeasured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A small share of a long budget: it is soon over, and a slow machine still gets as far as the trial.
     monkeypatch.setattr("redline.ladder.search.budget._SHARE", 0.05)
     monkeypatch.setattr("redline.ladder.search.budget._LEAST_S", 0.5)
@@ -40,7 +38,7 @@ def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_search_that_did_not_end_is_not_begun_again_with_less(
+def test_unfinished_kernel_search_is_not_repeated_with_less_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redline.ladder.search.budget._WORTH_ANOTHER_SEARCH", 1.0)
@@ -76,7 +74,7 @@ def test_a_target_stops_the_climb(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
+def test_spent_budget_still_ends_with_a_final_race(tmp_path: Path) -> None:
     """The references alone take longer than this budget: a rung that would be kept is not tried."""
     result = climb(
         f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=("planted_fixed",), budget=0.05, sampling=1, progress=None
@@ -145,7 +143,7 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
         ("nothing", "no workload 'nothing'"),
     ],
 )
-def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
+def test_invalid_workloads_raise(workload: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=sentence):
         climb(workload, out=tmp_path, device="cpu", timeout=30, progress=None)
 

@@ -1,4 +1,4 @@
-"""What a climb costs beyond the model itself: at most two seconds a trial.
+"""The overhead of a climb beyond the model itself: at most two seconds per trial.
 
 The clock runs from the first trial to the final race, so it sees the trials and nothing else. What the model
 took is counted from the measurements alone: each trial's set-up, and its samples with the untimed steps before

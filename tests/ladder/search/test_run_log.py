@@ -1,4 +1,4 @@
-"""Resuming: what is used again, and one sentence about why it is not."""
+"""Resuming: which measurements are reused, and the reason if they are not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ def resume(path: Path, spec: TrialSpec = SPEC, machine: Machine = MACHINE, **fac
     return log.open(resume=True), log.recall("baseline") is not None
 
 
-def test_what_was_measured_is_used_again_and_what_failed_is_not(path: Path) -> None:
+def test_measured_rows_are_reused_and_failures_are_not(path: Path) -> None:
     assert resume(path) == ("resuming: 1 earlier measurement is used again", True)
     assert [row.role for row in load_measurements(path)] == ["baseline"]
 
@@ -74,7 +74,7 @@ def test_another_version_of_redline(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("text", [None, "", '{"schema": 1, "work'])
-def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> None:
+def test_nothing_to_resume_starts_anew(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "measurements.jsonl"
     if text is not None:
         path.write_text(text)
@@ -91,5 +91,5 @@ def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> No
         (["/home/me/run.py", "a b"], "python run.py 'a b'"),
     ],
 )
-def test_thecommand_line_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
+def test_command_line_has_no_folders_of_the_machine(words: list[str], command: str) -> None:
     assert command_line(words) == command

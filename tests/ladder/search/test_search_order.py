@@ -1,4 +1,4 @@
-"""Which rungs a climb tries, in which variants, and in which order."""
+"""The rungs that a climb tries, their variants and their order."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from redline.ladder.search.settings import Settings, read_rungs
 from redline.machine.machine import Machine
 
 
-def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path) -> None:
+def test_launch_rungs_are_not_tried_for_train_workloads(tmp_path: Path) -> None:
     def tried(workload: str) -> set[str]:
         settings = Settings(workload, tmp_path, device="cpu")
         return {rung.name for group in candidates(settings, Machine.detect("cpu"), True) for rung in group}
@@ -22,7 +22,7 @@ def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path)
     assert not any(RUNGS[name].stage is Stage.LAUNCH for name in tried("train:decoder-tiny"))
 
 
-def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
+def test_excluded_name_covers_all_variants_and_options_cover_one(tmp_path: Path) -> None:
     def tried(**asked: tuple[str, ...]) -> list[str]:
         settings = Settings(
             "resnet", tmp_path, device="cpu", **{name: read_rungs(texts) for name, texts in asked.items()}
@@ -42,7 +42,7 @@ def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
     ) == ["compile(dynamic=true)", "tf32"]
 
 
-def test_what_decides_most_comes_first_and_one_by_one(tmp_path: Path) -> None:
+def test_first_rungs_are_yielded_one_by_one(tmp_path: Path) -> None:
     groups = list(candidates(Settings("resnet", tmp_path, device="cpu"), Machine.detect("cpu"), False))
     *first, others = [{rung.name for rung in group} for group in groups]
     assert [name for names in first for name in names] == [name for name in FIRST if RUNGS[name].inference]

@@ -1,4 +1,4 @@
-"""A target is reached by the whole interval in every shape, or by the peak; and the sentence says by what."""
+"""A target is reached by the whole interval in every shape, or by the peak."""
 
 from dataclasses import replace
 
