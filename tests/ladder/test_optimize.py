@@ -149,6 +149,8 @@ def test_a_training_step_is_optimized_on_a_copy() -> None:
 def test_invalid_models_and_samples_raise() -> None:
     with pytest.raises(WorkloadError, match=r"takes a torch\.nn\.Module, not function"):
         redline.optimize(lambda x: x, torch.ones(2))  # pyright: ignore
+    with pytest.raises(WorkloadError, match="needs both loss= and optimizer="):
+        redline.optimize(nn.Linear(2, 2), torch.randn(2, 2), loss=lambda output, _: output.sum())  # pyright: ignore
     with pytest.raises(WorkloadError, match="holds no tensor"):
         redline.optimize(nn.Linear(2, 2), "text", progress=None)
     with pytest.raises(WorkloadError, match="every tensor in samples= is constant"):

@@ -154,6 +154,8 @@ def optimize(
     """
     if not isinstance(model, nn.Module):
         raise WorkloadError(f"optimize() takes a torch.nn.Module, not {type(model).__name__}.")
+    if (loss is None) != (optimizer is None):
+        raise WorkloadError("a training step needs both loss= and optimizer=: give both, or neither.")
     batches = samples if isinstance(samples, list) else [samples]
     gates = (gates,) if isinstance(gates, Gate) else tuple(gates)
     home = resolve_device(device or str(Job.of(model, share=True).device))
