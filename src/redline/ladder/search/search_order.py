@@ -45,8 +45,9 @@ def check_asked(settings: Settings, training: bool) -> None:
 def _why_unfit(name: str, settings: Settings, training: bool) -> str:
     rung = RUNGS[name]
     if not (rung.training if training else rung.inference):
-        kind = "training steps" if rung.training else "inference"
-        return f"{name} is for {kind} only"
+        kinds = ("training steps", "inference")
+        asked, given = kinds if rung.training else reversed(kinds)
+        return f"{name} is for {asked} only, but the workload runs {given}"
     if runs_steps_in_parts(settings.workload) and rung.stage is Stage.LAUNCH:
         return f"{name} launches whole steps, but `redline train` runs a step in parts"
     return ""
