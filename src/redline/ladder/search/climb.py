@@ -9,7 +9,6 @@ from pathlib import Path
 from redline.errors import RedlineError
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import Objective
-from redline.ladder.report import write_report
 from redline.ladder.rung import Rung
 from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.climber import Climber
@@ -90,6 +89,9 @@ def climb(
 def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
     if folder is None:
         return climbed
+    # Imported here, because the report's templates are not needed without files.
+    from redline.ladder.report import write_report
+
     files = {
         "plan file": folder / "plan.toml",
         "measurements": folder / "measurements.jsonl",
