@@ -194,7 +194,7 @@ def test_a_small_network_in_main_becomes_faster_beyond_noise_in_two_minutes(tmp_
     import time
 
     begin_s = time.monotonic()
-    out, _ = run_script(tmp_path, 'budget="60s"')
+    out, _ = run_script(tmp_path, 'budget="45s"')
     assert time.monotonic() - begin_s < 120
     low = re.search(r"lowest speed-up ([\d.]+)", out)
     assert low is not None and float(low[1]) > 1.0, out
