@@ -11,10 +11,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from redline import climb
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
-from redline.ladder.search.climb import Settings, climb
-from redline.notation import parse_seconds
 
 # Larger shapes than the workloads' defaults are for GPUs.
 WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
@@ -54,22 +53,22 @@ def main() -> int:
         address, shape = WORKLOADS[name]
         label = ",".join(f"{key}={value}" for key, value in shape.items())
         with tempfile.TemporaryDirectory() as folder:
-            settings = Settings(
-                address,
-                Path(folder),
-                {label: shape},
-                budget_s=parse_seconds(arguments.budget),
-                timeout_s=parse_seconds(arguments.timeout),
-                sampling_s=parse_seconds(arguments.sampling),
-                without=tuple(arguments.without),
-            )
             try:
-                climbed = climb(settings, lambda text, row: print(f"  {text}", row.reason if row else "", flush=True))
+                climbed = climb(
+                    address,
+                    shapes={label: shape},
+                    budget=arguments.budget,
+                    timeout=arguments.timeout,
+                    sampling=arguments.sampling,
+                    without=arguments.without,
+                    out=folder,
+                    progress=lambda text, row: print(f"  {text}", row.reason if row else "", flush=True),
+                )
             except RedlineError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 failed = True
                 continue
-            write_text(arguments.out / f"{name}.jsonl", settings.measurements_path.read_text(encoding="utf-8"))
+            write_text(arguments.out / f"{name}.jsonl", climbed.files["measurements"].read_text(encoding="utf-8"))
             print(f"{name}: {climbed.plan}: {climbed.measurements[-1].reason}", flush=True)
     return 1 if failed else 0
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from climb_all import WORKLOADS
 
@@ -32,8 +31,9 @@ from redline.ladder.measuring.trial import (
 )
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
+from redline.ladder.search.preparation import WorkloadFacts, ask_machine, prepare_trials
 from redline.ladder.search.run_log import RunLog
-from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
+from redline.ladder.search.settings import Settings
 from redline.ladder.statistics import median
 from redline.notation import format_seconds, parse_seconds
 
@@ -47,7 +47,7 @@ class Entry:
     name: str
     found: str
     spec: TrialSpec
-    facts: dict[str, Any]
+    facts: WorkloadFacts
     arms: list[Arm] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ def main() -> int:
             address, shape = WORKLOADS[name]
             label = ",".join(f"{key}={value}" for key, value in shape.items())
             sampling_s = parse_seconds(arguments.sampling)
-            settings = Settings(address, Path("."), {label: shape}, timeout_s=timeout_s, sampling_s=sampling_s)
+            settings = Settings(address, shapes={label: shape}, timeout_s=timeout_s, sampling_s=sampling_s)
             found = load_measurements(arguments.results / f"{name}.jsonl")[-1].plan
             entries.append(Entry(name, found, *prepare_trials(pool, settings, machine)))
         try:

@@ -8,13 +8,13 @@ from torch import nn
 
 from redline import Workload
 from redline.errors import WorkloadError
-from redline.ladder.workloads.pictures import pictures
+from redline.ladder.workloads.images import random_images
 
 
 def named(name: str = "resnet50", batch: int = 1, size: int = 224) -> Workload:
     return Workload(
         build=lambda: create_model(name),
-        inputs=lambda seed: pictures(batch, size),
+        inputs=lambda seed: random_images(batch, size),
         items=batch,
         unit="image",
     )

@@ -35,6 +35,8 @@ def pytest_configure() -> None:
 # The files that take longest. Begun first, they do not keep one process busy while the others have nothing left.
 LONG = (
     "ladder/search/test_climb.py",
+    "ladder/search/test_climb_limits.py",
+    "ladder/test_optimize.py",
     "evaluation/recall/test_learning_needles.py",
     "evaluation/recall/test_learning_pairs.py",
     "cli/test_climb.py",

@@ -1,5 +1,6 @@
 """The public names: complete, importable, documented; and importing them starts nothing."""
 
+import doctest
 import inspect
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import redline
 HEAVY = ("torchao", "onnxruntime", "onnx", "transformers", "torch_tensorrt", "typer", "rich", "jinja2")
 
 
-def test_all_is_what_is_public() -> None:
+def test_all_lists_every_public_name() -> None:
     assert all(hasattr(redline, name) for name in redline.__all__)
     names = {name for name, value in vars(redline).items() if not name.startswith("_") and not inspect.ismodule(value)}
     assert sorted(names | {"__version__"}) == redline.__all__ and set(redline.__all__) <= set(dir(redline))
+    assert sorted([*redline._PLACES, "__version__"]) == redline.__all__
     with pytest.raises(AttributeError, match="no attribute 'Warp'"):
         redline.Warp  # noqa: B018
 
@@ -27,12 +29,22 @@ def test_a_star_import_gives_them_all() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
-def test_every_public_name_says_what_it_is(name: str) -> None:
+def test_every_public_name_has_a_docstring(name: str) -> None:
     value = getattr(redline, name)
     assert value.__module__.startswith("redline.")
     # A dataclass without a docstring shows its signature instead.
     doc = inspect.getdoc(value) or ""
     assert doc and not doc.startswith(f"{name}("), name
+
+
+@pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
+def test_examples_in_docstrings_run(name: str) -> None:
+    import torch
+
+    value = getattr(redline, name)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in doctest.DocTestFinder(recurse=False).find(value, name, globs={"redline": redline, "torch": torch}):
+        assert runner.run(test).failed == 0
 
 
 def test_the_version_is_the_packages() -> None:
@@ -46,7 +58,7 @@ def test_importing_starts_nothing_and_loads_no_engine(tmp_path: Path) -> None:
 import sys
 import redline
 assert "torch" not in sys.modules
-redline.Plan, redline.find_optimal_batch_size
+redline.Plan, redline.find_optimal_batch_size, redline.optimize, redline.climb, redline.verify, redline.bench
 import torch
 assert not torch.cuda.is_initialized()
 loaded = [name for name in {HEAVY!r} if name in sys.modules]

@@ -28,7 +28,7 @@ def test_restored_when_it_raises() -> None:
     assert logging.root.manager.disable == before
 
 
-def test_advice_is_kept_back_and_nothing_else() -> None:
+def test_only_advice_is_suppressed() -> None:
     before = list(warnings.filters)
     with unadvised():
         warnings.warn("TensorFloat32 tensor cores for float32 matrix multiplication available", stacklevel=1)

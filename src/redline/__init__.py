@@ -10,16 +10,21 @@ from redline.version import VERSION as __version__
 if _TYPE_CHECKING:
     from redline.errors import RedlineError
     from redline.ladder.batch_size import find_optimal_batch_size
+    from redline.ladder.bench import BenchRun, bench
     from redline.ladder.gate import Gate
     from redline.ladder.measurement import Measurement
+    from redline.ladder.optimize import optimize
     from redline.ladder.plan import Plan
     from redline.ladder.rung import Rung, Stage
+    from redline.ladder.search.climb import climb
+    from redline.ladder.verify import verify
     from redline.ladder.workload import Workload
     from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
 
 __all__ = [
+    "BenchRun",
     "Gate",
     "Machine",
     "Measurement",
@@ -32,12 +37,17 @@ __all__ = [
     "Stage",
     "Workload",
     "__version__",
+    "bench",
+    "climb",
     "find_optimal_batch_size",
     "load_workload",
+    "optimize",
+    "verify",
 ]
 
-# Where each public name is, so that what needs no torch (a command's --help) does not wait for it.
+# The module of each public name. A name is imported when it is first used, so that `--help` does not wait for torch.
 _PLACES = {
+    "BenchRun": "ladder.bench",
     "Gate": "ladder.gate",
     "Machine": "machine.machine",
     "Measurement": "ladder.measurement",
@@ -49,8 +59,12 @@ _PLACES = {
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
     "Workload": "ladder.workload",
+    "bench": "ladder.bench",
+    "climb": "ladder.search.climb",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_workload": "ladder.workloads.addresses",
+    "optimize": "ladder.optimize",
+    "verify": "ladder.verify",
 }
 
 

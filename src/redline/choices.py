@@ -1,7 +1,7 @@
-"""The names and limits that `--help` shows.
+"""Names and limits that `--help` shows.
 
-They stand apart from the modules that implement them, so that showing help imports neither torch nor any other large
-package. This module imports nothing.
+They are separate from the modules that implement them, so that help imports neither torch nor any other large package.
+This module imports nothing.
 """
 
 BENCH_PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
@@ -10,15 +10,15 @@ STREAM_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 SAMPLER_NAMES = ("ddim", "dpm_solver", "flow_euler", "distilled")
 UPSCALE_PRESETS = ("speed", "balanced", "memory", "quality")
 
-# Images with more pixels than this are refused unless another limit is given.
+# Images with more pixels than this are refused by default.
 PIXEL_LIMIT = 1_000_000_000
 
 # File name suffixes of the videos that a stream writes, and FFmpeg's names of their containers.
 VIDEO_CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 STREAM_SOURCES = (
-    "a film, a folder of pictures[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, or "
+    "a video, a folder of images[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, or "
     "synthetic[:WxH@FPS,SECONDS]"
 )
 STREAM_SINKS = (
-    f"a film ({', '.join(VIDEO_CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
+    f"a video ({', '.join(VIDEO_CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
 )

@@ -1,7 +1,7 @@
-"""Keeps a library's chatter (warnings, log lines, prints) out of the user's terminal.
+"""Suppresses warnings, log lines and prints of libraries.
 
-Exporters and quantizers print progress, warn about packages nobody asked for, and configure the root logger
-when they are imported. None of it belongs in a climb's table or in a pipe that expects JSON.
+Exporters and quantizers print progress, warn about packages that are not installed, and configure the root logger when
+they are imported. None of that belongs into the table of a climb, or into a pipe that expects JSON.
 """
 
 import contextlib
@@ -13,10 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unadvised() -> Iterator[None]:
-    """Without torch.compile's advice to turn TF32 on, and to authors of tensor types.
-
-    What fp32 products are rounded to is said elsewhere.
-    """
+    """Suppresses torch.compile's advice about TF32, which is a rung, and its advice for authors of tensor types."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
         warnings.filterwarnings("ignore", ".* does not implement _stable_hash_for_caching")
@@ -25,7 +22,7 @@ def unadvised() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silences Python-level output inside; levels, handlers and warning filters are as before afterwards."""
+    """Suppresses Python-level output in the block, and restores log levels, handlers and warning filters after it."""
     root = logging.getLogger()
     handlers, level, disabled = list(root.handlers), root.level, logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from redline.ladder.bench import load
+from redline.ladder.bench import BenchRun
 from redline.ladder.measuring.trial import Arm, TrialSpec, take_turns
-from redline.ladder.search.settings import ask_machine
+from redline.ladder.search.preparation import ask_machine
 
 from .conftest import TINY, Seen
 
@@ -125,7 +125,7 @@ def test_the_matrix_has_a_row_per_precision(command: Callable[..., Seen]) -> Non
 
 def test_a_matrix_takes_no_plans(command: Callable[..., Seen]) -> None:
     seen = command("bench", "resnet", "--matrix", "--plan", "bf16")
-    assert seen.code == 2 and "--matrix has plans of its own" in seen.err
+    assert seen.code == 2 and "--matrix has its own plans" in seen.err
 
 
 def test_a_plan_that_dies_while_it_is_timed_is_a_row(
@@ -144,7 +144,7 @@ def test_a_plan_that_dies_while_it_is_timed_is_a_row(
     plans = ["--plan", "eager", "--plan", "fold_batchnorm"]
     seen = command("bench", f"{TINY}:convolutions", *plans, "--device", "cpu", "--sampling", "300ms", "--save", saved)
     assert seen.code == 1 and died == ["fold_batchnorm"]
-    rows = {row.plan: row for row in load(saved)}
+    rows = {row.plan: row for row in BenchRun.load(saved).measurements}
     assert (
         rows["eager"].samples
         and rows["fold_batchnorm"].verdict == "failed"

@@ -1,4 +1,4 @@
-"""`redline bench lsd`: a shape that is none is a sentence, and one shape that fails does not cost the others."""
+"""`redline bench lsd`: invalid shapes are reported, and a shape that fails does not end the others."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, rows: dict[Shape, list[Row]]) -> No
     ("shape", "sentence"),
     [("side=abc", "side is a whole number, not 'abc'"), ("frames=1.5", "frames is a whole number, not 1.5")],
 )
-def test_a_shape_that_is_none_is_a_sentence(shape: str, sentence: str, command: Callable[..., Seen]) -> None:
+def test_invalid_shapes_are_reported(shape: str, sentence: str, command: Callable[..., Seen]) -> None:
     assert_one_sentence(command("bench", "lsd", "--shapes", shape, "--device", "cpu"), sentence)
 
 
@@ -46,16 +46,14 @@ def test_shapes_go_on_after_a_plain_arm_that_fails(
     ]
 
 
-def test_nothing_is_asked_of_a_device_that_is_lost(
-    command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_device_ends_the_benchmark(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Row(LIGHT, Arm("TF32", "tf32"), "cpu", failure="gone; the device is lost", device_lost=True)
     made_up(monkeypatch, {LIGHT: [Row(LIGHT, PLAIN, "cpu"), lost]})
     seen = command("bench", "lsd", *GIVEN)
     assert seen.code == 1 and "the device is lost" in seen.out and "tiny" not in seen.out
 
 
-def test_an_arm_that_became_another_says_so(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_to_another_plan_is_shown(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
     half = Arm("fp16", "fp16 + channels_last")
     rows = [Row(TINY, half, "cpu", plan=plan) for plan in ("bf16 + channels_last", "fp16 + channels_last")]
     made_up(monkeypatch, {LIGHT: [], TINY: rows})

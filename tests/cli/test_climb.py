@@ -1,4 +1,4 @@
-"""`redline climb` from end to end: what it writes, what it prints where, and that it never overwrites."""
+"""`redline climb` end to end: its files and its output; it never overwrites measurements."""
 
 import os
 import re
@@ -62,13 +62,13 @@ def test_the_json_is_what_was_measured(ended: Ended) -> None:
     assert all(row.command.startswith("redline climb") for row in rows)
 
 
-def test_a_target_that_was_not_reached_is_said(ended: Ended) -> None:
+def test_missed_target_is_reported(ended: Ended) -> None:
     target = ended.said["target"]
     assert (target["asked"], target["reached"]) == ("1us", False)
     assert target["sentence"].startswith("1 µs was not reached: a step takes ")
 
 
-def test_every_ratio_stands_beside_what_it_was_measured_against(ended: Ended) -> None:
+def test_every_ratio_has_the_median_it_was_measured_against(ended: Ended) -> None:
     compared = [row for row in ended.said["rows"] if row["over_last"] is not None]
     # The eager model is compared with nothing when it wins the final race, as it may on a busy machine.
     assert {row["role"] for row in compared} >= ({"trial"} if ended.said["plan"] == "eager" else {"trial", "final"})
@@ -91,7 +91,7 @@ def test_progress_goes_to_stderr_a_line_per_event(ended: Ended) -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_second_climb_moves_the_first_aside_and_a_resumed_one_goes_on(
+def test_second_climb_renames_the_measurements_and_resume_continues_them(
     ended: Ended, command: Callable[..., Seen]
 ) -> None:
     path = ended.folder / "measurements.jsonl"
@@ -125,12 +125,12 @@ def test_the_default_folder_is_named_after_the_workload(command: Callable[..., S
     arguments = ["--device", "cpu", "--objective", "memory", "--rungs", "tf32", "--sampling", "300ms"]
     seen = command("climb", f"{tmp_path / 'mine.py'}:perceptron", *arguments, "--resume")
     assert seen.code == 0, seen.err
-    assert "there is nothing to resume: starting afresh" in seen.err and "resume  there is nothing" in seen.out
+    assert "there is nothing to resume: starting anew" in seen.err and "resume  there is nothing" in seen.out
     (folder,) = (tmp_path / "redline-out").iterdir()
     assert folder.name.endswith("mine-perceptron") and {path.name for path in folder.iterdir()} == WRITTEN
 
 
-def test_ctrl_c_ends_it_and_leaves_nothing_but_what_was_measured(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_only_the_measurements(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     arguments = [sys.executable, "-m", "redline", "climb", f"{TINY}:convolutions", "--device", "cpu", "--out", "out"]

@@ -1,4 +1,4 @@
-"""The ladder as a table: what a ratio was measured against, and which shape a time is of."""
+"""The ladder as a table: the reference of each ratio, and the shape of each time."""
 
 import io
 
@@ -20,7 +20,7 @@ def printed(measurements: list[Measurement], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [120, 200])
-def test_the_opponent_of_each_ratio_stands_beside_it(width: int) -> None:
+def test_each_ratio_is_beside_its_reference_time(width: int) -> None:
     climb = cpu_climb()
     kept = next(m for m in climb if m.rung == "fold_batchnorm")
     header, *lines = printed(climb, width).splitlines()
@@ -29,7 +29,7 @@ def test_the_opponent_of_each_ratio_stands_beside_it(width: int) -> None:
     assert line[: header.index("× last")].rstrip().endswith(format_seconds(median(kept.against_samples[""])))
 
 
-def test_shapes_are_named_and_the_result_is_told_for_each() -> None:
+def test_shapes_are_named_with_their_results() -> None:
     text = printed(h200_climb(shapes=("size=64", "size=96")), 200)
     assert "Times are with size=64; ratios are the geometric mean over size=64 and size=96." in text
     rows = [line.split() for line in text.splitlines() if line.startswith(("size=64 ", "size=96 "))]
@@ -39,6 +39,6 @@ def test_shapes_are_named_and_the_result_is_told_for_each() -> None:
 
 
 @pytest.mark.parametrize("width", [110, 200])
-def test_every_cell_says_what_it_said(width: int) -> None:
+def test_every_cell_is_complete(width: int) -> None:
     text = printed(h200_climb(shapes=("size=64", "size=96")), width) + printed(cpu_climb(), width)
     check_golden(f"ladder_table_{width}.txt", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))

@@ -1,4 +1,4 @@
-"""What torch reads when it starts is set before it does, and whoever asked for something else keeps it."""
+"""Environment variables that torch reads at import are set before, unless the user has set them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What someone sees who has just installed it: help with examples, the rungs, the bundled workloads."""
+"""Help with examples, the list of rungs, and the bundled workloads."""
 
 import os
 import re
@@ -46,7 +46,7 @@ def test_python_m_redline_lists_every_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("rungs",), ("rungs", "--json")], ids=" ".join)
-def test_a_reader_that_leaves_is_no_regression(arguments: tuple[str, ...]) -> None:
+def test_broken_pipe_has_its_own_exit_code(arguments: tuple[str, ...]) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -57,7 +57,7 @@ def test_a_reader_that_leaves_is_no_regression(arguments: tuple[str, ...]) -> No
     assert (seen.returncode, seen.stderr) == (141, b"")
 
 
-def test_the_list_says_of_each_command_what_it_says_itself() -> None:
+def test_command_list_matches_the_help_of_each_command() -> None:
     for name, said in COMMANDS.items():
         assert load_command(name).help.split("\n\n")[0].replace("\n", " ") == said
 
@@ -158,7 +158,7 @@ def test_doctor_says_what_the_machine_can_do(command: Callable[..., Seen]) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
-def test_output_that_cannot_be_written_is_a_sentence() -> None:
+def test_full_disk_is_reported() -> None:
     with Path("/dev/full").open("w") as full:
         for arguments in (["--version"], ["rungs"]):
             seen = subprocess.run(

@@ -1,4 +1,4 @@
-"""Where stderr is no terminal, every long command says every few seconds how far it is."""
+"""Long commands print their progress every few seconds if stderr is not a terminal."""
 
 import time
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_line_comes_while_a_single_step_takes_long_and_a_library_is_silenced(
+def test_line_is_printed_during_a_long_step_while_a_library_is_silenced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with LiveLine("reading …") as line, quiet():
@@ -65,7 +65,7 @@ def test_a_line_comes_while_a_single_step_takes_long_and_a_library_is_silenced(
     assert " left · a [b]: 30 dB (" in said[-1]
 
 
-def test_nothing_is_printed_by_what_is_quick(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_commands_print_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with LiveLine("reading …") as line:
         line.count("scoring", 1, 2, "image")
     assert capsys.readouterr().err == ""

@@ -51,7 +51,7 @@ def printed(seen: Profile, top: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
 
 
-def test_every_cell_says_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Profile(
         "a workload", {}, "bf16", "cuda:0", "a GPU", "2.0", True, 0.033, ("a [note]",), LAYERS, MEMORY, ATTENTION,
         KERNELS, "", Deeper("nsys a", "ncu b"),

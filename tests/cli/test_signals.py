@@ -34,7 +34,7 @@ def test_sigterm_ends_a_climb_without_leftovers(
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    monkeypatch.setattr("redline.ladder.search.climb.ask_machine", signalled)
+    monkeypatch.setattr("redline.ladder.search.trials.ask_machine", signalled)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["redline", "climb", f"{TINY}:perceptron", "--device", "cpu"])
     with pytest.raises(SystemExit) as end:

@@ -1,4 +1,4 @@
-"""`redline verify`: exit code 0 while a plan holds, 1 when a rung of it no longer does."""
+"""`redline verify`: exit code 0 if a plan holds, 1 if one of its rungs no longer does."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -34,8 +34,7 @@ from redline.evaluation.recall import task_in
 from redline.files import untrusted
 from redline.files.partial import check_is_free, owner_mark
 from redline.generation.folder import ModelFolder, read_tokenizer
-from redline.ladder.bench import compare_runs, load
-from redline.ladder.bench import save as save_bench
+from redline.ladder.bench import BenchRun
 from redline.ladder.gate import Score
 from redline.ladder.measurement import Measurement, load_measurements
 from redline.ladder.plan import Plan
@@ -118,7 +117,7 @@ def _report(path: Path) -> None:
 
 
 def _write_bench(folder: Path) -> Path:
-    save_bench(folder / "b.json", [_measurement()])
+    BenchRun((_measurement(),)).save(folder / "b.json")
     return folder / "b.json"
 
 
@@ -266,7 +265,12 @@ def _config(name: str) -> Callable[[Path], Path]:
 
 READERS = (
     Reader("measurements", _write_measurements, _report, fuzz_json_lines),
-    Reader("benchmark", _write_bench, lambda path: compare_runs(load(path), [_measurement()], True), fuzz_json),
+    Reader(
+        "benchmark",
+        _write_bench,
+        lambda path: BenchRun((_measurement(),)).compare(BenchRun.load(path), True),
+        fuzz_json,
+    ),
     Reader("plan", _text("plan.toml", _PLAN), lambda path: str(Plan.load(path)), fuzz_toml),
     Reader("machine cache", _write_cache, _detect, fuzz_json),
     Reader("drct settings", _config("drct-small-x4.toml"), lambda p: DrctTraining.read(p, photos="a"), fuzz_toml),

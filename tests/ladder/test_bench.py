@@ -1,11 +1,11 @@
-"""Comparing two runs: what differs beside the speed is refused or said."""
+"""Comparing two runs: other differences than speed are refused or noted."""
 
 from dataclasses import replace
 
 import pytest
 
 from redline.errors import MachineError, MeasurementError
-from redline.ladder.bench import compare_runs
+from redline.ladder.bench import BenchRun, Change
 from redline.ladder.measurement import Measurement
 
 THEN = Measurement(
@@ -22,28 +22,32 @@ THEN = Measurement(
 )
 
 
+def compare(then: list[Measurement], now: list[Measurement], **options: bool) -> list[Change]:
+    return BenchRun(tuple(now)).compare(BenchRun(tuple(then)), **options)
+
+
 def test_the_same() -> None:
-    (change,) = compare_runs([THEN], [THEN])
+    (change,) = compare([THEN], [THEN])
     assert (change.verdict, change.note) == ("same", "")
 
 
-def test_another_objective_is_refused_whatever_was_said_of_machines() -> None:
+def test_different_objectives_are_refused_even_with_any_machine() -> None:
     with pytest.raises(MeasurementError, match=r"different objectives \(latency and throughput\)"):
-        compare_runs([THEN], [replace(THEN, objective="throughput")], any_machine=True)
+        compare([THEN], [replace(THEN, objective="throughput")], any_machine=True)
     with pytest.raises(MachineError, match="different machines"):
-        compare_runs([THEN], [replace(THEN, machine={"fingerprint": "two", "name": "there"})])
+        compare([THEN], [replace(THEN, machine={"fingerprint": "two", "name": "there"})])
 
 
-def test_another_workload_under_the_same_address_is_said() -> None:
-    (change,) = compare_runs([THEN], [replace(THEN, digest="d2", sources={"mine.py": "1", "net.py": "2"})])
-    assert (change.verdict, change.note) == ("same", "another workload than then: net.py has changed")
-    (change,) = compare_runs([THEN], [replace(THEN, digest="d2")])
-    assert change.note == "another workload than then: its gates or its reference have changed"
+def test_changed_workload_adds_a_note() -> None:
+    (change,) = compare([THEN], [replace(THEN, digest="d2", sources={"mine.py": "1", "net.py": "2"})])
+    assert (change.verdict, change.note) == ("same", "the workload is not the same: net.py has changed")
+    (change,) = compare([THEN], [replace(THEN, digest="d2")])
+    assert change.note == "the workload is not the same: its gates or its reference have changed"
 
 
 def test_the_verdict_is_that_of_the_objective() -> None:
     slower_and_smaller = {"samples": {"": (0.2, 0.201, 0.202, 0.203)}, "peak_bytes": 2**19}
     for objective, verdict in (("latency", "slower"), ("memory", "smaller")):
         then = replace(THEN, objective=objective)
-        (change,) = compare_runs([then], [replace(then, **slower_and_smaller)])
+        (change,) = compare([then], [replace(then, **slower_and_smaller)])
         assert change.verdict == verdict

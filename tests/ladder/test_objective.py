@@ -65,7 +65,7 @@ def test_memory_objective_compares_peaks_first_and_then_speed(seen: Comparison, 
 
 
 @pytest.mark.parametrize("objective", Objective)
-def test_what_is_to_stay_may_be_faster_by_less(objective: Objective) -> None:
+def test_final_race_accepts_smaller_gains(objective: Objective) -> None:
     assert not objective.judge(comparison(BARELY))[0] and objective.judge(comparison(BARELY), ANY)[0]
     assert not objective.judge(comparison(SAME), ANY)[0]
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from redline.errors import MachineError, ModelError, RedlineError
 from redline.ladder.gate import Gate
-from redline.ladder.workloads.drct import draw, smooth_pictures
+from redline.ladder.workloads.drct import draw, smooth_images
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx
@@ -39,7 +39,7 @@ def network() -> Network:
 @pytest.fixture(scope="module")
 def exported(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "small.onnx"
-    result = export_onnx(network, path, 16, smooth_pictures(2, 16))
+    result = export_onnx(network, path, 16, smooth_images(2, 16))
     assert result.score.passed and result.bytes == path.stat().st_size
     assert [p.name for p in path.parent.iterdir()] == ["small.onnx"]
     return path
@@ -62,8 +62,8 @@ def test_any_number_of_tiles_comes_out_the_same(network: Network, exported: Path
 
 @pytest.mark.usefixtures("exported_before")
 def test_int8_is_smaller_and_inside_its_limit(network: Network, exported: Path, tmp_path: Path) -> None:
-    calibration = [smooth_pictures(2, 16) for _ in range(3)]
-    result = export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), calibration)
+    calibration = [smooth_images(2, 16) for _ in range(3)]
+    result = export_onnx(network, tmp_path / "int8.onnx", 16, smooth_images(2, 16), calibration)
     assert result.score.value > 40 and result.bytes < exported.stat().st_size
     assert load_onnx_network(tmp_path / "int8.onnx").name.endswith("(ONNX, int8)")
 
@@ -76,7 +76,7 @@ def test_it_tells_how_far_it_is(network: Network, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(exporting, "quantize_static", quantized)
     told: list[tuple[str, int, int]] = []
-    tiles = smooth_pictures(3, 16).split(1)
+    tiles = smooth_images(3, 16).split(1)
     export_onnx(network, tmp_path / "a.onnx", 16, tiles[0], tiles, lambda *said: told.append(said))
     assert told == [
         ("exporting a small DRCT as a graph", 0, 0),
@@ -91,7 +91,7 @@ def test_int8_is_for_layers_that_read_normalized_numbers(network: Network, tmp_p
     """In each of five blocks: queries, keys and values in one, what follows attention, and both of the network."""
     import onnx
 
-    export_onnx(network, tmp_path / "int8.onnx", 16, smooth_pictures(2, 16), [smooth_pictures(2, 16)])
+    export_onnx(network, tmp_path / "int8.onnx", 16, smooth_images(2, 16), [smooth_images(2, 16)])
     graph = onnx.load(tmp_path / "int8.onnx").graph
     rounded = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     kinds = Counter(node.op_type for node in graph.node if set(node.input[:2]) <= rounded)
@@ -102,8 +102,8 @@ def test_int8_is_for_layers_that_read_normalized_numbers(network: Network, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [4, 2])
 def test_the_shipped_weights_pass_in_int8(scale: int, tmp_path: Path) -> None:
-    calibration = [smooth_pictures(2, 32) for _ in range(3)]
-    result = export_onnx(load_network(None, scale), tmp_path / "int8.onnx", 32, smooth_pictures(2, 32), calibration)
+    calibration = [smooth_images(2, 32) for _ in range(3)]
+    result = export_onnx(load_network(None, scale), tmp_path / "int8.onnx", 32, smooth_images(2, 32), calibration)
     assert result.score.value > 50
 
 
@@ -111,7 +111,7 @@ def test_the_shipped_weights_pass_in_int8(scale: int, tmp_path: Path) -> None:
 def test_what_does_not_agree_is_not_written(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "EXACT", Gate("picture_psnr", 199.0))
     with pytest.raises(ModelError, match="dB from the network itself, below 199: nothing was written"):
-        export_onnx(network, tmp_path / "never.onnx", 16, smooth_pictures(1, 16))
+        export_onnx(network, tmp_path / "never.onnx", 16, smooth_images(1, 16))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,7 +119,7 @@ def test_files_and_requests_that_cannot_be_used(network: Network, exported: Path
     import onnx
 
     with pytest.raises(ModelError, match="multiples of 4, not 18"):
-        export_onnx(network, tmp_path / "x.onnx", 18, smooth_pictures(1, 18))
+        export_onnx(network, tmp_path / "x.onnx", 18, smooth_images(1, 18))
     (tmp_path / "broken.onnx").write_bytes(exported.read_bytes()[:500])
     with pytest.raises(ModelError, match="damaged, or no model"):
         load_onnx_network(tmp_path / "broken.onnx")
@@ -151,7 +151,7 @@ def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported
     from redline.upscale.settings import UpscaleSettings
     from redline.upscale.tasks import Task
 
-    samples = (smooth_pictures(1, 40)[0].permute(1, 2, 0) * 255).round().byte().numpy()
+    samples = (smooth_images(1, 40)[0].permute(1, 2, 0) * 255).round().byte().numpy()
     Image.fromarray(samples).save(tmp_path / "in.png")
     settings = UpscaleSettings(exported, margin_px=2, ramp_px=2)
     task = Task(tmp_path / "in.png", tmp_path / "onnx.png")

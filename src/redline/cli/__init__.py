@@ -1,7 +1,7 @@
-"""The command line: one file per command, no logic beyond parsing and printing.
+"""The command line: one file per command, for parsing and printing only.
 
-A command's file is imported when the command is called, and torch and other large packages inside the command's
-function: no `--help` waits for them.
+A command's file is imported when the command is called; torch and other large packages are imported in the command's
+function, so that `--help` does not wait for them.
 """
 
 import io
@@ -21,7 +21,7 @@ from redline.cli.signals import TERMINATED, Termination, sigterm_as_interrupt
 from redline.errors import RedlineError
 from redline.version import VERSION
 
-# What `redline --help` says of each command; a test holds it against the command's own first sentence.
+# The summary of each command in `redline --help`; a test compares it with the first sentence of the command's help.
 COMMANDS = {
     "doctor": "Say what this machine can do: dtypes, kernels, measured ceilings, and every rung, available or why not.",
     "climb": "Make a model faster, one measured and proven rung at a time.",
@@ -66,7 +66,7 @@ class _Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """The command of a name, made from the function of that name in the file of that name."""
+    """Returns the command of this name, from the function of the same name in the file of the same name."""
     word = name.replace("-", "_")
     function = getattr(import_module(f"redline.cli.{word}"), word)
     if isinstance(function, typer.Typer):
@@ -76,8 +76,8 @@ def load_command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-# As a shell says of what SIGPIPE ended.
-_UNREAD = 141
+# The exit code that a shell reports for a process that SIGPIPE ended.
+_BROKEN_PIPE = 141
 _LOOK: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
@@ -110,16 +110,19 @@ def _redline(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted (Ctrl-C), 141
-    nobody reads the output, 143 terminated (SIGTERM)."""
+    """Runs the command line.
+
+    Exit codes: 0 done, 1 a regression or a plan that no longer holds, 2 bad input, 130 interrupted (Ctrl-C), 141 broken
+    pipe, 143 terminated (SIGTERM).
+    """
     with sigterm_as_interrupt() as termination:
         _main(termination)
 
 
 def _main(termination: Termination) -> None:
-    # Kept apart, because who notices a broken pipe puts another file in the place of stdout.
+    # A duplicate, because stdout is replaced when its pipe is broken.
     output = None
-    with suppress(OSError, AttributeError):  # there may be none
+    with suppress(OSError, AttributeError):  # stdout may be closed
         output = os.dup(sys.stdout.fileno())
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):
@@ -129,11 +132,10 @@ def _main(termination: Termination) -> None:
             out.buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through
         )
     if sys.argv[1:2] == ["stream"]:
-        # Before torch is there: its threads are not to spin while they wait, or two programs that compute on the same
-        # cores take turns of a second.
+        # Set before torch is imported: waiting threads that spin slow down other programs on the same cores.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.argv[1:2] in (["stream"], ["upscale"]):
-        # Likewise: memory in large pages, of which pictures take few, and which fit each other better when kept.
+        # Also set before torch is imported: large pages make allocating and reusing image buffers faster.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         try:
@@ -143,43 +145,43 @@ def _main(termination: Termination) -> None:
     except RedlineError as error:
         fail(str(error))
         sys.exit(2)
-    except BrokenPipeError:  # met by what was still to be printed at the end
-        _print_nothing_more()
-        sys.exit(_UNREAD)
+    except BrokenPipeError:  # raised by the last flush
+        _discard_output()
+        sys.exit(_BROKEN_PIPE)
     except SystemExit as end:
         if end.code in (130, TERMINATED):  # 130 is Typer's exit code for KeyboardInterrupt
             terminated = termination.requested or end.code == TERMINATED
             fail("terminated." if terminated else "interrupted.")
             sys.exit(TERMINATED if terminated else 130)
         if end.code == 1 and output is not None and not _has_reader(output):
-            sys.exit(_UNREAD)
+            sys.exit(_BROKEN_PIPE)
         raise
 
 
 class _Stdout(io.TextIOWrapper):
-    """Where a disk that is full is a sentence; a reader who has left is what it was."""
+    """Raises `RedlineError` if the output cannot be written (disk full); a broken pipe stays a `BrokenPipeError`."""
 
     def write(self, text: str, /) -> int:
-        with self._said():
+        with self._reported():
             return super().write(text)
 
     def flush(self) -> None:
-        with self._said():
+        with self._reported():
             super().flush()
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _reported(self) -> Iterator[None]:
         try:
             yield
         except BrokenPipeError:
             raise
         except OSError as error:
-            _print_nothing_more()
+            _discard_output()
             raise RedlineError(f"the output cannot be written: {error.strerror}.") from error
 
 
-def _print_nothing_more() -> None:
-    """What could not be printed is not tried again at the end of the process, where nobody could say so."""
+def _discard_output() -> None:
+    """Redirects stdout to /dev/null, so that the flush at the end of the process does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

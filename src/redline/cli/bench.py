@@ -1,7 +1,8 @@
-"""`redline bench`: workloads × plans, saved and compared."""
+"""`redline bench`: measures workloads under plans, saves the run, and compares it with an earlier one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +14,11 @@ from rich.table import Table
 from redline.choices import BENCH_PRECISIONS
 from redline.cli.console import fail, print_json, progress, results
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.plans import PLAN_HELP
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.notation import format_bytes, format_seconds, parse_seconds
+from redline.notation import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from redline.ladder.bench import Change
@@ -53,35 +54,34 @@ def bench(
     redline bench unet_100m unet_390m unet_880m --matrix; redline bench lsd --shapes size=heavy,side=64,steps=1
     """
     with uninterrupted_imports():
-        from redline.ladder.bench import bench as run_bench
-        from redline.ladder.bench import compare_runs, load, save
+        from redline import bench as run_bench
+        from redline.ladder.bench import BenchRun
     if workloads == ["lsd"]:
         if matrix or compare_path:
-            raise RedlineError("lsd has a matrix of its own, and is not compared: leave out --matrix and --compare.")
-        # Imported here: a stream needs more than a benchmark of workloads does.
+            raise RedlineError("lsd has its own matrix and cannot be compared: leave out --matrix and --compare.")
+        # Imported here, because a stream needs more packages than a benchmark of workloads.
         from redline.cli.bench_lsd import bench_lsd
 
         bench_lsd(shapes or [], plan or [], device, save_path, as_json)
     if matrix and plan:
-        raise RedlineError("--matrix has plans of its own: leave out --plan, or --matrix.")
-    texts = list(BENCH_PRECISIONS) if matrix else (plan or ["eager"])
-    plans = [read_plan(text) for text in texts]
-    then = load(compare_path) if compare_path else []
+        raise RedlineError("--matrix has its own plans: leave out --plan or --matrix.")
+    then = BenchRun.load(compare_path) if compare_path else None
     with LiveLine("starting …") as line:
-        rows = run_bench(
+        run = run_bench(
             workloads or ["resnet", "vit", "gpt"],
-            plans,
-            parse_shapes(shapes or []),
-            device,
-            objective,
-            parse_seconds(timeout),
-            parse_seconds(sampling),
-            say=lambda text: line.update(f"{text} …"),
+            BENCH_PRECISIONS if matrix else (plan or ["eager"]),
+            objective=objective,
+            shapes=parse_shapes(shapes or []),
+            device=device,
+            timeout=timeout,
+            sampling=sampling,
+            progress=lambda text, _: line.update(f"{text} …"),
         )
-    # Saved first: what was measured is worth keeping even where it cannot be compared.
+    # Saved before comparing, so that the measurements are kept even if the runs cannot be compared.
     if save_path:
-        save(save_path, rows)
-    changes = compare_runs(then, rows, any_machine) if compare_path else []
+        run.save(save_path)
+    rows = run.measurements
+    changes = run.compare(then, any_machine) if then is not None else []
     if as_json:
         print_json({"measurements": [asdict(row) for row in rows], "changes": [asdict(c) for c in changes]})
     else:
@@ -90,7 +90,7 @@ def bench(
             _print_changes(changes)
         if save_path:
             progress.print(f"saved {save_path}")
-    # In the matrix a precision that this machine has not is an answer; a plan that was asked for is to run.
+    # The matrix may hold precisions that this machine does not support; a plan that was asked for has to run.
     broken = [row for row in rows if row.verdict in ("refused", "failed", "unavailable")] if not matrix else []
     for row in broken:
         fail(f"{row.workload} under {row.plan} was {row.verdict}: {row.reason}.")
@@ -98,7 +98,7 @@ def bench(
     raise typer.Exit(1 if worse or broken else 0)
 
 
-def _print_rows(rows: list[Measurement]) -> None:
+def _print_rows(rows: Sequence[Measurement]) -> None:
     from redline.ladder.plan import brief
 
     eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}

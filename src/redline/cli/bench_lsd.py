@@ -1,4 +1,4 @@
-"""`redline bench lsd`: the live model by size and precision, timed as a stream is."""
+"""`redline bench lsd`: measures the live diffusion model by size and precision, in a real stream."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
     shapes = [Shape.of(parse_shape(text)) for text in texts] or [Shape(size) for size in (SIZES if cuda else ("tiny",))]
     arms = [_arm(text) for text in plans] or list(ARMS if cuda else CPU_ARMS)
     if not cuda and any(arm.graph for arm in arms):
-        raise RedlineError(f"a CUDA graph needs a CUDA device, and this is {where}.")
+        raise RedlineError(f"a plan with `graph` needs a CUDA device, but the device is {where}.")
     rows: list[Row] = []
     machine = Machine.detect(str(where))
     about: dict[str, Any] = {"gpu": machine.name, "torch": torch.__version__, "redline": VERSION}
@@ -52,13 +52,13 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
         print_json({**about, "rows": [row.as_dict() for row in rows]})
     else:
         _print(rows)
-    # In the matrix a precision that this machine has not is an answer; the plain arm, and a plan asked for, are to run.
+    # A failure only counts for the plain arm and for plans that were asked for, because the matrix may hold precisions
+    # that this machine does not support.
     raise typer.Exit(1 if any(row.failure and (plans or row.arm == PLAIN or row.device_lost) for row in rows) else 0)
 
 
 def _arm(text: str) -> Arm:
-    """`fp16 + compile + graph`: the plan, and the graph which is the engine's own; `loop` does one thing after the
-    other."""
+    """Parses `fp16 + compile + graph`: a plan, `graph` for the engine's CUDA graph, `loop` for no overlap."""
     parts = [part.strip() for part in text.split("+")]
     plan = " + ".join(part for part in parts if part not in (_GRAPH, _LOOP)) or "eager"
     Plan.parse(plan)
@@ -67,13 +67,14 @@ def _arm(text: str) -> Arm:
 
 
 def _name(row: Row) -> str:
-    """The arm's, and what it ran as where a choice was made on the way (fp16 that overflows is bf16)."""
-    made = row.plan and Plan.parse(row.plan) != without_own_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
-    return f"{row.arm.name} (as {row.plan})" if made else row.arm.name
+    """Returns the arm's name, and the plan that it ran if that differs (bf16 after an overflow in fp16)."""
+    asked = without_own_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
+    changed = row.plan and Plan.parse(row.plan) != asked
+    return f"{row.arm.name} (as {row.plan})" if changed else row.arm.name
 
 
 def _print(rows: list[Row]) -> None:
-    columns = ("size", "pictures", "steps", "arm", "model", "frames/s", "p50", "p99", "peak", "PSNR to fp32", "least")
+    columns = ("size", "images", "steps", "arm", "model", "frames/s", "p50", "p99", "peak", "PSNR to fp32", "least")
     table = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in rows:
         shape = row.shape

@@ -1,4 +1,4 @@
-"""`redline climb`: try each optimization, measure it, judge it, keep it or drop it."""
+"""`redline climb`: tries each optimization, measures it, judges it, and keeps or drops it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,41 +19,42 @@ from redline.cli.console import print_json, progress, results
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.notation import parse_seconds, split_outside_brackets
+from redline.notation import split_outside_brackets
 
 if TYPE_CHECKING:
     from redline.ladder.measurement import Measurement
-    from redline.ladder.search.climb import Climbed, Settings
 
 
 def climb(
     workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
     objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
-    target: Annotated[str | None, typer.Option(help="Stop when reached: a time (16ms) or a size (8GiB).")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Stop when reached: a time per step (16ms) or a peak size (8GiB).")
+    ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Time for the whole climb, 10m; some of it is kept for the final race, which is finished all the same."
+            help="Time for the whole climb (10m). Part of it is reserved for the final race, which always finishes."
         ),
     ] = None,
     rungs: Annotated[
-        list[str] | None, typer.Option(help="Only these: 'bf16, compile(mode=max-autotune)'; repeatable.")
+        list[str] | None, typer.Option(help="Only try these: 'bf16, compile(mode=max-autotune)'; repeatable.")
     ] = None,
-    without: Annotated[list[str] | None, typer.Option(help="Not these: 'int8, onnxruntime'; repeatable.")] = None,
+    without: Annotated[list[str] | None, typer.Option(help="Leave these out: 'int8, onnxruntime'; repeatable.")] = None,
     shapes: Annotated[
         list[str] | None,
         typer.Option("--shapes", "--shape", help="An input shape, batch=8,size=224; repeat it to plan for several."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     reference: Annotated[
-        str, typer.Option(help="Precision of the reference that gates compare with: fp32 or fp64.")
+        str, typer.Option(help="Precision of the reference outputs that the gates compare with: fp32 or fp64.")
     ] = "fp32",
     timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
     sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
     ablation: Annotated[
         bool, typer.Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")
     ] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the climb in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the climb in the output folder.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")
     ] = None,
@@ -66,45 +66,40 @@ def climb(
     redline climb resnet --shapes batch=1 --shapes batch=8
     """
     with uninterrupted_imports():
+        from redline import climb as run_climb
         from redline.cli.ladder_table import ladder_table
         from redline.ladder.report import ladder_rows
-        from redline.ladder.search.climb import Settings
-        from redline.ladder.search.climb import climb as run_climb
-        from redline.ladder.search.target import Target
-    aim = Target.parse(target) if target is not None else Target()
-    settings = Settings(
-        workload=workload,
-        folder=out or Path("redline-out") / _folder_name(workload),
-        shapes=parse_shapes(shapes or []),
-        device=device,
-        objective="memory" if aim.size_bytes else objective,
-        target_s=aim.seconds,
-        target_bytes=aim.size_bytes,
-        budget_s=parse_seconds(budget) if budget else None,
-        only=tuple(rung for text in rungs or [] for rung in split_rungs(text)),
-        without=tuple(rung for text in without or [] for rung in split_rungs(text)),
-        reference=reference,
-        timeout_s=parse_seconds(timeout),
-        sampling_s=parse_seconds(sampling),
-        ablate=ablation,
-        resume=resume,
-    )
-    with _shown(workload) as listen:
-        climbed = run_climb(settings, listen)
-    files = _write(settings, climbed)
+    with _shown(workload) as show:
+        climbed = run_climb(
+            workload,
+            budget=budget,
+            objective=objective,
+            target=target,
+            rungs=[rung for text in rungs or [] for rung in split_rungs(text)],
+            without=[rung for text in without or [] for rung in split_rungs(text)],
+            shapes=parse_shapes(shapes or []),
+            device=device,
+            reference=reference,
+            timeout=timeout,
+            sampling=sampling,
+            ablation=ablation,
+            resume=resume,
+            out=out or Path("redline-out") / _folder_name(workload),
+            progress=show,
+        )
     if as_json:
         reached = {"asked": target, "reached": not climbed.missed_target, "sentence": climbed.target}
         print_json(
             {
                 "plan": str(climbed.plan),
-                "objective": settings.objective,
+                "objective": climbed.plan.objective,
                 "target": reached if target is not None else None,
                 "resumed": climbed.resumed or None,
                 "machine": climbed.machine.as_dict(),
                 "final": asdict(climbed.final),
                 "rows": [asdict(row) for row in ladder_rows(climbed.measurements)],
                 "measurements": [asdict(m) for m in climbed.measurements],
-                "files": {name: str(path) for name, path in files.items()},
+                "files": {name: str(path) for name, path in climbed.files.items()},
             }
         )
         return
@@ -117,7 +112,7 @@ def climb(
     if climbed.target:
         colour = "red" if climbed.missed_target else "green"
         results.print(f"[bold]target[/]  [{colour}]{escape(climbed.target)}[/]", highlight=False, soft_wrap=True)
-    for name, path in files.items():
+    for name, path in climbed.files.items():
         results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
 
 
@@ -135,7 +130,7 @@ def _folder_name(workload: str) -> str:
 
 @contextlib.contextmanager
 def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]:
-    """Live progress on stderr: a table that grows on a terminal, a line per event elsewhere."""
+    """Shows progress on stderr: a live table on a terminal, otherwise a line per event."""
     from redline.cli.ladder_table import ladder_table
 
     rows: list[Measurement] = []
@@ -160,28 +155,3 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
             live.update(Group(ladder_table(tried, progress.width, workload), spinner) if tried else spinner)
 
         yield show
-
-
-def _write(settings: Settings, climbed: Climbed) -> dict[str, Path]:
-    from redline.ladder.report import write_report
-
-    plan = settings.folder / "plan.toml"
-    climbed.plan.save(
-        plan,
-        {
-            "workload": settings.workload,
-            "machine": climbed.machine.name,
-            "torch": climbed.machine.versions["torch"],
-            "made": datetime.now(UTC).strftime("%Y-%m-%d"),
-            "result": climbed.final.reason,
-        },
-    )
-    report = settings.folder / "report.html"
-    markdown = settings.folder / "report.md"
-    write_report(list(climbed.measurements), report, markdown)
-    return {
-        "plan file": plan,
-        "measurements": settings.measurements_path,
-        "report": report,
-        "Markdown": markdown,
-    }

@@ -1,4 +1,4 @@
-"""Where commands print: results to stdout (a table, or JSON with --json), everything else to stderr."""
+"""Output of commands: results go to stdout (a table, or JSON with --json), everything else to stderr."""
 
 import json
 import math
@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-# Whoever closes them wants to hear nothing.
+# A closed stream is None; what is printed to it is discarded.
 sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-# Piped output is read by programs and pagers: wide enough that no table is squeezed to 80 columns.
-# A file may be called :smile:, and is to be printed as it is called.
+# Piped output is read by programs and pagers, so tables are wider than the default of 80 columns.
+# No emoji codes, because a file name may contain one.
 results = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
 progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoji=False)
 
@@ -25,15 +25,15 @@ def fail(sentence: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    """One JSON document on stdout, for scripts; never wrapped, never coloured."""
+    """Prints one JSON document to stdout, without wrapping or colors."""
     json.dump(_finite(data), sys.stdout, ensure_ascii=False, indent=2, default=str, allow_nan=False)
     sys.stdout.write("\n")
-    # Whoever has left, or has no room, is met here: before anything else is said.
+    # Flushed now, so that a broken pipe or a full disk is reported here.
     sys.stdout.flush()
 
 
 def _finite(data: Any) -> Any:
-    """JSON has no NaN and no infinity: both become null."""
+    """Replaces NaN and infinity by None, because JSON has neither."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
@@ -45,7 +45,7 @@ def _finite(data: Any) -> Any:
 
 @contextmanager
 def warnings_as_sentences() -> Iterator[None]:
-    """A warning is for the reader, who has no use for the line of the program that it came from."""
+    """Prints only the first line of a warning, without the source line that it came from."""
 
     def say(message: Warning | str, *_: Any, **__: Any) -> None:
         progress.print(f"[yellow]{escape((str(message).splitlines() or [''])[0])}[/]", highlight=False)

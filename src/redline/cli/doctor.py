@@ -32,7 +32,7 @@ def doctor(
     """
     with uninterrupted_imports():
         from redline.ladder.rungs import RUNGS
-        from redline.ladder.search.settings import ask_machine
+        from redline.ladder.search.preparation import ask_machine
     with WorkerPool() as pool, LiveLine("measuring the ceilings (a few seconds, once per machine) …"):
         machine = ask_machine(pool, device, again=again)
     precision, why = machine.recommended_precision()

@@ -35,7 +35,7 @@ def export(
     Example: redline export drct --int8 --calibrate photos/ -o drct-int8.onnx
     """
     with uninterrupted_imports():
-        from redline.ladder.workloads.drct import smooth_pictures
+        from redline.ladder.workloads.drct import smooth_images
         from redline.upscale.export import export_onnx
         from redline.upscale.image_tiles import tiles_of
         from redline.upscale.network import load_network
@@ -63,7 +63,7 @@ def export(
     target = out or Path(f"drct-x{network.scale}{'-int8' if int8 else ''}.onnx")
     with LiveLine("reading tiles …") as line:
         if calibrate is None:
-            judged_on, calibration = smooth_pictures(_JUDGED_ON, tile), []
+            judged_on, calibration = smooth_images(_JUDGED_ON, tile), []
         else:
             judged_on = tiles_of(calibrate, tile, _JUDGED_ON, seed=1)
             calibration = [pixels[None] for pixels in tiles_of(calibrate, tile, samples)]

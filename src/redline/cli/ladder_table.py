@@ -1,4 +1,4 @@
-"""The ladder as a Rich table, from the same rows that the report is made of."""
+"""The ladder as a Rich table, from the same rows as the report."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from redline.notation import format_bytes, format_seconds
 
 _COLOURS = {"kept": "green", "baseline": "cyan", "dropped": "dim", "refused": "red", "failed": "red"}
 _UNTRIED = ("unavailable", "unmeasured")
-# Narrow terminals get the columns that decide; the report has them all.
+# Columns on narrow terminals; the report has all columns.
 _COMPACT = ("rung", "median", "last", "× last", "× start", "peak", "verdict", "reason")
 
 
 def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "") -> RenderableType:
-    """The tried rungs as a table, the others as a line each, for a console of this width."""
+    """Returns a table of the rungs that were tried, and a line for each reason why others were not."""
     rows = ladder_rows(measurements)
     names = list(_cells(rows[0])) if width >= 170 or not rows else list(_COMPACT)
     table = Table(title=title or None, box=None, header_style="bold", pad_edge=False, title_justify="left")
@@ -35,11 +35,11 @@ def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "
 
 
 def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:
-    """Which shape the ladder's times are of, and the result in each where there are several."""
-    said = shapes_sentence(measurements[0]) if measurements else ""
-    if not said:
+    """Returns which shape the times belong to, and the result per shape if there are several."""
+    sentence = shapes_sentence(measurements[0]) if measurements else ""
+    if not sentence:
         return []
-    parts: list[RenderableType] = [Text(said, style="dim")]
+    parts: list[RenderableType] = [Text(sentence, style="dim")]
     final = next((m for m in measurements if m.role == "final" and m.verdict == "kept" and speedup(m)), None)
     if final is not None and len(final.shapes) > 1:
         table = Table("shape", final.against, "final plan", "×", box=None, header_style="bold", pad_edge=False)
@@ -51,7 +51,7 @@ def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:
 
 
 def _untried(rows: Sequence[Row]) -> list[Text]:
-    """Rungs that could not be tried, grouped by their sentence."""
+    """Returns the rungs that were not tried, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.verdict in _UNTRIED:

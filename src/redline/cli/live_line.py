@@ -1,6 +1,6 @@
-"""Shows how far a long command is: one live line on a terminal, elsewhere a plain line every 10 seconds.
+"""Shows the progress of a long command: one live line on a terminal, otherwise a plain line every 10 seconds.
 
-Where nobody watches, a thread prints the line, so that it also comes while a single step takes minutes.
+Without a terminal a thread prints the line, so that it also appears while a single step takes minutes.
 """
 
 import time
@@ -19,9 +19,9 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Count:
-    """`done` of `total` units at `at_s`, of which earlier runs did `before`.
+    """`done` of `total` units at the time `at_s`; earlier runs did `before` of them.
 
-    The rate is that of this run's work, `done - before`, since it was `first_done` at `first_s`.
+    The rate is computed from this run's work: `done - before` at `at_s`, and `first_done` at `first_s`.
     """
 
     what: str
@@ -57,7 +57,7 @@ class _Count:
 
 
 class LiveLine:
-    """A context manager around long work; `update` and `count` may be called from any thread."""
+    """A context manager for long work; `update` and `count` may be called from any thread."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -65,7 +65,7 @@ class LiveLine:
         self._began_s = self._printed_s = time.monotonic()
         self._status: Status | None = None
         self._lock, self._stop = RLock(), Event()
-        # Bound now: a library may be silenced by putting another file in the place of stderr meanwhile.
+        # The file of now, because stderr is replaced while a library is silenced.
         self._out = progress.file
         self._thread = Thread(target=self._repeat, name="redline-live-line", daemon=True)
 
@@ -87,7 +87,7 @@ class LiveLine:
             self._thread.join()
 
     def update(self, text: str) -> None:
-        """Says what is done now, where it is not known how much of it there is."""
+        """Shows a text instead of a count."""
         with self._lock:
             self._count, self._text = None, text
         self._show()
@@ -95,9 +95,9 @@ class LiveLine:
     def count(
         self, what: str, done: float, total: float | None, unit: str, detail: str = "", *, before: float = 0.0
     ) -> None:
-        """Says how much is done, with rate and time left; both start anew with another `what` or `unit`.
+        """Shows how much is done, the rate and the time left; both restart if `what` or `unit` changes.
 
-        `before` is how much of `done` an earlier run did: it counts as done, but not for the rate.
+        `before` is how much of `done` an earlier run did; it does not count for the rate.
         """
         with self._lock:
             now_s, last = time.monotonic(), self._count
@@ -111,7 +111,7 @@ class LiveLine:
         self._show()
 
     def restart(self) -> None:
-        """Starts rate and time left anew with the next `count`: nothing so far was work of the kind that follows."""
+        """Restarts rate and time left at the next `count`, for example because a warm-up has ended."""
         with self._lock:
             self._count = None
 
@@ -138,7 +138,7 @@ class LiveLine:
 
 
 def _format_rate(per_s: float, unit: str) -> str:
-    """In the unit of time that gives at least one."""
+    """Returns the rate per second, minute or hour: the first of these that is at least one."""
     for seconds, name in ((1, "s"), (60, "min")):
         if per_s * seconds >= 1:
             return f"{per_s * seconds:.3g} {unit}s/{name}"

@@ -1,8 +1,7 @@
-"""A plan as it is given on the command line: a file, or one line."""
+"""The help of options that take a plan, and the function that reads them."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,10 +12,7 @@ PLAN_HELP = "A plan file, or a plan in one line: 'bf16 + compile'."
 
 
 def read_plan(text: str) -> Plan:
-    """A file when it looks like one or is one, else the one-line form."""
-    from redline.ladder.plan import Plan
+    """Reads a plan file, or a plan in one line. Imports torch only when it is called."""
+    from redline.ladder.plan import read_plan
 
-    # A line can be longer than a file's name may be; os.path says no to that where pathlib raises.
-    if text.endswith(".toml") or os.path.isfile(text):
-        return Plan.load(text)
-    return Plan.parse(text)
+    return read_plan(text)

@@ -1,4 +1,4 @@
-"""Options that several commands share: input shapes, and the sentence that explains a workload."""
+"""Options that several commands share: input shapes, and the help of a workload."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ def parse_shape(text: str) -> dict[str, Any]:
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if not equals or not key.strip() or not value.strip():
-            raise RedlineError(f"{text!r} is not a shape: write option=value, and commas between several.")
+            raise RedlineError(f"{text!r} is not a shape: write option=value, with commas between several options.")
         options[key.strip()] = _value(value.strip())
     return options
 
 
 def parse_shapes(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """Each shape under the text that names it; none is the workload's own."""
+    """Returns each shape under its text; without any, the workload's own shape under the empty text."""
     return {text: parse_shape(text) for text in texts} or {"": {}}
 
 

@@ -1,8 +1,8 @@
 """How commands react to Ctrl-C and SIGTERM.
 
 SIGTERM (from `kill`, `timeout` or a batch system) ends a command as Ctrl-C does: `KeyboardInterrupt` unwinds the stack,
-so temporary folders are deleted and child processes ended. A command that handles SIGTERM itself replaces the handler
-while it runs.
+so temporary folders are deleted and child processes are ended. A command that handles SIGTERM itself replaces the
+handler while it runs.
 """
 
 import signal
@@ -17,7 +17,7 @@ TERMINATED = 128 + signal.SIGTERM
 
 @dataclass
 class Termination:
-    """Handler of SIGTERM; `requested` says that the signal came."""
+    """Handler of SIGTERM; `requested` is true after the signal."""
 
     requested: bool = False
 
@@ -30,7 +30,7 @@ class Termination:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[Termination]:
-    """Raises `KeyboardInterrupt` on SIGTERM, unless the caller has a handler of its own or ignores the signal."""
+    """Raises `KeyboardInterrupt` on SIGTERM, unless the caller has its own handler or ignores the signal."""
     termination = Termination()
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL or not _in_main_thread():
         yield termination
@@ -46,22 +46,22 @@ def sigterm_as_interrupt() -> Iterator[Termination]:
 def uninterrupted_imports() -> Iterator[None]:
     """Delays Ctrl-C and SIGTERM until the imports in the block are done; a second signal takes effect at once.
 
-    Some packages take an interrupt for a missing optional dependency and continue without it. Commands import large
-    packages in such a block inside their function, so that `--help` does not wait for them.
+    Some packages treat an interrupted import as a missing optional dependency, and continue without it. Commands import
+    large packages in such a block inside their function, so that `--help` does not wait for them.
     """
-    # Handlers of a caller, and signals that it ignores, stay as they are.
+    # Handlers of the caller, and ignored signals, are not replaced.
     delayed: dict[int, Callable[[int, FrameType | None], object]] = {}
     if _in_main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
             if handler is signal.default_int_handler or isinstance(handler, Termination):
                 delayed[number] = handler  # pyright: ignore[reportArgumentType]
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if came:
+        if received:
             delayed[number](number, frame)
-        came.append(number)
+        received.append(number)
 
     for number in delayed:
         signal.signal(number, note)
@@ -70,8 +70,8 @@ def uninterrupted_imports() -> Iterator[None]:
     finally:
         for number, handler in delayed.items():
             signal.signal(number, handler)
-    if came:
-        delayed[came[0]](came[0], None)
+    if received:
+        delayed[received[0]](received[0], None)
 
 
 def _in_main_thread() -> bool:

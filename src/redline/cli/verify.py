@@ -1,7 +1,6 @@
-"""`redline verify`: does a plan still hold on this machine?"""
+"""`redline verify`: checks whether a plan still holds on this machine."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,10 +9,10 @@ from rich.table import Table
 
 from redline.cli.console import print_json, results
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.plans import PLAN_HELP
 from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
 from redline.cli.signals import uninterrupted_imports
-from redline.notation import format_bytes, format_seconds, parse_seconds
+from redline.notation import format_bytes, format_seconds
 
 
 def verify(
@@ -36,27 +35,25 @@ def verify(
     Example: redline verify redline-out/resnet/plan.toml resnet
     """
     with uninterrupted_imports():
-        from redline.ladder.search.settings import Settings
-        from redline.ladder.verify import verify as verify_plan
-    asked = read_plan(plan)
-    settings = Settings(
-        workload,
-        Path("."),
-        parse_shapes(shapes or []),
-        device,
-        objective=objective or asked.objective or "latency",
-        timeout_s=parse_seconds(timeout),
-        sampling_s=parse_seconds(sampling),
-    )
+        from redline import verify as verify_plan
     with LiveLine("starting …") as line:
-        seen = verify_plan(asked, settings, lambda text: line.update(f"{text} …"))
+        seen = verify_plan(
+            plan,
+            workload,
+            objective=objective,
+            shapes=parse_shapes(shapes or []),
+            device=device,
+            timeout=timeout,
+            sampling=sampling,
+            progress=lambda text, _: line.update(f"{text} …"),
+        )
     if as_json:
-        print_json({**asdict(seen), "machine": seen.machine.as_dict()})
+        print_json({**asdict(seen), "plan": str(seen.plan), "machine": seen.machine.as_dict()})
     else:
         table = Table("rung", "holds", "reason", box=None, header_style="bold", pad_edge=False)
         for row in seen.rungs:
             table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", escape(row.reason))
-        results.print(f"[bold]{escape(seen.plan)}[/] on {seen.machine.name}, judged by {seen.objective}")
+        results.print(f"[bold]{escape(str(seen.plan))}[/] on {seen.machine.name}, judged by {seen.objective}")
         results.print(table)
         if seen.speedup is not None:
             results.print(

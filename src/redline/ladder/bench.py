@@ -1,7 +1,8 @@
 """Benchmarks: workloads × plans, saved as raw samples, and compared with an earlier run of the same machine."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,21 @@ from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, TrialSpec, close, measure_peak, open_arm, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.objective import Comparison, Objective
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
+from redline.ladder.search.preparation import address_of, ask_machine, prepare_trials
+from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.run_log import RunLog
-from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
+from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
 from redline.ladder.search.source_digest import describe_change
 from redline.ladder.statistics import CONFIDENCE, Interval
-from redline.machine.machine import Machine
+from redline.ladder.workload import Workload
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Change:
-    """One workload under one plan, now against then."""
+    """One workload under one plan, now against an earlier run."""
 
     workload: str
     plan: str
@@ -38,59 +41,128 @@ class Change:
     then_bytes: int
     now_bytes: int
     verdict: str  # "faster", "slower", "same", "larger", "smaller" or "missing"
-    note: str = ""  # what else is different
+    note: str = ""  # another difference between the two runs
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """The measurements of a benchmark."""
+
+    measurements: tuple[Measurement, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        # Through the rows' own JSON, which writes null for the NaN of a failed gate.
+        rows = [json.loads(row.to_json()) for row in self.measurements]
+        document = {"schema": SCHEMA, "measurements": rows}
+        write_text(Path(path), json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "BenchRun":
+        name = repr(str(path))
+        document = read_json(path, "benchmark", MeasurementError)
+        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+            raise MeasurementError(f"{name} is not a saved benchmark.")
+        if document["schema"] > SCHEMA:
+            raise MeasurementError(
+                f"{name} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA})."
+            )
+        rows = document.get("measurements")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise MeasurementError(f"{name} is damaged: `measurements` is not a list of measurements.")
+        if not rows:
+            raise MeasurementError(f"{name} holds no measurement.")
+        return cls(tuple(Measurement.from_dict(row, name) for row in rows))
+
+    def compare(self, then: "BenchRun", any_machine: bool = False) -> list[Change]:
+        """Returns what changed since an earlier run, beyond the noise.
+
+        Raises if the objectives differ, or if the machines differ and `any_machine` is false.
+        """
+        rows = (*then.measurements, *self.measurements)
+        objectives = sorted({row.objective for row in rows})
+        if len(objectives) > 1:
+            raise MeasurementError(
+                f"cannot compare the two runs: they have different objectives ({' and '.join(objectives)})."
+            )
+        if len({row.machine.get("fingerprint") for row in rows}) > 1 and not any_machine:
+            machines = {(r.machine.get("name"), r.machine.get("versions", {}).get("torch")) for r in rows}
+            names = " and ".join(sorted(f"{name} (torch {torch})" for name, torch in machines))
+            raise MachineError(
+                f"cannot compare the two runs: they come from different machines ({names}); --any-machine (in Python, "
+                "any_machine=True) compares them all the same."
+            )
+        earlier = {(row.workload, row.plan, shape): row for row in then.measurements for shape in row.shapes}
+        changes = [
+            _change(old, row, shape)
+            for row in self.measurements
+            for shape in row.shapes
+            if (old := earlier.pop((row.workload, row.plan, shape), None)) is not None
+        ]
+        return changes + [_missing(old, shape) for (_, _, shape), old in earlier.items()]
 
 
 def bench(
-    workloads: Sequence[str],
-    plans: Sequence[Plan],
-    shapes: Mapping[str, Mapping[str, Any]],
-    device: str = "auto",
+    workloads: Sequence[str | Workload],
+    plans: Sequence[Plan | str | os.PathLike[str]] = ("eager",),
+    *,
     objective: str = "latency",
-    timeout_s: float = 300.0,
-    sampling_s: float = 6.0,
-    say: Callable[[str], None] = lambda _: None,
-) -> list[Measurement]:
-    """Every workload under every plan, the plans of one workload interleaved with each other."""
-    asked = [
-        Settings(
-            workload,
-            Path("."),
-            shapes,
-            device,
-            objective=objective,
-            timeout_s=timeout_s,
-            sampling_s=sampling_s,
-        )
-        for workload in workloads
-    ]
+    shapes: Shapes | None = None,
+    device: str = "auto",
+    timeout: str | float = "5m",
+    sampling: str | float = "6s",
+    progress: Progress | None = print_progress,
+) -> BenchRun:
+    """Measures every workload under every plan; the plans of one workload are timed in turns.
+
+    Args:
+        workloads: `Workload`s, or addresses of functions that return one.
+        plans: Each a `Plan`, a plan in one line (`"eager"` is the model as it is), or a plan file.
+        objective: `"latency"`, `"throughput"` or `"memory"`.
+        shapes: Input shapes as options of the workloads' functions: `[{"batch": 1}, {"batch": 8}]`.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        timeout: Time limit of one set-up.
+        sampling: Time for the timed turns of one workload.
+        progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
+            measurement is printed to stderr; None prints nothing.
+    """
+    progress = progress or no_progress
+    read = [read_plan(plan) for plan in plans]
     with WorkerPool() as pool:
         machine = ask_machine(pool, device, measure=False)
-        laid = []
-        # Every workload first: a wrong address must not wait for the others.
-        for settings in asked:
-            say(f"{settings.workload}: running the untouched model for reference")
-            laid.append(prepare_trials(pool, settings, machine))
+        prepared = []
+        # All workloads before any timing, so that a wrong address fails at once.
+        for workload in workloads:
+            settings = Settings(
+                address_of(workload, pool),
+                shapes=read_shapes(shapes),
+                device=device,
+                objective=Objective.named(objective),
+                timeout_s=read_duration(timeout),
+                sampling_s=read_duration(sampling),
+            )
+            progress(f"{workload if isinstance(workload, str) else workload.label}: running for reference", None)
+            prepared.append(prepare_trials(pool, settings, machine))
         machine = ask_machine(pool, device)
-        return [row for spec, facts in laid for row in _bench_one(pool, spec, plans, machine, facts, say)]
+        rows: list[Measurement] = []
+        for spec, facts in prepared:
+            rows += _bench_one(pool, spec, read, RunLog(spec, machine, facts), progress)
+        return BenchRun(tuple(rows))
 
 
 def _bench_one(
-    pool: WorkerPool,
-    spec: TrialSpec,
-    plans: Sequence[Plan],
-    machine: Machine,
-    facts: Mapping[str, Any],
-    say: Callable[[str], None],
+    pool: WorkerPool, spec: TrialSpec, plans: Sequence[Plan], log: RunLog, progress: Progress
 ) -> list[Measurement]:
-    log = RunLog(spec, machine, facts)
+    def record(plan: Plan, verdict: str, reason: str, *seen: Any) -> None:
+        row = log.record(log.row("bench", plan, verdict, reason, *seen))
+        progress(f"{row.workload} under {row.plan}: {row.verdict}", row)
+
     arms: list[Arm] = []
     try:
         for plan in plans:
-            say(f"{spec.address}: setting up {plan}")
-            reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
+            progress(f"{spec.label}: setting up {plan}", None)
+            reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(log.machine))), "")
             if reason:
-                log.record(log.row("bench", plan, "unavailable", reason))
+                record(plan, "unavailable", reason)
                 continue
             arm: Arm | None = None
             try:
@@ -99,98 +171,30 @@ def _bench_one(
                     measure_peak(arm, spec)
             except WorkerFailed as failure:
                 close(arm)
-                verdict = "unavailable" if failure.kind == "unavailable" else "failed"
-                log.record(log.row("bench", plan, verdict, str(failure)))
+                record(plan, "unavailable" if failure.kind == "unavailable" else "failed", str(failure))
                 continue
             if arm.passed:
                 arms.append(arm)
                 continue
-            red = next(score for score in arm.scores if not score.passed)
-            log.record(log.row("bench", plan, "refused", f"outside the gate: {red}", arm))
+            record(plan, "refused", f"outside the gate: {arm.failed_score}", arm)
             close(arm)
         while arms:
-            say(f"{spec.address}: timing {len(arms)} plan(s) in turn")
+            progress(f"{spec.label}: timing {len(arms)} plan(s) in turn", None)
             try:
                 taken = take_turns(arms, spec)
             except WorkerFailed as failure:
-                # One that dies on the way is a row, and the others start again.
+                # The plan that failed is recorded, and the others start again.
                 dead = next(arm for arm in arms if arm.worker.pid == failure.pid)
-                log.record(log.row("bench", dead.plan, "failed", str(failure)))
+                record(dead.plan, "failed", str(failure))
                 close(dead)
                 arms.remove(dead)
                 continue
             for arm, samples in zip(arms, taken, strict=True):
-                log.record(log.row("bench", arm.plan, "baseline", "measured", arm, samples))
+                record(arm.plan, "baseline", "measured", arm, samples)
             break
     finally:
         close(*arms)
     return log.rows
-
-
-def save(path: Path, rows: Sequence[Measurement]) -> None:
-    # Through its own JSON, which has no NaN for the score of a red gate.
-    found = [json.loads(row.to_json()) for row in rows]
-    write_text(path, json.dumps({"schema": SCHEMA, "measurements": found}, indent=1, ensure_ascii=False) + "\n")
-
-
-def load(path: Path) -> list[Measurement]:
-    document = read_json(path, "benchmark", MeasurementError)
-    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
-        raise MeasurementError(f"{str(path)!r} is not a saved benchmark.")
-    if document["schema"] > SCHEMA:
-        raise MeasurementError(
-            f"{str(path)!r} is of schema {document['schema']}, newer than this Redline reads ({SCHEMA})."
-        )
-    rows = document.get("measurements")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise MeasurementError(f"{str(path)!r} is damaged: `measurements` is not a list of them.")
-    if not rows:
-        raise MeasurementError(f"{str(path)!r} holds no measurement.")
-    return [Measurement.from_dict(row, repr(str(path))) for row in rows]
-
-
-def compare_runs(then: Sequence[Measurement], now: Sequence[Measurement], any_machine: bool = False) -> list[Change]:
-    """What changed beyond the noise; refuses to compare different machines unless told, and objectives ever."""
-    asked = sorted({row.objective for row in (*then, *now)})
-    if len(asked) > 1:
-        raise MeasurementError(
-            f"the two runs have different objectives ({' and '.join(asked)}), so they do not compare."
-        )
-    fingerprints = {row.machine.get("fingerprint") for row in (*then, *now)}
-    if len(fingerprints) > 1 and not any_machine:
-        names = sorted(
-            {
-                f"{row.machine.get('name')} (torch {row.machine.get('versions', {}).get('torch')})"
-                for row in (*then, *now)
-            }
-        )
-        raise MachineError(
-            f"the two runs come from different machines ({' and '.join(names)}); "
-            "--any-machine compares them all the same."
-        )
-    earlier = {(row.workload, row.plan, shape): row for row in then for shape in row.shapes}
-    changes = []
-    for row in now:
-        for shape in row.shapes:
-            old = earlier.pop((row.workload, row.plan, shape), None)
-            if old is not None:
-                changes.append(_change(old, row, shape))
-    for (workload, plan, shape), old in earlier.items():
-        nothing = Interval(float("nan"), float("nan"), float("nan"))
-        changes.append(
-            Change(
-                workload,
-                plan,
-                shape,
-                old.median_s(shape),
-                float("nan"),
-                nothing,
-                old.peak_bytes,
-                0,
-                "missing",
-            )
-        )
-    return changes
 
 
 def _change(old: Measurement, new: Measurement, shape: str) -> Change:
@@ -199,7 +203,7 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     note = ""
     if old.digest != new.digest:
         what = describe_change(old.sources, new.sources) or "its gates or its reference have changed"
-        note = f"another workload than then: {what}"
+        note = f"the workload is not the same: {what}"
     return Change(
         new.workload,
         new.plan,
@@ -214,8 +218,14 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     )
 
 
+def _missing(old: Measurement, shape: str) -> Change:
+    nan = float("nan")
+    ratio = Interval(nan, nan, nan)
+    return Change(old.workload, old.plan, shape, old.median_s(shape), nan, ratio, old.peak_bytes, 0, "missing")
+
+
 def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
-    """Old over new for samples taken at different times: both medians are resampled on their own."""
+    """Returns old over new for samples taken at different times: each median is resampled on its own."""
     rng = np.random.default_rng(0)
     a, b = np.asarray(old), np.asarray(new)
     ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(

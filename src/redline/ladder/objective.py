@@ -1,8 +1,8 @@
-"""What a plan is judged by: when one is better than another, and the words for it.
+"""Objectives: decide whether one plan is better than another, and say why.
 
 The climb, its ablation, the final race, `verify` and `bench --compare` all decide here. Latency and throughput are
-sampled differently and judged alike: speed first, and a plan that is as fast may win by its memory. For memory the
-peak comes first, and speed counts where the peaks are the same.
+sampled differently but judged alike: by speed first, and a plan that is as fast may win by its memory. The memory
+objective compares peaks first, and speed if the peaks are the same.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from redline.errors import RedlineError
 from redline.ladder.statistics import Interval
 from redline.notation import format_bytes
 
-# A gain below this is not worth a rung, and is what two processes of the same code can differ by.
+# A smaller gain is not worth a rung; two processes that run the same code can differ by as much.
 WORTHWHILE = 1.01
-# What a plan has to beat to be called faster at all.
+# The margin above which a plan counts as faster at all.
 ANY = 1.0
-# As fast, for a plan that saves memory: what is lost, if anything, is below what anyone would notice.
+# A plan that saves memory counts as equally fast above this ratio.
 NOT_SLOWER = 0.97
-# CUDA counts bytes exactly; the resident size of a process is its allocators' mood too (up to 14% for the same plan).
+# CUDA counts bytes exactly; the resident size of a process varies with its allocators, by up to 14% for the same plan.
 _SMALLER = {"cuda": 0.98, "cpu": 0.85}
 _MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
-# Two runs at different times differ by more than turns of one run do; below this it is the machine's mood.
+# Runs at different times differ by more than turns of one run; a smaller difference counts as drift of the machine.
 _DRIFT = 0.05
 _DRIFT_BYTES = {"cuda": 0.05, "cpu": 0.25}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A candidate beside the plan that it has to beat."""
+    """Speed and peak memory of a candidate, compared with the incumbent plan that it has to beat."""
 
     ratio: Interval  # how many times faster the candidate is
     candidate_bytes: int
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def much_smaller(self) -> bool:
-        """So far below that it is worth a rung of no speed."""
+        """Whether the candidate saves enough memory to be kept without being faster."""
         return self.candidate_bytes < _MUCH_SMALLER[self.kind] * self.incumbent_bytes
 
     def __str__(self) -> str:
@@ -57,6 +57,8 @@ class Comparison:
 
 
 class Objective(StrEnum):
+    """What a climb minimizes or maximizes."""
+
     LATENCY = "latency"
     THROUGHPUT = "throughput"
     MEMORY = "memory"
@@ -69,7 +71,7 @@ class Objective(StrEnum):
             raise RedlineError(f"unknown objective {text!r}: choose {', '.join(cls)}.") from None
 
     def judge(self, comparison: Comparison, margin: float = WORTHWHILE) -> tuple[bool, str]:
-        """Whether the candidate is better beyond the noise, and why; `margin` is the speed that counts as a gain."""
+        """Returns whether the candidate is better beyond the noise, and why; `margin` is the least gain that counts."""
         faster = comparison.ratio.above(margin)
         if self is Objective.MEMORY:
             if comparison.smaller:
@@ -84,11 +86,11 @@ class Objective(StrEnum):
         return False, f"{'slower' if comparison.ratio.below(1.0) else 'no gain beyond the noise'}: {comparison.ratio}"
 
     def gain(self, comparison: Comparison) -> str:
-        """The figures that matter for this objective."""
+        """Returns the figures that matter for this objective, as text."""
         return str(comparison) if self is Objective.MEMORY else str(comparison.ratio)
 
     def change(self, comparison: Comparison) -> str:
-        """What a later run is against an earlier one: slower, larger, faster, smaller or the same."""
+        """Compares a later run with an earlier one: returns "slower", "larger", "faster", "smaller" or "same"."""
         seen = set()
         if comparison.ratio.below(1.0) and comparison.ratio.middle < 1 - _DRIFT:
             seen.add("slower")
@@ -99,7 +101,7 @@ class Objective(StrEnum):
             seen.add("larger")
         if 0 < drift * comparison.candidate_bytes < comparison.incumbent_bytes:
             seen.add("smaller")
-        # Where speed is the objective a peak that grew is a regression too; where memory is, speed comes second.
+        # A larger peak is a regression for every objective, but for speed objectives it comes after the speed.
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
         order = memory_first if self is Objective.MEMORY else speed_first
         return next((word for word in order if word in seen), "same")

@@ -169,6 +169,16 @@ class Plan:
         return self.build(job, machine)[1].finish()
 
 
+def read_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
+    """Returns the plan itself, the plan in a file, or the plan that is written in one line."""
+    if isinstance(plan, Plan):
+        return plan
+    # os.path.isfile, because a line can be longer than a file name may be, for which pathlib raises.
+    if not isinstance(plan, str) or plan.endswith(".toml") or os.path.isfile(plan):
+        return Plan.load(plan)
+    return Plan.parse(plan)
+
+
 class Unavailable(RedlineError):
     """Raised if a rung of the plan cannot apply; holds the rung and the reason."""
 

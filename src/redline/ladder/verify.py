@@ -1,6 +1,6 @@
-"""Re-measures a plan on this machine and names the rungs that no longer hold."""
+"""Measures a plan again on this machine, and names the rungs that no longer hold."""
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
 
 from redline.errors import WorkloadError
@@ -16,28 +16,32 @@ from redline.ladder.measuring.trial import (
     take_turns,
 )
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import ANY
-from redline.ladder.plan import Plan
+from redline.ladder.objective import ANY, Objective
+from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rung import Rung
-from redline.ladder.search.settings import Settings, ask_machine, prepare_trials
+from redline.ladder.search.preparation import address_of, ask_machine, prepare_trials
+from redline.ladder.search.progress import Progress, no_progress, print_progress
+from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
 from redline.ladder.statistics import Interval
+from redline.ladder.workload import Workload
 from redline.machine.machine import Machine
-
-_UNKNOWN = "can run here; the whole plan does not, so its worth is unknown"
 
 
 @dataclass(frozen=True)
 class RungVerdict:
+    """Whether a rung still holds; `worth` is how many times faster the whole plan is with it than without it."""
+
     rung: str
     holds: bool
     reason: str
-    # How many times faster the whole plan is with this rung than without it.
     worth: Interval | None = None
 
 
 @dataclass(frozen=True)
 class Verified:
-    plan: str
+    """Whether a plan still holds, why, and what was measured."""
+
+    plan: Plan
     objective: str
     machine: Machine
     holds: bool
@@ -50,116 +54,152 @@ class Verified:
     rungs: tuple[RungVerdict, ...]
 
 
-def verify(plan: Plan, settings: Settings, say: Callable[[str], None] = lambda _: None) -> Verified:
-    """The whole plan against eager, then every rung left out once."""
-    with WorkerPool() as pool:
-        say("running the untouched model for reference")
-        # The workload first: a wrong address must not wait for the ceilings to be measured.
-        spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
-        machine = ask_machine(pool, settings.device)
-        return _verify(pool, spec, plan, machine, facts["training"], say)
-
-
-def _verify(
-    pool: WorkerPool, spec: TrialSpec, plan: Plan, machine: Machine, training: bool, say: Callable[[str], None]
+def verify(
+    plan: Plan | str | os.PathLike[str],
+    workload: str | Workload,
+    *,
+    objective: str | None = None,
+    shapes: Shapes | None = None,
+    device: str = "auto",
+    timeout: str | float = "5m",
+    sampling: str | float = "6s",
+    progress: Progress | None = print_progress,
 ) -> Verified:
-    impossible = {rung.name: reason for rung in plan.rungs if (reason := _cannot(rung, machine, training))}
-    say("timing the model as it is")
-    try:
-        eager = open_arm(pool, spec, Plan(), FRESH_SEEDS)
-        measure_peak(eager, spec)
-    except WorkerFailed as failure:
-        raise WorkloadError(f"{spec.address}: the untouched model failed: {failure}.") from failure
-    whole: Arm | None = None
-    reason = ""
-    try:
-        if impossible:
-            reason = "the plan has rungs that cannot run here"
-        else:
-            say(f"timing {plan}")
-            try:
-                whole = open_arm(pool, spec, plan, FRESH_SEEDS)
-                measure_peak(whole, spec)
-            except WorkerFailed as failure:
-                reason = f"the plan does not run: {failure}"
-        names = [rung.name for rung in plan.rungs]
-        if impossible:  # they are to blame, and the others are not asked
-            verdicts = tuple(RungVerdict(n, n not in impossible, impossible.get(n, _UNKNOWN)) for n in names)
-        else:
-            verdicts = tuple(_check_rung(pool, spec, plan, name, whole, say) for name in names)
-        speedup, median_s = None, float("nan")
-        if whole is not None and whole.passed:
-            try:
-                old, new = take_turns([eager, whole], spec, sampling_s=2 * spec.sampling_s)
-                comparison = compare_arms(eager, whole, old, new)
-                speedup, median_s = comparison.ratio, geometric_mean_s(new)
-                better, gain = spec.objective.judge(comparison, ANY)
-                if plan.rungs and not better:
-                    reason = f"the plan is no better than eager: {gain}"
-            except WorkerFailed as failure:
-                if failure.pid != whole.worker.pid:
-                    raise WorkloadError(f"{spec.address}: the untouched model failed: {failure}.") from failure
-                reason = f"the plan does not go on running: {failure}"
-        elif whole is not None:
-            reason = f"outside the gate: {next(s for s in whole.scores if not s.passed)}"
-        fallen = [v.rung for v in verdicts if not v.holds]
-        if fallen and not reason:
-            reason = f"no longer holds: {', '.join(fallen)}"
-        return Verified(
-            plan=str(plan),
-            objective=spec.objective.value,
-            machine=machine,
-            holds=not reason,
-            reason=reason or "every rung holds",
-            speedup=speedup,
-            median_s=median_s,
-            peak_bytes=whole.peak_bytes if whole is not None else 0,
-            eager_peak_bytes=eager.peak_bytes,
-            scores=tuple(str(s) for s in whole.scores) if whole is not None else (),
-            rungs=verdicts,
+    """Times the whole plan against eager, and then against the plan without each of its rungs.
+
+    Args:
+        plan: A `Plan`, a plan in one line, or a plan file.
+        workload: A `Workload`, or the address of a function that returns one.
+        objective: `"latency"`, `"throughput"` or `"memory"`; by default what the plan was found for, else latency.
+        shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        timeout: Time limit of one trial.
+        sampling: Time for the timed turns of one comparison.
+        progress: Called with each event's text. By default events are printed to stderr; None prints nothing.
+    """
+    plan = read_plan(plan)
+    progress = progress or no_progress
+    with WorkerPool() as pool:
+        settings = Settings(
+            address_of(workload, pool),
+            shapes=read_shapes(shapes),
+            device=device,
+            objective=Objective.named(objective or plan.objective or "latency"),
+            timeout_s=read_duration(timeout),
+            sampling_s=read_duration(sampling),
         )
-    finally:
-        close(eager, whole)
+        progress("running the untouched model for reference", None)
+        # Before the ceilings, which take seconds: a wrong address should fail at once.
+        spec, facts = prepare_trials(pool, settings, ask_machine(pool, device, measure=False))
+        machine = ask_machine(pool, device)
+        return _Verification(pool, spec, plan, machine, progress).run(facts.training)
 
 
-def _cannot(rung: Rung, machine: Machine, training: bool) -> str:
+class _Verification:
+    def __init__(self, pool: WorkerPool, spec: TrialSpec, plan: Plan, machine: Machine, progress: Progress) -> None:
+        self.pool, self.spec, self.plan, self.machine, self.progress = pool, spec, plan, machine, progress
+
+    def run(self, training: bool) -> Verified:
+        impossible = {rung.name: why for rung in self.plan.rungs if (why := _why_not(rung, self.machine, training))}
+        self.progress("timing the model as it is", None)
+        try:
+            eager = self._open(Plan())
+        except WorkerFailed as failure:
+            raise WorkloadError(f"{self.spec.label}: the untouched model failed: {failure}.") from failure
+        whole: Arm | None = None
+        speedup, median_s = None, float("nan")
+        try:
+            if impossible:
+                reason = "the plan has rungs that cannot run here"
+                unknown = "can run here; what it is worth is unknown, because the whole plan cannot"
+                rungs = [
+                    RungVerdict(r.name, r.name not in impossible, impossible.get(r.name, unknown))
+                    for r in self.plan.rungs
+                ]
+            else:
+                reason = ""
+                self.progress(f"timing {self.plan}", None)
+                try:
+                    whole = self._open(self.plan)
+                except WorkerFailed as failure:
+                    reason = f"the plan does not run: {failure}"
+                rungs = [self._check_rung(rung.name, whole) for rung in self.plan.rungs]
+            if whole is not None and whole.failed_score is not None:
+                reason = f"outside the gate: {whole.failed_score}"
+            elif whole is not None:
+                reason, speedup, median_s = self._race(eager, whole)
+            failed = [verdict.rung for verdict in rungs if not verdict.holds]
+            if failed and not reason:
+                reason = f"no longer holds: {', '.join(failed)}"
+            return Verified(
+                plan=self.plan,
+                objective=self.spec.objective.value,
+                machine=self.machine,
+                holds=not reason,
+                reason=reason or "every rung holds",
+                speedup=speedup,
+                median_s=median_s,
+                peak_bytes=whole.peak_bytes if whole is not None else 0,
+                eager_peak_bytes=eager.peak_bytes,
+                scores=tuple(map(str, whole.scores)) if whole is not None else (),
+                rungs=tuple(rungs),
+            )
+        finally:
+            close(eager, whole)
+
+    def _open(self, plan: Plan) -> Arm:
+        arm = open_arm(self.pool, self.spec, plan, FRESH_SEEDS)
+        try:
+            measure_peak(arm, self.spec)
+        except WorkerFailed:
+            close(arm)
+            raise
+        return arm
+
+    def _race(self, eager: Arm, whole: Arm) -> tuple[str, Interval | None, float]:
+        """Times the plan against eager; returns what is wrong (empty if nothing), the speed-up and the step time."""
+        try:
+            old, new = take_turns([eager, whole], self.spec, sampling_s=2 * self.spec.sampling_s)
+        except WorkerFailed as failure:
+            if failure.pid != whole.worker.pid:
+                raise WorkloadError(f"{self.spec.label}: the untouched model failed: {failure}.") from failure
+            return f"the plan failed while it was timed: {failure}", None, float("nan")
+        comparison = compare_arms(eager, whole, old, new)
+        better, gain = self.spec.objective.judge(comparison, ANY)
+        reason = f"the plan is no better than eager: {gain}" if self.plan.rungs and not better else ""
+        return reason, comparison.ratio, geometric_mean_s(new)
+
+    def _check_rung(self, name: str, whole: Arm | None) -> RungVerdict:
+        """Judges a rung by the plan without it; `whole` is the running plan, or None if it does not run."""
+        self.progress(f"{'timing' if whole is not None else 'running'} the plan without {name}", None)
+        arm: Arm | None = None
+        try:
+            arm = open_arm(self.pool, self.spec, self.plan.without(name), FRESH_SEEDS)
+            if whole is None:
+                return RungVerdict(name, False, "the plan runs without it")
+            if not whole.passed and arm.passed:
+                return RungVerdict(name, False, "the gate passes without it")
+            if not whole.passed:
+                return RungVerdict(name, True, "the gate fails without it too")
+            if not arm.passed:
+                return RungVerdict(name, True, "the gate fails without it")
+            measure_peak(arm, self.spec)
+            with_rung, without_rung = take_turns([whole, arm], self.spec)
+            comparison = compare_arms(arm, whole, without_rung, with_rung)
+            return RungVerdict(name, *self.spec.objective.judge(comparison), comparison.ratio)
+        except WorkerFailed as failure:
+            if whole is None:
+                return RungVerdict(name, True, "the plan does not run without it either")
+            unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
+            problem = "what it is worth is unknown" if unknown else "the others do not run without it"
+            return RungVerdict(name, True, f"{problem}: {failure}")
+        finally:
+            close(arm)
+
+
+def _why_not(rung: Rung, machine: Machine, training: bool) -> str:
     if training and not rung.training:
         return "it is for inference only"
     if not training and not rung.inference:
         return "it is for training only"
     return rung.why_not(machine)
-
-
-def _check_rung(
-    pool: WorkerPool,
-    spec: TrialSpec,
-    plan: Plan,
-    name: str,
-    whole: Arm | None,
-    say: Callable[[str], None],
-) -> RungVerdict:
-    say(f"{'timing' if whole is not None else 'running'} the plan without {name}")
-    arm: Arm | None = None
-    try:
-        arm = open_arm(pool, spec, plan.without(name), FRESH_SEEDS)
-        if whole is None:
-            return RungVerdict(name, False, "the plan runs without it")
-        if not whole.passed:
-            blame = arm.passed
-            return RungVerdict(
-                name, not blame, "the gate is green without it" if blame else "not what turns the gate red"
-            )
-        if not arm.passed:
-            return RungVerdict(name, True, "the gate needs it")
-        measure_peak(arm, spec)
-        with_rung, without_rung = take_turns([whole, arm], spec)
-        comparison = compare_arms(arm, whole, without_rung, with_rung)
-        return RungVerdict(name, *spec.objective.judge(comparison), comparison.ratio)
-    except WorkerFailed as failure:
-        if whole is None:
-            return RungVerdict(name, True, "not what keeps the plan from running, as far as can be seen")
-        unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
-        said = "its worth is unknown" if unknown else "the others do not run without it"
-        return RungVerdict(name, True, f"{said}: {failure}")
-    finally:
-        close(arm)

@@ -1,10 +1,10 @@
-"""A workload: what to run and how to judge it.
+"""A workload: what to run, and how to judge the output.
 
     def mine() -> Workload:
         return Workload(build=MyModel, inputs=lambda seed: torch.randn(8, 3, 224, 224))
 
-`build` and `inputs` are called with the chosen device as torch's default device, and with torch's random seed set,
-so that plain `torch.randn(...)` lands in the right place and another process rebuilds exactly the same.
+`build` and `inputs` are called with the chosen device as torch's default device and with torch's random seed set. So
+plain `torch.randn(...)` creates tensors on the right device, and every process builds the same model and inputs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ LossFunction = Callable[[Any, Inputs], Tensor]
 
 
 def call(model: Callable[..., Any], inputs: Inputs) -> Any:
-    """Calls a model with inputs as a workload gives them."""
+    """Calls a model with a batch: a dict by name, a tuple or list by position, anything else as the only argument."""
     if isinstance(inputs, dict):
         return model(**inputs)
     if isinstance(inputs, (tuple, list)):
@@ -34,7 +34,10 @@ def call(model: Callable[..., Any], inputs: Inputs) -> Any:
 
 @dataclass(frozen=True)
 class Workload:
-    """What to run and how to judge it; with `loss` and `optimizer` one step is a whole training step."""
+    """What to run, and how to judge it; with `loss` and `optimizer` one step is a whole training step.
+
+    `items` and `unit` say what a step processes (8 images, for example), for throughput.
+    """
 
     build: Callable[[], nn.Module]
     inputs: Callable[[int], Inputs]
@@ -44,9 +47,9 @@ class Workload:
     optimizer: OptimizerFactory | None = None
     items: float = 1.0
     unit: str = "call"
-    # Inputs that live in host memory: each call copies them in and its output out, as a server does.
+    # Whether inputs are in host memory; each call then copies them to the device and its output back, as a server does.
     host_inputs: bool = False
-    # Half-precision weights of a training step follow fp32 ones, which the optimizer steps.
+    # Whether the optimizer updates fp32 copies of half-precision weights.
     master_weights: bool = False
     name: str = ""
     address: str = ""
@@ -58,9 +61,9 @@ class Workload:
         if self.items <= 0:
             raise WorkloadError(f"items must be above zero, not {self.items}.")
         if self.loss is not None and self.step is not call:
-            raise WorkloadError("a training workload is stepped by its loss and optimizer: leave step= out.")
+            raise WorkloadError("step= cannot be combined with loss= and optimizer=, which define the training step.")
         if self.host_inputs and self.loss is not None:
-            raise WorkloadError("host_inputs is for inference; a training workload gives its batches on the device.")
+            raise WorkloadError("host_inputs=True is for inference; leave it out of a training workload.")
         if isinstance(self.gates, Gate):
             object.__setattr__(self, "gates", (self.gates,))
         if not self.gates:
@@ -71,7 +74,7 @@ class Workload:
         return self.loss is not None
 
     def fresh_model(self, device: str) -> nn.Module:
-        """The model as the user builds it, always with the same weights."""
+        """Builds the model, always with the same random seed."""
         torch.manual_seed(0)
         try:
             with torch.device(device):
@@ -83,7 +86,7 @@ class Workload:
         return model.to(device).train(self.training)
 
     def fresh_inputs(self, seed: int, device: str) -> Inputs:
-        """One batch, the same for the same seed; lives where the workload says."""
+        """Returns the batch of a seed, on the device or, with `host_inputs`, in host memory."""
         torch.manual_seed(1_000 + seed)
         home = "cpu" if self.host_inputs else device
         try:

@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkloadPrefix:
-    """Makes addresses `word:rest` known.
+    """Defines addresses `word:rest`.
 
-    `find_function(rest)` returns the function that makes the workload. `rest` may name a settings file, which then
-    counts as the workload's source.
+    `find_function(rest)` returns the function that makes the workload. If `rest` names a file, that file counts as the
+    workload's source.
     """
 
     word: str
     find_function: Callable[[str], Callable[..., Any]]
     examples: tuple[str, ...]
-    # True where the caller's loop runs a step in parts, so that no rung may launch the whole step.
+    # Whether the caller's loop runs a step in parts, so that no rung may launch the whole step.
     steps_in_parts: bool = False
 
     def rest_of(self, address: str) -> str:

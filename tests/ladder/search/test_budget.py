@@ -1,4 +1,4 @@
-"""What is left of a climb's time, and how much of it one trial may take."""
+"""The budget of a climb, and the time limits of its trials."""
 
 import time
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from redline.ladder.plan import Plan, parse_rung
 from redline.ladder.search.budget import Budget, known_compile_s
 
 
-def test_no_trial_may_eat_up_the_budget() -> None:
+def test_time_limit_of_a_trial_is_a_share_of_the_budget() -> None:
     for spent_s, expected in (
         (0, (False, 300, 150)),
         (600, (False, 140, 60)),
@@ -34,7 +34,7 @@ def test_a_compilation_gets_the_time_that_it_is_known_to_need() -> None:
     assert Budget(None, 40).for_trial_s(compile_, 100) == 40
 
 
-def test_what_a_compiler_has_taken_is_known_for_what_it_compiles_next() -> None:
+def test_known_compile_time_is_the_longest_set_up_of_a_compiled_plan() -> None:
     rows: Any = [
         SimpleNamespace(plan="compile", setup_s={"a": 10.0, "b": 7.0}),
         SimpleNamespace(plan="compile(regional=true)", setup_s={"": 4.0}),
@@ -47,12 +47,12 @@ def test_what_a_compiler_has_taken_is_known_for_what_it_compiles_next() -> None:
     assert known_compile_s(Plan.parse("compile(mode=max-autotune)"), rows) == 0
 
 
-def test_a_search_over_kernels_is_worth_half_of_the_time_that_was_not_enough() -> None:
+def test_kernel_search_is_repeated_with_at_least_half_of_the_earlier_limit() -> None:
     budget = Budget(None, 300)
     assert budget.is_worth_a_search(0.0)
     budget.search_s = 20.0
     assert budget.is_worth_a_search(10.0) and not budget.is_worth_a_search(9.9)
 
 
-def test_a_trial_gets_some_seconds_however_little_is_left() -> None:
+def test_trial_gets_a_minimum_time_limit() -> None:
     assert Budget(1000, 300, time.monotonic() - 999).for_trial_s(parse_rung("bf16")) == 5.0

@@ -1,9 +1,8 @@
-"""The climb: every verdict is reached by a planted rung, nothing ends it, and nothing is lost.
+"""The climb: a planted rung for every verdict, failures that do not end it, and resuming.
 
 The planted model keeps its own time, so that a verdict depends on the climb alone; `test_overhead` climbs in real time.
 """
 
-import contextlib
 import os
 import re
 import signal
@@ -15,47 +14,23 @@ from typing import Any
 import pytest
 
 import planted_rungs
-from redline.errors import RedlineError, WorkloadError
 from redline.ladder.measurement import load_measurements
 from redline.ladder.measuring.trial import Arm, TrialSpec, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
-from redline.ladder.search.climb import Climbed, Settings, _Climb, climb
+from redline.ladder.search.climb import climb
+from redline.ladder.search.climbed import Climbed
+from redline.ladder.search.climber import Climber
 from redline.ladder.search.parallel_setups import ParallelSetups
-from redline.ladder.search.settings import ask_machine, prepare_trials
-from redline.ladder.verify import verify
-from redline.machine.machine import Machine
+from redline.ladder.search.preparation import ask_machine, prepare_trials
+from redline.ladder.search.progress import no_progress
+from redline.ladder.search.settings import Settings, read_rungs
 
+pytestmark = pytest.mark.usefixtures("planted", "no_ceilings", "lent_workers")
 TINY = str(Path(__file__).parents[2] / "tiny_workloads.py")
 PLANTED = str(Path(__file__).parents[2] / "planted_rungs.py")
 # What a rung is kept for that only saves memory.
 SMALLER = "as fast, and smaller"
-
-
-@pytest.fixture(autouse=True)
-def planted() -> Iterator[None]:
-    planted_rungs.plant()
-    yield
-    planted_rungs.uproot()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_ceilings() -> Iterator[None]:
-    """They take seconds, and no verdict here asks for them; `cli/test_climb` climbs with them."""
-
-    def ask(pool: WorkerPool, device: str, measure: bool = True) -> Machine:
-        return ask_machine(pool, device, measure=False)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in ("redline.ladder.search.climb", "redline.ladder.verify"):
-            patch.setattr(f"{module}.ask_machine", ask)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def lent_workers(monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool) -> None:
-    for module in ("redline.ladder.search.climb", "redline.ladder.verify"):
-        monkeypatch.setattr(f"{module}.WorkerPool", lambda: contextlib.nullcontext(lent_pool))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +40,8 @@ def climbed(
     planted_rungs.plant()
     folder = tmp_path_factory.mktemp("climb")
     names = (*(rung.name for rung in planted_rungs.PLANTED), "cuda_graph")
-    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=names, timeout_s=8, sampling_s=2)
-    yield _Climb(settings, quiet_pool, lambda text, row: None).run(), folder
+    settings = Settings(f"{PLANTED}:ticks", folder, device="cpu", only=read_rungs(names), timeout_s=8, sampling_s=2)
+    yield Climber(settings, quiet_pool, no_progress).run(), folder
 
 
 def verdicts(climbed: Climbed, role: str = "trial") -> dict[str, tuple[str, str]]:
@@ -98,8 +73,15 @@ def test_set_ups_side_by_side_change_no_verdict(
     heard: list[str] = []
     monkeypatch.setattr(ParallelSetups, "at_once", lambda self, peak_bytes: 4)
     names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, timeout_s=90, sampling_s=1)
-    found = climb(settings, lambda text, row: heard.append(text))
+    found = climb(
+        f"{PLANTED}:ticks",
+        out=tmp_path,
+        device="cpu",
+        rungs=names,
+        timeout=90,
+        sampling=1,
+        progress=lambda text, row: heard.append(text),
+    )
     assert "setting up 4 plans side by side" in heard
     alone, side_by_side = verdicts(climbed[0]), verdicts(found)
     assert {rung: side_by_side[rung][0] for rung in names} == {rung: alone[rung][0] for rung in names}
@@ -107,9 +89,7 @@ def test_set_ups_side_by_side_change_no_verdict(
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_look_follows_a_kept_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.ladder.search.search_order.FIRST", ("planted_later", "planted_engine"))
     only = ("planted_later", "planted_engine", "planted_slow")
     events: list[str] = []
@@ -120,8 +100,15 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
         return set_up(self, plan, *given, **about)
 
     monkeypatch.setattr(ParallelSetups, "open", recorded)
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, timeout_s=90, sampling_s=1)
-    result = climb(settings, lambda text, row: events.append(text))
+    result = climb(
+        f"{PLANTED}:ticks",
+        out=tmp_path,
+        device="cpu",
+        rungs=only,
+        timeout=90,
+        sampling=1,
+        progress=lambda text, row: events.append(text),
+    )
     told = [(m.role, m.rung, m.verdict) for m in result.measurements if m.role in ("trial", "second look")]
     assert told == [
         ("trial", "planted_later", "dropped"),
@@ -136,7 +123,9 @@ def test_what_was_worth_nothing_is_asked_again_as_soon_as_a_compiler_is_kept(
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_climb_continues_after_a_process_dies_while_it_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once the kept plan in a trial, and once the second baseline in the final race."""
     died: list[str] = []
 
@@ -149,46 +138,18 @@ def test_a_plan_that_dies_while_it_is_timed_ends_nothing(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(f"{module}.take_turns", take)
 
-    dying("redline.ladder.search.climb", 0)
+    dying("redline.ladder.search.trials", 0)
     dying("redline.ladder.search.final_race", -1)
     only = ("planted_slow", "planted_fast")
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, sampling_s=1, ablate=False)
-    result = climb(settings)
-    assert died == ["redline.ladder.search.climb", "redline.ladder.search.final_race"]
+    result = climb(
+        f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=only, sampling=1, ablation=False, progress=None
+    )
+    assert died == ["redline.ladder.search.trials", "redline.ladder.search.final_race"]
     assert {rung: verdict for rung, (verdict, _) in verdicts(result).items()} == {
         "planted_fast": "kept",
         "planted_slow": "dropped",
     }
     assert str(result.plan) == "eager" and any("left the final race" in note for note in result.final.notes)
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_budget_that_ends_in_a_trial_is_not_the_rungs_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A small share of a long budget: it is soon over, and a slow machine still gets as far as the trial.
-    monkeypatch.setattr("redline.ladder.search.budget._SHARE", 0.05)
-    monkeypatch.setattr("redline.ladder.search.budget._LEAST_S", 0.5)
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=("planted_hang",), budget_s=20, sampling_s=1)
-    verdict, reason = verdicts(climb(settings))["planted_hang"]
-    assert verdict == "unmeasured" and "for want of budget" in reason
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_search_that_did_not_end_is_not_begun_again_with_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("redline.ladder.search.budget._WORTH_ANOTHER_SEARCH", 1.0)
-    # A small share is soon over; on a slow machine both would be given the least.
-    monkeypatch.setattr("redline.ladder.search.budget._SHARE_OF_A_SEARCH", 0.03)
-    monkeypatch.setattr("redline.ladder.search.budget._LEAST_S", 0.5)
-    only = ("planted_search(mode=max-autotune)", "planted_search(mode=max-autotune, wide=true)")
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=only, budget_s=40, sampling_s=1)
-    (_, first), (verdict, second) = verdicts(climb(settings)).values()
-    assert "for want of budget" in first
-    assert verdict == "unmeasured" and re.fullmatch(
-        r"a search over kernels did not end within [\d.]+ s before, and now has less", second
-    )
 
 
 def test_no_speed_on_a_red_gate(climbed: tuple[Climbed, Path]) -> None:
@@ -222,17 +183,17 @@ def test_resume_measures_nothing_twice_and_loses_nothing(climbed: tuple[Climbed,
     lines = (climbed[1] / "measurements.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "measurements.jsonl").write_text("".join(lines[:6]))
     names = (*(rung.name for rung in planted_rungs.PLANTED if rung.name != "planted_hang"), "cuda_graph")
-    settings = Settings(
+    resumed = climb(
         f"{PLANTED}:ticks",
-        tmp_path,
+        out=tmp_path,
         device="cpu",
-        only=names,
-        timeout_s=20,
-        sampling_s=1,
+        rungs=names,
+        timeout=20,
+        sampling=1,
         resume=True,
-        ablate=False,
+        ablation=False,
+        progress=None,
     )
-    resumed = climb(settings)
     after = (tmp_path / "measurements.jsonl").read_text().splitlines(keepends=True)
     assert after[:6] == lines[:6]
     assert len({(m.role, m.rung, m.against, m.plan) for m in resumed.measurements}) == len(resumed.measurements)
@@ -248,8 +209,7 @@ def test_resuming_a_finished_climb_races_again_and_leaves_one_final_race(
     # What failed is tried again, so the rungs that crash and hang are left out here.
     broken = ("planted_crash", "planted_hang", "planted_raises")
     names = (*(rung.name for rung in planted_rungs.PLANTED if rung.name not in broken), "cuda_graph")
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", only=names, sampling_s=1, resume=True)
-    resumed = climb(settings)
+    resumed = climb(f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=names, sampling=1, resume=True, progress=None)
     saved = load_measurements(tmp_path / "measurements.jsonl")
     assert [m.to_json() for m in saved] == [m.to_json() for m in resumed.measurements]
     assert len([m for m in saved if m.role == "final" and m.verdict == "kept"]) == 1
@@ -262,10 +222,16 @@ def test_another_model_under_the_same_address_is_not_resumed(climbed: tuple[Clim
     changed.write_text(Path(PLANTED).read_text() + "# another version\n")
     rows = (climbed[1] / "measurements.jsonl").read_text().replace(PLANTED, str(changed))
     (tmp_path / "measurements.jsonl").write_text(rows)
-    settings = Settings(
-        f"{changed}:ticks", tmp_path, device="cpu", only=("planted_fast",), sampling_s=1, resume=True, budget_s=60
+    resumed = climb(
+        f"{changed}:ticks",
+        out=tmp_path,
+        device="cpu",
+        rungs=("planted_fast",),
+        sampling=1,
+        resume=True,
+        budget=60,
+        progress=None,
     )
-    resumed = climb(settings)
     assert "because planted_rungs.py has changed" in resumed.resumed
     old = {row.created for row in climbed[0].measurements}
     assert not any(row.created in old for row in resumed.measurements)
@@ -290,10 +256,11 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path, quiet
     assert "trust ratios taken in turns" in note
 
 
-def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
+def test_baseline_with_an_excluded_rung_cannot_win(tmp_path: Path, pool: WorkerPool) -> None:
     """torch.compile is raced as the second baseline, and would win against an empty plan."""
-    settings = Settings(f"{PLANTED}:ticks", tmp_path, device="cpu", without=("compile",), only=("tf32",), sampling_s=1)
-    result = climb(settings)
+    result = climb(
+        f"{PLANTED}:ticks", out=tmp_path, device="cpu", without=("compile",), rungs=("tf32",), sampling=1, progress=None
+    )
     assert str(result.plan) == "eager"
     speedup = next(m.speedup() for m in result.measurements if m.role == "final" and m.plan == "compile")
     assert speedup is not None and speedup.above(1.5)
@@ -307,16 +274,16 @@ def test_what_the_user_left_out_cannot_win(tmp_path: Path, pool: WorkerPool) -> 
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("with_the_other", [True, False])
-def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other: bool, tmp_path: Path) -> None:
-    settings = Settings(
+def test_refused_rung_is_followed_by_its_alternative_unless_excluded(with_the_other: bool, tmp_path: Path) -> None:
+    result = climb(
         f"{PLANTED}:ticks",
-        tmp_path,
+        out=tmp_path,
         device="cpu",
-        only=("planted_hasty", "planted_careful") if with_the_other else ("planted_hasty",),
-        sampling_s=1,
-        ablate=False,
+        rungs=("planted_hasty", "planted_careful") if with_the_other else ("planted_hasty",),
+        sampling=1,
+        ablation=False,
+        progress=None,
     )
-    result = climb(settings)
     seen = verdicts(result)
     assert seen["planted_hasty"][0] == "refused"
     if with_the_other:
@@ -324,131 +291,3 @@ def test_a_refused_rung_gets_its_way_out_unless_that_was_left_out(with_the_other
         assert str(result.plan) == "planted_hasty + planted_careful"
     else:
         assert list(seen) == ["planted_hasty"] and str(result.plan) == "eager"
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_target_stops_the_climb(tmp_path: Path) -> None:
-    settings = Settings(
-        f"{PLANTED}:ticks",
-        tmp_path,
-        device="cpu",
-        only=("planted_fast", "planted_fixed"),
-        target_s=0.005,
-        sampling_s=1,
-        ablate=False,
-    )
-    result = climb(settings)
-    assert str(result.plan) == "planted_fast"
-    assert verdicts(result)["planted_fixed"] == ("unmeasured", "the target was reached")
-    assert result.target.startswith("5 ms was reached: ") and not result.missed_target
-    assert result.plan.objective == "latency"
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_spent_budget_is_a_row_and_still_ends_in_a_plan(tmp_path: Path) -> None:
-    """The references alone take longer than this budget: a rung that would be kept is not tried."""
-    settings = Settings(
-        f"{PLANTED}:ticks", tmp_path, device="cpu", only=("planted_fixed",), budget_s=0.05, sampling_s=1
-    )
-    result = climb(settings)
-    assert verdicts(result) == {"planted_fixed": ("unmeasured", "the budget was spent")}
-    assert [(m.role, m.plan) for m in result.measurements if m.samples] == [("baseline", "eager"), ("final", "eager")]
-    assert str(result.plan) == "eager" and result.final.verdict == "kept"
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_training_is_gated_on_loss_and_gradients(tmp_path: Path) -> None:
-    settings = Settings(
-        f"{TINY}:training", tmp_path, device="cpu", only=("fused_optimizer",), sampling_s=0.2, timeout_s=60
-    )
-    result = climb(settings)
-    baseline = result.measurements[0]
-    assert {score.metric for score in baseline.scores} == {"loss_difference", "gradient_difference"}
-    assert all(score.value < 1e-5 for score in baseline.scores)
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_several_shapes_are_measured_each(tmp_path: Path) -> None:
-    shapes = {"batch=1": {"batch": 1}, "batch=3": {"batch": 3}}
-    settings = Settings(
-        f"{TINY}:convolutions",
-        tmp_path,
-        shapes,
-        device="cpu",
-        only=("fold_batchnorm",),
-        sampling_s=0.2,
-        timeout_s=60,
-    )
-    result = climb(settings)
-    for m in result.measurements:
-        if m.samples:
-            assert set(m.samples) == set(shapes) and set(m.setup_s) == set(shapes)
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
-    settings = Settings(
-        f"{TINY}:convolutions",
-        tmp_path,
-        device="cpu",
-        objective="memory",
-        only=("fold_batchnorm",),
-        sampling_s=0.2,
-    )
-    result = climb(settings)
-    trial = next(m for m in result.measurements if m.role == "trial")
-    assert "MiB" in trial.reason or "KiB" in trial.reason
-
-
-@pytest.mark.parametrize(
-    ("workload", "sentence"),
-    [
-        (f"{TINY}:deaf", "does not react"),
-        (f"{TINY}:random", "fails its own gate"),
-        (f"{TINY}:raises", "this model is broken"),
-        ("no.such.module:f", "cannot import"),
-        ("nothing", "no workload 'nothing'"),
-    ],
-)
-def test_what_cannot_be_climbed(workload: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=sentence):
-        climb(Settings(workload, tmp_path, device="cpu", timeout_s=30))
-
-
-def test_bad_settings(tmp_path: Path) -> None:
-    for values, sentence in (
-        ({"objective": "beauty"}, "unknown objective"),
-        ({"only": ("warp",)}, "unknown rung"),
-        ({"reference": "fp8"}, "fp32 or fp64"),
-        ({"only": ("tf32",), "without": ("tf32",)}, "both to be tried and to be left out"),
-    ):
-        with pytest.raises(RedlineError, match=sentence):
-            Settings("resnet", tmp_path, **values)
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_verify_names_the_rungs_that_no_longer_hold() -> None:
-    settings = Settings(f"{PLANTED}:ticks", Path("."), device="cpu", timeout_s=30, sampling_s=1)
-    seen = verify(Plan.parse("planted_fast + planted_useless"), settings)
-    assert not seen.holds and "planted_useless" in seen.reason
-    assert [(r.rung, r.holds) for r in seen.rungs] == [("planted_fast", True), ("planted_useless", False)]
-    assert seen.speedup is not None and seen.speedup.above(1.5)
-    good = verify(Plan.parse("planted_fast"), settings)
-    assert good.holds
-    red = verify(Plan.parse("planted_fast + planted_wrong"), settings)
-    assert not red.holds and "outside the gate" in red.reason
-    assert {r.rung: r.holds for r in red.rungs}["planted_wrong"] is False
-    gone = verify(Plan.parse("tf32"), settings)
-    assert not gone.holds and "cannot run here" in gone.reason
-
-
-@pytest.mark.usefixtures("without_compiler")
-def test_a_plan_that_dies_in_its_verification_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(arms: list[Arm], spec: TrialSpec, **about: float) -> object:
-        os.kill(arms[-1].worker.pid, signal.SIGKILL)
-        return take_turns(arms, spec, **about)
-
-    monkeypatch.setattr("redline.ladder.verify.take_turns", take)
-    settings = Settings(f"{PLANTED}:ticks", Path("."), device="cpu", timeout_s=30, sampling_s=1)
-    seen = verify(Plan.parse("planted_fast"), settings)
-    assert not seen.holds and seen.reason.startswith("the plan does not go on running: ") and seen.speedup is None

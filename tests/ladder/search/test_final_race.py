@@ -1,4 +1,4 @@
-"""The final race: who runs, who wins, and what a reader of the table must know."""
+"""The final race: its racers, its winner and its notes."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +39,8 @@ class ParallelSetups:
     def at_once(self, peak_bytes: int) -> int:
         return self.room
 
-    def prepare(self, timeouts_s: dict[str, float], seeds: tuple[int, ...]) -> None:
-        self.prepared.append(list(timeouts_s))
+    def prepare(self, timeouts_s: dict[Plan, float], seeds: tuple[int, ...]) -> None:
+        self.prepared.append([str(plan) for plan in timeouts_s])
 
     def open(self, plan: Plan, seeds: tuple[int, ...]) -> Any:
         found = self.arms[str(plan)]
@@ -84,7 +84,7 @@ def test_a_better_rival_wins_unless_it_is_barred() -> None:
     assert race({"eager": 0.03, "bf16": 0.01, "compile": 0.01}, "bf16", ("compile",))[0].plan == "bf16"
 
 
-def test_who_cannot_run_or_is_red_is_out() -> None:
+def test_racer_that_fails_or_is_outside_its_gate_is_out() -> None:
     failure = WorkerFailed("oom", "no memory")
     won, log, _ = race({"eager": 0.02, "bf16": failure, "compile": 0.01}, "bf16", ("compile",))
     assert won.plan == "compile" and won.notes[0] == "bf16 could not run in the final race: no memory"
@@ -101,7 +101,7 @@ def test_without_eager_there_is_no_race(eager: Any, sentence: str) -> None:
         race({"eager": eager, "bf16": 0.01}, "bf16")
 
 
-def test_who_dies_on_the_way_leaves_and_the_others_run_again() -> None:
+def test_racers_run_again_without_one_that_dies() -> None:
     dying = fake_arm("compile", 0.001, pid=7)
     ask = dying.worker.ask
     dying.worker.ask = lambda request, *given, **about: _dies_in_samples(dying, ask, request, *given, **about)
@@ -115,12 +115,12 @@ def _dies_in_samples(arm: Any, ask: Any, request: str, *given: Any, **about: Any
 
 
 @pytest.mark.parametrize(("then_s", "noted"), [(0.0200, False), (0.0245, False), (0.0255, True), (0.0155, True)])
-def test_a_machine_that_changed_its_speed_is_told(then_s: float, noted: bool) -> None:
+def test_note_if_the_speed_of_the_machine_drifted(then_s: float, noted: bool) -> None:
     won, _, _ = race({"eager": 0.02, "bf16": 0.01}, "bf16", log=Log(then_s))
     assert any("something else ran on this machine" in note for note in won.notes) is noted
 
 
 @pytest.mark.parametrize(("room", "prepared"), [(1, []), (2, [["eager", "bf16"]]), (3, [["eager", "bf16"]])])
-def test_racers_are_set_up_together_where_there_is_room(room: int, prepared: list[list[str]]) -> None:
+def test_racers_are_set_up_in_parallel_if_memory_allows(room: int, prepared: list[list[str]]) -> None:
     assert race({"eager": 0.02, "bf16": 0.01}, "bf16", room=room)[2].prepared == prepared
     assert race({"eager": 0.02}, "eager", room=room)[2].prepared == []

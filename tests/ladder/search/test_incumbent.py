@@ -1,4 +1,4 @@
-"""The plan that a climb keeps: opened once, given up for the one before it when it does not run again."""
+"""The incumbent plan is set up once, and replaced by the previous plan if it does not run again."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from fake_arms import fake_arm
 from redline.errors import WorkloadError
 from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
+from redline.ladder.plan import Plan
 from redline.ladder.search.incumbent import Incumbent
 
 SPEC = TrialSpec("a workload", {"": {}}, "cpu", {})
@@ -35,7 +36,7 @@ def test_an_arm_is_opened_when_first_needed_and_stays() -> None:
     plans, opener, _ = kept()
     assert plans.arm() is plans.arm() and opener.opened == ["eager"]
     first = plans.arm()
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     assert str(plans.arm().plan) == "bf16" and first.worker.stopped and opener.opened == ["eager", "bf16"]
 
 
@@ -43,26 +44,26 @@ def test_a_candidate_that_is_kept_takes_over_and_is_not_opened_again() -> None:
     plans, opener, _ = kept()
     before, candidate = plans.arm(), fake_arm("bf16", pid=9)
     plans.take_over(candidate)
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     assert plans.arm() is candidate and before.worker.stopped and opener.opened == ["eager"]
 
 
-def test_a_plan_that_does_not_run_again_is_left_for_the_one_before() -> None:
+def test_previous_plan_replaces_one_that_does_not_run_again() -> None:
     plans, _, told = kept("bf16")
-    plans.keep("bf16")
+    plans.replace_plan(Plan.parse("bf16"))
     with pytest.raises(WorkerFailed, match="does not run again .* so eager takes its place") as failure:
         plans.arm()
     assert failure.value.kind == "lost" and len(told) == 1
     assert str(plans.plan) == "eager" and str(plans.arm().plan) == "eager"
 
 
-def test_without_any_plan_before_it_there_is_nothing_to_climb() -> None:
+def test_eager_that_does_not_run_again_is_an_error() -> None:
     plans, _, _ = kept("eager")
     with pytest.raises(WorkloadError, match="a workload under eager: no memory"):
         plans.arm()
 
 
-def test_whose_process_died() -> None:
+def test_lost_process_is_recognized_by_its_pid() -> None:
     plans, opener, _ = kept()
     assert not plans.lost_process(WorkerFailed("crash", "killed", 1))
     arm = plans.arm()

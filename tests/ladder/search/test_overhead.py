@@ -1,4 +1,4 @@
-"""What a climb costs beyond the model itself: at most two seconds a trial.
+"""The overhead of a climb beyond the model itself: at most two seconds per trial.
 
 The clock runs from the first trial to the final race, so it sees the trials and nothing else. What the model
 took is counted from the measurements alone: each trial's set-up, and its samples with the untimed steps before
@@ -16,8 +16,8 @@ import pytest
 
 import planted_rungs
 from redline.ladder.measurement import Measurement
-from redline.ladder.search.climb import Settings, climb
-from redline.ladder.search.settings import ask_machine
+from redline.ladder.search.climb import climb
+from redline.ladder.search.preparation import ask_machine
 
 pytestmark = pytest.mark.alone
 
@@ -50,23 +50,27 @@ def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(
 ) -> None:
     # Ceilings are measured before the clock runs, and no verdict here asks for them.
     monkeypatch.setattr(
-        "redline.ladder.search.climb.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False)
+        "redline.ladder.search.trials.ask_machine", lambda pool, device, **_: ask_machine(pool, device, measure=False)
     )
     moments: dict[str, float] = {}
 
     def listen(text: str, row: Measurement | None) -> None:
         moments.setdefault(text, time.monotonic())
 
-    settings = Settings(
-        f"{PLANTED}:waits",
-        tmp_path,
-        device="cpu",
-        only=TRIALS,
-        sampling_s=1,
-        timeout_s=60,
-        ablate=False,
-    )
-    rows = [row for row in climb(settings, listen).measurements if row.role == "trial"]
+    rows = [
+        row
+        for row in climb(
+            f"{PLANTED}:waits",
+            out=tmp_path,
+            device="cpu",
+            rungs=TRIALS,
+            sampling=1,
+            timeout=60,
+            ablation=False,
+            progress=listen,
+        ).measurements
+        if row.role == "trial"
+    ]
     assert [(row.rung, row.verdict) for row in rows] == list(zip(TRIALS, VERDICTS, strict=True))
     assert all(row.samples for row in rows)
     wall_s = moments["the final race"] - moments[f"trying {TRIALS[0]}"]

@@ -1,4 +1,4 @@
-"""Plans set up at the same time: each stands or has failed before anything is timed, and nothing is left behind."""
+"""Parallel set-ups: each plan is ready or has failed before anything is timed, and discarded plans are stopped."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search import parallel_setups as setups
-from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
+from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
 from redline.machine.machine import Machine
 
 GIB = 2**30
@@ -46,7 +46,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Arm]],
     return with_opener
 
 
-def test_they_run_at_the_same_time_and_are_waited_for(opening: Any) -> None:
+def test_plans_are_set_up_in_parallel(opening: Any) -> None:
     meet = threading.Barrier(3, timeout=PATIENCE_S)  # breaks unless all three are there together
 
     def opener(plan: str) -> Arm:
@@ -54,29 +54,29 @@ def test_they_run_at_the_same_time_and_are_waited_for(opening: Any) -> None:
         return arm(Plan.parse(plan))
 
     ahead = opening(opener)
-    ahead.prepare(dict.fromkeys(("bf16", "fp16", "tf32"), 5.0))
-    assert all(ahead.stands(Plan.parse(plan)) for plan in ("bf16", "fp16", "tf32"))
+    ahead.prepare(dict.fromkeys(map(Plan.parse, ("bf16", "fp16", "tf32")), 5.0))
+    assert all(ahead.has(Plan.parse(plan)) for plan in ("bf16", "fp16", "tf32"))
     found = ahead.open(Plan.parse("fp16"))
     # How long a step takes was seen again when nothing else ran, and the row will say that it was set up in company.
     assert str(found.plan) == "fp16" and found.step_s == {"": 0.25} and "beside 2 other plans" in found.notes[0]
-    assert not ahead.stands(Plan.parse("fp16"))
+    assert not ahead.has(Plan.parse("fp16"))
 
 
-def test_a_failure_waits_for_its_turn(opening: Any) -> None:
+def test_failure_is_raised_when_the_plan_is_opened(opening: Any) -> None:
     def opener(plan: str) -> Arm:
         if plan == "bf16":
             raise WorkerFailed("refused", "this one is broken")
         return arm(Plan.parse(plan))
 
     ahead = opening(opener)
-    ahead.prepare({"bf16": 5.0, "fp16": 5.0})
+    ahead.prepare({Plan.parse("bf16"): 5.0, Plan.parse("fp16"): 5.0})
     with pytest.raises(WorkerFailed, match="broken"):
         ahead.open(Plan.parse("bf16"))
     assert ahead.open(Plan.parse("fp16")).passed
 
 
 @pytest.mark.parametrize("kind", ["oom", "crash", "error"])
-def test_what_failed_beside_others_gets_the_machine_alone(opening: Any, kind: str) -> None:
+def test_failed_set_up_is_repeated_alone(opening: Any, kind: str) -> None:
     opened: list[str] = []
     arms: list[Arm] = []
 
@@ -88,12 +88,12 @@ def test_what_failed_beside_others_gets_the_machine_alone(opening: Any, kind: st
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0, "bf16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0, Plan.parse("bf16"): 5.0})
     assert str(ahead.open(Plan.parse("bf16")).plan) == "bf16"
-    assert arms[0].worker.stopped and not ahead.stands(Plan.parse("fp16"))  # pyright: ignore
+    assert arms[0].worker.stopped and not ahead.has(Plan.parse("fp16"))  # pyright: ignore
 
 
-def test_what_was_set_up_in_vain_is_ended(opening: Any) -> None:
+def test_discarded_set_ups_are_stopped(opening: Any) -> None:
     arms: list[Arm] = []
 
     def opener(plan: str) -> Arm:
@@ -101,14 +101,14 @@ def test_what_was_set_up_in_vain_is_ended(opening: Any) -> None:
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0})
-    ahead.prepare({"bf16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0})
+    ahead.prepare({Plan.parse("bf16"): 5.0})
     ahead.discard()
     assert [one.worker.stopped for one in arms] == [True, True]  # pyright: ignore
-    assert not ahead.stands(Plan.parse("bf16"))
+    assert not ahead.has(Plan.parse("bf16"))
 
 
-def test_one_that_does_not_fit_beside_those_that_stand_sends_them_away(opening: Any) -> None:
+def test_out_of_memory_discards_prepared_plans(opening: Any) -> None:
     arms: list[Arm] = []
 
     def opener(plan: str) -> Arm:
@@ -118,15 +118,15 @@ def test_one_that_does_not_fit_beside_those_that_stand_sends_them_away(opening: 
         return arms[-1]
 
     ahead = opening(opener)
-    ahead.prepare({"fp16": 5.0})
+    ahead.prepare({Plan.parse("fp16"): 5.0})
     assert str(ahead.open(Plan.parse("bf16")).plan) == "bf16"
 
 
-def test_what_times_kernels_itself_is_set_up_alone() -> None:
+def test_plans_that_time_kernels_are_set_up_alone() -> None:
     alone = ("compile(mode=max-autotune)", "cudnn_benchmark", "sdpa", "tensorrt", "onnxruntime(provider=cuda)")
     together = ("bf16", "compile(mode=reduce-overhead, freeze=true)", "sdpa(backend=flash)", "cuda_graph")
     plans = [Plan.parse(text) for text in (*alone, *together)]
-    assert may_stand_beside_others(plans) == plans[len(alone) :]
+    assert may_run_in_parallel(plans) == plans[len(alone) :]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,9 @@ def test_what_times_kernels_itself_is_set_up_alone() -> None:
         ("cpu", 64, 2 * GIB, 0, 1),
     ],
 )
-def test_as_many_as_cores_and_memory_allow(device: str, cores: int, peak_bytes: int, host: int, count: int) -> None:
+def test_number_of_parallel_set_ups_depends_on_cores_and_memory(
+    device: str, cores: int, peak_bytes: int, host: int, count: int
+) -> None:
     machine = replace(
         Machine.detect("cpu"), device=device, cores=cores, device_bytes=80 * GIB, host_bytes=(host or 500) * GIB
     )

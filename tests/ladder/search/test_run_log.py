@@ -1,4 +1,4 @@
-"""Resuming: what is used again, and one sentence about why it is not."""
+"""Resuming: which measurements are reused, and the reason if they are not."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,19 +10,21 @@ from redline.ladder.measurement import load_measurements
 from redline.ladder.measuring.trial import TrialSpec
 from redline.ladder.objective import Objective
 from redline.ladder.plan import Plan
+from redline.ladder.search.preparation import WorkloadFacts
 from redline.ladder.search.run_log import RunLog, command_line
 from redline.machine.machine import Machine
 
 MACHINE = Machine.detect("cpu")
 SPEC = TrialSpec("mine.py:f", {"": {}}, "cpu", {})
-FACTS: dict[str, Any] = {
-    "digest": "d1",
-    "sources": {"mine.py": "1", "net.py": "1"},
-    "flops": {},
-    "items": {"": 1.0},
-    "unit": "call",
-    "training": False,
-}
+FACTS = WorkloadFacts(
+    name="f",
+    training=False,
+    unit="call",
+    items={"": 1.0},
+    flops={},
+    digest="d1",
+    sources={"mine.py": "1", "net.py": "1"},
+)
 
 
 @pytest.fixture
@@ -36,18 +38,18 @@ def path(tmp_path: Path) -> Path:
 
 
 def resume(path: Path, spec: TrialSpec = SPEC, machine: Machine = MACHINE, **facts: Any) -> tuple[str, bool]:
-    log = RunLog(spec, machine, {**FACTS, **facts}, path)
+    log = RunLog(spec, machine, replace(FACTS, **facts), path)
     return log.open(resume=True), log.recall("baseline") is not None
 
 
-def test_what_was_measured_is_used_again_and_what_failed_is_not(path: Path) -> None:
+def test_measured_rows_are_reused_and_failures_are_not(path: Path) -> None:
     assert resume(path) == ("resuming: 1 earlier measurement is used again", True)
     assert [row.role for row in load_measurements(path)] == ["baseline"]
 
 
 def test_a_change_in_an_imported_module_is_named(path: Path) -> None:
     said, used = resume(path, digest="d2", sources={"mine.py": "1", "net.py": "2"})
-    assert said == "there is nothing to resume, because net.py has changed: starting afresh" and not used
+    assert said == "there is nothing to resume, because net.py has changed: starting anew" and not used
     assert len(load_measurements(path)) == 2, "what was measured is kept all the same"
 
 
@@ -55,8 +57,8 @@ def test_a_change_in_an_imported_module_is_named(path: Path) -> None:
     ("change", "why"),
     [
         ({"spec": replace(SPEC, objective=Objective.MEMORY)}, "its objective was latency"),
-        ({"spec": replace(SPEC, address="other.py:f")}, "it is of another workload (mine.py:f)"),
-        ({"spec": replace(SPEC, shapes={"batch=2": {"batch": 2}})}, "its shapes were others"),
+        ({"spec": replace(SPEC, address="other.py:f")}, "it belongs to another workload (mine.py:f)"),
+        ({"spec": replace(SPEC, shapes={"batch=2": {"batch": 2}})}, "its shapes were different"),
         ({"machine": replace(MACHINE, cores=MACHINE.cores + 1)}, "it was measured on another machine"),
         ({"digest": "d2"}, "the gates or the reference have changed"),
     ],
@@ -72,11 +74,11 @@ def test_another_version_of_redline(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("text", [None, "", '{"schema": 1, "work'])
-def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> None:
+def test_nothing_to_resume_starts_anew(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "measurements.jsonl"
     if text is not None:
         path.write_text(text)
-    assert resume(path) == ("there is nothing to resume: starting afresh", False)
+    assert resume(path) == ("there is nothing to resume: starting anew", False)
     assert not path.exists() or path.read_text() == ""
 
 
@@ -89,5 +91,5 @@ def test_nothing_to_resume_starts_afresh(tmp_path: Path, text: str | None) -> No
         (["/home/me/run.py", "a b"], "python run.py 'a b'"),
     ],
 )
-def test_thecommand_line_is_what_was_typed_and_says_nothing_of_the_machine(words: list[str], command: str) -> None:
+def test_command_line_has_no_folders_of_the_machine(words: list[str], command: str) -> None:
     assert command_line(words) == command

@@ -1,4 +1,4 @@
-"""Which rungs a climb tries, in which variants, and in which order."""
+"""The rungs that a climb tries, their variants and their order."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import pytest
 from redline.errors import RedlineError
 from redline.ladder.rung import Stage
 from redline.ladder.rungs import RUNGS
-from redline.ladder.search.climb import Settings
 from redline.ladder.search.search_order import FIRST, candidates, check_asked
+from redline.ladder.search.settings import Settings, read_rungs
 from redline.machine.machine import Machine
 
 
-def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path) -> None:
+def test_launch_rungs_are_not_tried_for_train_workloads(tmp_path: Path) -> None:
     def tried(workload: str) -> set[str]:
         settings = Settings(workload, tmp_path, device="cpu")
         return {rung.name for group in candidates(settings, Machine.detect("cpu"), True) for rung in group}
@@ -22,9 +22,11 @@ def test_a_plan_for_a_training_has_no_rung_that_its_loop_refuses(tmp_path: Path)
     assert not any(RUNGS[name].stage is Stage.LAUNCH for name in tried("train:decoder-tiny"))
 
 
-def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
+def test_excluded_name_covers_all_variants_and_options_cover_one(tmp_path: Path) -> None:
     def tried(**asked: tuple[str, ...]) -> list[str]:
-        settings = Settings("resnet", tmp_path, device="cpu", **asked)
+        settings = Settings(
+            "resnet", tmp_path, device="cpu", **{name: read_rungs(texts) for name, texts in asked.items()}
+        )
         return [str(rung) for group in candidates(settings, Machine.detect("cpu"), False) for rung in group]
 
     everything = tried()
@@ -32,16 +34,23 @@ def test_a_rung_is_left_out_whole_or_as_it_is_written(tmp_path: Path) -> None:
     assert set(everything) - set(tried(without=("compile",))) == {"compile", "compile(freeze=true)"}
     # With options only that variant goes; the plain one is the name, so it goes with all of them.
     assert set(everything) - set(tried(without=("compile(freeze=true)",))) == {"compile(freeze=true)"}
-    assert tried(only=("compile(dynamic=true)", "tf32")) == ["compile(dynamic=true)", "tf32"]
+    assert tried(
+        only=(
+            "compile(dynamic=true)",
+            "tf32",
+        )
+    ) == ["compile(dynamic=true)", "tf32"]
 
 
-def test_what_decides_most_comes_first_and_one_by_one(tmp_path: Path) -> None:
+def test_first_rungs_are_yielded_one_by_one(tmp_path: Path) -> None:
     groups = list(candidates(Settings("resnet", tmp_path, device="cpu"), Machine.detect("cpu"), False))
     *first, others = [{rung.name for rung in group} for group in groups]
     assert [name for names in first for name in names] == [name for name in FIRST if RUNGS[name].inference]
     assert all(len(names) == 1 for names in first)
     assert not others & set(FIRST) and "channels_last" in others
-    only = Settings("resnet", tmp_path, device="cpu", only=("compile(mode=reduce-overhead)", "channels_last"))
+    only = Settings(
+        "resnet", tmp_path, device="cpu", only=read_rungs(("compile(mode=reduce-overhead)", "channels_last"))
+    )
     chosen = [[str(rung) for rung in group] for group in candidates(only, Machine.detect("cpu"), False)]
     assert chosen == [["compile(mode=reduce-overhead)"], ["channels_last"]]
 
@@ -58,5 +67,7 @@ def test_a_rung_that_cannot_be_tried_is_refused_by_name(
     rung: str, workload: str, training: bool, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RedlineError, match=sentence):
-        check_asked(Settings(workload, tmp_path, device="cpu", only=(rung,)), training)
-    check_asked(Settings("resnet", tmp_path, device="cpu", only=("bf16", "compile", "cuda_graph")), training)
+        check_asked(Settings(workload, tmp_path, device="cpu", only=read_rungs((rung,))), training)
+    check_asked(
+        Settings("resnet", tmp_path, device="cpu", only=read_rungs(("bf16", "compile", "cuda_graph"))), training
+    )

@@ -1,4 +1,4 @@
-"""A workload's digest changes with what it imports from its own folder or package, and with nothing else."""
+"""A workload's digest changes only with modules that it imports from its own folder or package."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_package_with_relative_imports(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(digest_sources("shop.work:f")) == [f"shop/{name}.py" for name in expected]
 
 
-def test_of_what_is_installed_only_the_workloads_own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_workload_only_covers_its_own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "site-packages"
     write(installed, zoo__work="import other\nfrom zoo import lion\n", zoo__lion="", other="")
     (installed / "zoo/__init__.py").write_text("")
@@ -56,13 +56,13 @@ def test_of_what_is_installed_only_the_workloads_own_package(tmp_path: Path, mon
     assert list(digest_sources("zoo.work:f")) == ["zoo/__init__.py", "zoo/lion.py", "zoo/work.py"]
 
 
-def test_bundled_workloads_and_redline_itself_have_no_sources_of_the_users(tmp_path: Path) -> None:
+def test_bundled_workloads_have_no_sources(tmp_path: Path) -> None:
     assert digest_sources("resnet") == digest_sources("redline.ladder.workloads:resnet") == {}
     assert digest_sources("no.such.module:f") == {}
     write(tmp_path, typo="def f(:\n")
     assert list(digest_sources(f"{tmp_path / 'typo.py'}:f")) == ["typo.py"]
 
 
-def test_what_changed_is_one_clause_each() -> None:
+def test_description_has_a_clause_per_change() -> None:
     assert describe_change({"a": "1"}, {"a": "1"}) == ""
     assert describe_change({"a": "1", "b": "1"}, {"a": "2", "c": "1"}) == "b is gone and c is new and a has changed"

@@ -1,4 +1,4 @@
-"""A target is reached by the whole interval in every shape, or by the peak; and the sentence says by what."""
+"""A target is reached by the whole interval in every shape, or by the peak."""
 
 from dataclasses import replace
 
@@ -36,6 +36,6 @@ def test_reached_or_not(text: str, reached: bool, words: str) -> None:
     assert not target.reached(replace(ROW, samples={}))
 
 
-def test_neither_a_time_nor_a_size() -> None:
-    with pytest.raises(RedlineError, match="neither a time"):
+def test_unknown_target_is_refused() -> None:
+    with pytest.raises(RedlineError, match="unknown target"):
         Target.parse("soon")

@@ -11,7 +11,7 @@ from redline.ladder.gate import Gate
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan
 from redline.ladder.rungs.fused_ops import FusedOps
-from redline.ladder.workloads.drct import draw, smooth_pictures
+from redline.ladder.workloads.drct import draw, smooth_images
 from redline.models.drct import Drct, DrctConfig
 from redline.models.drct.cpu_inference import WindowedBlock
 
@@ -58,7 +58,7 @@ def test_heads_are_filled_up_and_the_layers_stay_layers() -> None:
 def test_fused_ops_uses_it_on_a_cpu(text: str) -> None:
     torch.manual_seed(0)
     model = draw(Drct(USUAL)).eval()
-    picture = smooth_pictures(1, 8)
+    picture = smooth_images(1, 8)
     # Applied one by one, wherever they would be slow.
     job = Job.of(copy.deepcopy(model))
     for rung in Plan.parse(text).rungs:

@@ -31,6 +31,12 @@ class TrialSpec:
     # Seconds of sampling in one comparison, and the minimum and maximum number of turns.
     sampling_s: float = 6.0
     turns: tuple[int, int] = (12, 60)
+    # The workload in messages and measurements, if its address is only known to this run.
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.address
 
 
 @dataclass
@@ -55,6 +61,11 @@ class Arm:
     @property
     def passed(self) -> bool:
         return all(score.passed for score in self.scores)
+
+    @property
+    def failed_score(self) -> Score | None:
+        """The first score outside its gate."""
+        return next((score for score in self.scores if not score.passed), None)
 
     def stop(self) -> None:
         self.worker.stop()

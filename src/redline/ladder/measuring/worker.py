@@ -132,7 +132,6 @@ class Bench:
             "name": first.label,
             "unit": first.unit,
             "items": {label: w.items for label, w in workloads.items()},
-            "gates": [str(gate.metric) for gate in first.gates],
         }
 
     def _check_and_count_flops(

@@ -1,4 +1,4 @@
-"""The final race: the plan that was climbed against its rivals, interleaved, on inputs that nothing has seen before."""
+"""The final race: the climbed plan against its rivals, timed in turns, on inputs that no trial has used."""
 
 from collections.abc import Sequence
 
@@ -18,64 +18,58 @@ from redline.ladder.measuring.trial import (
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.objective import ANY, Objective
 from redline.ladder.plan import Plan
-from redline.ladder.search.parallel_setups import ParallelSetups, may_stand_beside_others
+from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
 from redline.ladder.search.run_log import RunLog
 from redline.notation import format_seconds
 
-# Further apart than this, two times of the same plan are of two moods of the machine.
-_MOOD = 1.25
+# If two times of the same plan differ by more than this factor, the machine's speed drifted between them.
+_DRIFT = 1.25
 
 
 def run_race(
-    setups: ParallelSetups, spec: TrialSpec, log: RunLog, plan: Plan, rivals: Sequence[Plan], barred: Sequence[str] = ()
+    setups: ParallelSetups,
+    spec: TrialSpec,
+    log: RunLog,
+    plan: Plan,
+    rivals: Sequence[Plan],
+    barred: Sequence[str] = (),
 ) -> Measurement:
-    """Records a row per racer; the winner's verdict is "kept". Eager always runs, so that there is always a winner.
+    """Records a row per racer, and returns the winner's, whose verdict is "kept". Eager always races.
 
-    A rival with a rung that the user left out (`barred`, by name or as written) is shown, and cannot win.
+    A rival with a rung that the user left out (`barred`, by name or as written) is measured, but cannot win.
     """
-    others = [rival for rival in rivals if str(rival) not in ("eager", str(plan))]
-    # The climbed plan is opened before its rivals: if memory is short, they are the ones to stay away.
+    others = [rival for rival in rivals if rival not in (Plan(), plan)]
+    # The climbed plan is set up before its rivals: if memory is short, it is a rival that does not run.
     arms, notes = _open_racers(setups, spec, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
-        taken, more = _race_to_the_end(arms, spec)
-        notes += (*more, *_drift(log, taken[0]))
+        taken, more = _take_turns(arms, spec)
+        notes += (*more, *_drift_note(log, taken[0]))
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
-        winner = _winner(arms, taken, allowed, spec.objective, favourite=str(plan))
-        rows = []
-        for index, (arm, samples) in enumerate(zip(arms, taken, strict=True)):
-            last = index == winner
-            reason = "raced against the final plan"
-            if last:
-                gain = spec.objective.gain(compare_arms(arms[0], arm, taken[0], samples))
-                reason = f"{gain} over eager" if arm.plan.rungs else "nothing beat the model as it is"
-            against = {"against": "eager", "against_samples": taken[0]} if index else {}
-            rows.append(
-                log.row(
-                    "final",
-                    arm.plan,
-                    "kept" if last else "baseline",
-                    reason,
-                    arm,
-                    samples,
-                    notes=notes if last else (),
-                    **against,
-                )
-            )
+        winner = _winner(arms, taken, allowed, spec.objective, favourite=plan)
         # The winner is written last, so that a file always ends with its result.
-        for row in sorted(rows, key=lambda row: row.verdict == "kept"):
+        for index in sorted(range(len(arms)), key=lambda index: index == winner):
+            against = {"against": "eager", "against_samples": taken[0]} if index else {}
+            verdict, reason, row_notes = "baseline", "raced against the final plan", ()
+            if index == winner:
+                gain = spec.objective.gain(compare_arms(arms[0], arms[index], taken[0], taken[index]))
+                reason = f"{gain} over eager" if arms[index].plan.rungs else "nothing beat the model as it is"
+                verdict, row_notes = "kept", notes
+            row = log.row(
+                "final", arms[index].plan, verdict, reason, arms[index], taken[index], notes=row_notes, **against
+            )
             log.record(row)
         return log.rows[-1]
     finally:
         close(*arms)
 
 
-def _drift(log: RunLog, eager: Samples) -> tuple[str, ...]:
-    """What a reader of the whole table must know: times of other rows are of another mood of the machine."""
+def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
+    """A note if the machine's speed changed since the baseline was timed."""
     before = next((row.samples for row in log.rows if row.role == "baseline" and row.samples), None)
     if before is None:
         return ()
     then_s, now_s = geometric_mean_s(before), geometric_mean_s(eager)
-    if 1 / _MOOD < now_s / then_s < _MOOD:
+    if 1 / _DRIFT < now_s / then_s < _DRIFT:
         return ()
     return (
         f"the model as it is took {format_seconds(then_s)} at the start and {format_seconds(now_s)} in the final race: "
@@ -83,8 +77,8 @@ def _drift(log: RunLog, eager: Samples) -> tuple[str, ...]:
     )
 
 
-def _race_to_the_end(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
-    """A racer that dies on the way leaves the race, and the others run it again."""
+def _take_turns(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
+    """Times all racers. If one fails, it is removed with a note, and the others start again."""
     notes: tuple[str, ...] = ()
     while True:
         try:
@@ -92,7 +86,7 @@ def _race_to_the_end(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, l
         except WorkerFailed as failure:
             dead = next((arm for arm in arms[1:] if arm.worker.pid == failure.pid), None)
             if dead is None:
-                raise WorkloadError(f"{spec.address}: the untouched model failed in the race: {failure}.") from failure
+                raise WorkloadError(f"{spec.label}: the untouched model failed in the race: {failure}.") from failure
             notes += (f"{dead.plan} left the final race: {failure}",)
         close(dead)
         arms.remove(dead)
@@ -101,13 +95,13 @@ def _race_to_the_end(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, l
 def _open_racers(
     setups: ParallelSetups, spec: TrialSpec, log: RunLog, plans: Sequence[Plan]
 ) -> tuple[list[Arm], tuple[str, ...]]:
-    """Eager first. A racer that cannot run, or whose gate is red on fresh inputs, is out, whatever it won before."""
+    """Sets up the racers, eager first, and drops those that cannot run or that fail a gate on the fresh inputs."""
     arms: list[Arm] = []
     notes: tuple[str, ...] = ()
     largest_bytes = max((row.peak_bytes for row in log.rows), default=0)
-    together = may_stand_beside_others(plans)
-    if setups.at_once(largest_bytes) >= len(together) > 1:
-        setups.prepare({str(plan): spec.timeout_s for plan in together}, FRESH_SEEDS)
+    parallel = may_run_in_parallel(plans)
+    if setups.at_once(largest_bytes) >= len(parallel) > 1:
+        setups.prepare(dict.fromkeys(parallel, spec.timeout_s), FRESH_SEEDS)
     for plan in plans:
         arm: Arm | None = None
         try:
@@ -117,25 +111,26 @@ def _open_racers(
             close(arm)
             if not plan.rungs:
                 close(*arms)
-                raise WorkloadError(f"{spec.address}: the untouched model did not run again: {failure}.") from failure
+                raise WorkloadError(f"{spec.label}: the untouched model did not run again: {failure}.") from failure
             notes += (f"{plan} could not run in the final race: {failure}",)
             continue
-        if arm.passed:
+        if arm.failed_score is None:
             arms.append(arm)
             continue
-        red = next(score for score in arm.scores if not score.passed)
         close(arm)
         if not plan.rungs:
-            raise WorkloadError(f"{spec.address}: the untouched model fails its own gate on fresh inputs ({red}).")
-        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {red}", arm))
+            raise WorkloadError(
+                f"{spec.label}: the untouched model fails its own gate on fresh inputs ({arm.failed_score})."
+            )
+        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {arm.failed_score}", arm))
     return arms, notes
 
 
 def _winner(
-    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: Objective, favourite: str
+    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: Objective, favourite: Plan
 ) -> int:
-    """Eager, unless the climbed plan is better beyond the noise; then that one, unless a rival is better still."""
-    order = sorted(range(1, len(arms)), key=lambda i: str(arms[i].plan) != favourite)
+    """The index of eager, unless the climbed plan is better beyond the noise, or a rival is better than both."""
+    order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0
     for index in order:
         comparison = compare_arms(arms[best], arms[index], taken[best], taken[index])

@@ -1,4 +1,4 @@
-"""The plan that a climb keeps, with those before it, and the process in which it runs."""
+"""The incumbent: the best plan so far, the plans before it, and the process in which it runs."""
 
 from collections.abc import Callable
 
@@ -10,24 +10,25 @@ from redline.ladder.search.parallel_setups import ParallelSetups
 
 
 class Incumbent:
-    """Begins with the untouched model. `tell` is given a sentence when a plan is lost."""
+    """Starts with the untouched model. `announce` is called with a sentence when a plan is lost."""
 
-    def __init__(self, setups: ParallelSetups, spec: TrialSpec, tell: Callable[[str], None]) -> None:
+    def __init__(self, setups: ParallelSetups, spec: TrialSpec, announce: Callable[[str], None]) -> None:
         self.plan = Plan()
-        self._setups, self._spec, self._tell = setups, spec, tell
+        self._setups, self._spec, self._announce = setups, spec, announce
         self._earlier: list[Plan] = []
         self._arm: Arm | None = None
 
-    def keep(self, plan: str) -> None:
+    def replace_plan(self, plan: Plan) -> None:
         self._earlier.append(self.plan)
-        self.plan = Plan.parse(plan)
+        self.plan = plan
 
     def arm(self) -> Arm:
-        """Opened when first needed.
+        """Returns the running plan, and sets it up first if necessary.
 
-        A plan that does not run again is left for the one before it, and what was to be timed against it has failed.
+        If the plan does not run again, the plan before it takes its place, and `WorkerFailed` is raised because the
+        trial that asked was of the lost plan.
         """
-        if self._arm is not None and str(self._arm.plan) == str(self.plan):
+        if self._arm is not None and self._arm.plan == self.plan:
             return self._arm
         self.close()
         arm: Arm | None = None
@@ -37,21 +38,21 @@ class Incumbent:
         except WorkerFailed as failure:
             close(arm)
             if not self._earlier:
-                raise WorkloadError(f"{self._spec.address} under {self.plan}: {failure}.") from failure
+                raise WorkloadError(f"{self._spec.label} under {self.plan}: {failure}.") from failure
             lost, self.plan = self.plan, self._earlier.pop()
             text = f"the kept plan {lost} does not run again ({failure}), so {self.plan} takes its place"
-            self._tell(text)
+            self._announce(text)
             raise WorkerFailed("lost", text) from failure
         self._arm = arm
         return arm
 
     def take_over(self, arm: Arm) -> None:
-        """A candidate that is to be kept runs already."""
+        """Uses the process of a candidate that was kept, which runs already."""
         self.close()
         self._arm = arm
 
     def lost_process(self, failure: WorkerFailed) -> bool:
-        """Whether it was the kept plan's process that failed; it is opened anew when it is needed next."""
+        """Whether it was the incumbent's process that failed; if so, `arm()` sets the plan up anew."""
         if self._arm is None or failure.pid != self._arm.worker.pid:
             return False
         self.close()

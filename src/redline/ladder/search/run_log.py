@@ -1,4 +1,4 @@
-"""The logbook of a run: makes its measurements, writes each to disk as it is made, and recalls those made before."""
+"""The log of a run: creates its measurements, writes each to disk, and recalls those of a run that is resumed."""
 
 import shlex
 import sys
@@ -12,13 +12,16 @@ from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, append, read_measurements
 from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.plan import Plan
+from redline.ladder.search.preparation import WorkloadFacts
 from redline.ladder.search.source_digest import describe_change
 from redline.machine.machine import Machine
 from redline.version import VERSION
 
 
 class RunLog:
-    def __init__(self, spec: TrialSpec, machine: Machine, facts: Mapping[str, Any], path: Path | None = None) -> None:
+    """The measurements of a run, in memory and, if a path is given, in a file."""
+
+    def __init__(self, spec: TrialSpec, machine: Machine, facts: WorkloadFacts, path: Path | None = None) -> None:
         self.spec = spec
         self.machine = machine
         self.facts = facts
@@ -28,56 +31,56 @@ class RunLog:
         self._known: dict[tuple[str, str, str], Measurement] = {}
 
     def open(self, resume: bool) -> str:
-        """An earlier climb in the same file is gone on with, or moved aside; it is never overwritten.
+        """Resumes the climb in the same file, or renames the file; an earlier climb is never overwritten.
 
-        Says what comes of a wish to resume; empty when there was none.
+        Returns a sentence about what is resumed; empty if `resume` is false.
         """
         if self.path is None or not self.path.exists():
-            return "there is nothing to resume: starting afresh" if resume else ""
+            return "there is nothing to resume: starting anew" if resume else ""
         if not resume:
             aside = self.path.with_name(f"{self.path.stem}-{time.time_ns() // 1_000_000}{self.path.suffix}")
             self.path.rename(aside)
             return ""
         rows = read_measurements(self.path)
         for row in rows:
-            if self._is_ours(row):
+            if self._is_reusable(row):
                 self._known[(row.role, row.rung, row.against)] = row
                 self.run = row.run
-        # What is measured again (a final race, what a budget left out, a line cut short) must not stand there twice.
-        kept = [row for row in rows if row.run != self.run or self._is_ours(row)]
+        # Removes what is measured again: the final race, failures, and trials that the budget left out.
+        kept = [row for row in rows if row.run != self.run or self._is_reusable(row)]
         write_text(self.path, "".join(row.to_json() + "\n" for row in kept))
         if self._known:
             count = len(self._known)
             return f"resuming: {count} earlier measurement{' is' if count == 1 else 's are'} used again"
         why = self._difference(rows[-1]) if rows else ""
-        return f"there is nothing to resume{f', because {why}' if why else ''}: starting afresh"
+        return f"there is nothing to resume{f', because {why}' if why else ''}: starting anew"
 
-    def _is_ours(self, row: Measurement) -> bool:
-        # A failure may be a time limit that was too short: it is tried again.
+    def _is_reusable(self, row: Measurement) -> bool:
+        # Failures are tried again, because a time limit may have been too short.
         again = row.role == "final" or row.verdict in ("unmeasured", "failed")
         return not again and not self._difference(row)
 
     def _difference(self, row: Measurement) -> str:
-        """Why a row cannot be used here, in words; empty when it can."""
+        """Returns why a row cannot be reused; empty if it can."""
         if row.machine.get("fingerprint") != self.machine.fingerprint:
             return f"it was measured on another machine ({row.machine.get('name')})"
-        if row.workload != self.spec.address:
-            return f"it is of another workload ({row.workload})"
+        if row.workload != self.spec.label:
+            return f"it belongs to another workload ({row.workload})"
         if row.objective != self.spec.objective:
             return f"its objective was {row.objective}"
         if row.options != {label: dict(options) for label, options in self.spec.shapes.items()}:
-            return "its shapes were others"
+            return "its shapes were different"
         if row.redline != VERSION:
             return f"it was measured by Redline {row.redline or 'of an unknown version'}"
-        if row.digest != self.facts["digest"]:
-            return describe_change(row.sources, self.facts["sources"]) or "the gates or the reference have changed"
+        if row.digest != self.facts.digest:
+            return describe_change(row.sources, self.facts.sources) or "the gates or the reference have changed"
         return ""
 
     def knows(self, role: str, rung: str = "", against: str = "") -> bool:
         return (role, rung, against) in self._known
 
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
-        """The row that an earlier part of this climb has made, now part of this one."""
+        """Returns the row that the resumed climb has measured, and adds it to this run; None if there is none."""
         row = self._known.get((role, rung, against))
         if row is not None:
             self.rows.append(row)
@@ -101,7 +104,7 @@ class RunLog:
         notes: tuple[str, ...] = (),
         **values: Any,
     ) -> Measurement:
-        """A measurement; what the arm saw goes in, and times only where `samples` are given (never on a red gate)."""
+        """Creates a measurement from what the arm reported; `samples` are left out if a gate failed."""
         if arm is not None:
             values |= {
                 "setup_s": arm.setup_s,
@@ -115,7 +118,7 @@ class RunLog:
                 "proof": arm.proof,
             }
         return Measurement(
-            workload=self.spec.address,
+            workload=self.spec.label,
             plan=str(plan),
             role=role,
             verdict=verdict,
@@ -124,14 +127,14 @@ class RunLog:
             samples={label: tuple(v) for label, v in (samples or {}).items()},
             against_samples={label: tuple(v) for label, v in (against_samples or {}).items()},
             notes=(*(arm.notes if arm is not None else ()), *notes),
-            flops=self.facts["flops"],
-            items=self.facts["items"],
-            unit=self.facts["unit"],
-            training=self.facts["training"],
+            flops=self.facts.flops,
+            items=self.facts.items,
+            unit=self.facts.unit,
+            training=self.facts.training,
             objective=self.spec.objective.value,
             options={label: dict(options) for label, options in self.spec.shapes.items()},
-            digest=self.facts["digest"],
-            sources=self.facts["sources"],
+            digest=self.facts.digest,
+            sources=self.facts.sources,
             run=self.run,
             command=command_line(sys.argv),
             redline=VERSION,
@@ -140,7 +143,7 @@ class RunLog:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """As it was typed, by whatever program, but for where things lie on this machine."""
-    program, *others = (Path(word).name if word.startswith("/") else word for word in words)
-    ours = Path(program).stem in ("redline", "__main__", "-c")
-    return shlex.join([*(["redline"] if ours else ["python", program]), *others])
+    """The command as it was typed, without the folders of this machine."""
+    program, *others = (Path(word).name if word.startswith("/") else word for word in words or ("-c",))
+    is_redline = Path(program).stem in ("redline", "__main__", "-c")
+    return shlex.join([*(["redline"] if is_redline else ["python", program]), *others])

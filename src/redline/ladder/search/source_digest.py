@@ -1,7 +1,7 @@
-"""The sources that a workload is made of: its own file, and what that imports from its own folder or package.
+"""Digests of a workload's sources: its own file, and what that file imports from its own folder or package.
 
-Import statements are read, not run, so a module that is imported inside a function counts too. What is installed
-(the standard library, site-packages) and Redline itself are not the user's: their versions stand for them.
+Import statements are read, not run, so a module that is imported inside a function counts too. Installed packages (the
+standard library, site-packages) and Redline itself are not followed.
 """
 
 import ast
@@ -15,12 +15,12 @@ from redline.ladder.workload_prefixes import find_prefix
 
 
 def digest_sources(address: str) -> dict[str, str]:
-    """A digest by file, named from the folder that imports start in; empty for a bundled workload."""
+    """Returns a digest per file, relative to the folder that imports start from; empty for a bundled workload."""
     if prefix := find_prefix(address):
         settings = Path(prefix.rest_of(address))
         return {settings.name: _digest(settings.read_bytes())} if settings.is_file() else {}
     base, waiting = _find(address.rpartition(":")[0])
-    # Of what is installed, the workload's own package alone is its own.
+    # Of an installed workload, only its own package is followed.
     own = base / waiting[0].relative_to(base).parts[0] if waiting and _is_installed(base) else base
     found: dict[str, str] = {}
     while waiting:
@@ -34,7 +34,7 @@ def digest_sources(address: str) -> dict[str, str]:
 
 
 def describe_change(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """`net.py has changed and layers.py is gone`; empty when nothing did."""
+    """Returns `net.py has changed and layers.py is gone`, for example; empty if nothing changed."""
     clauses = [f"{name} is gone" for name in then if name not in now]
     clauses += [f"{name} is new" for name in now if name not in then]
     clauses += [f"{name} has changed" for name in now if name in then and then[name] != now[name]]
@@ -46,7 +46,7 @@ def _digest(content: bytes) -> str:
 
 
 def _find(place: str) -> tuple[Path, list[Path]]:
-    """The folder from which the workload's imports are found, and the files that importing the workload runs."""
+    """Returns the folder that imports start from, and the files that run when the workload is imported."""
     if place.endswith(".py"):
         file = Path(place).resolve()
         return file.parent, [file]
@@ -63,7 +63,7 @@ def _file(module: Path) -> Path | None:
 
 
 def _files(base: Path, names: list[str]) -> list[Path]:
-    """What importing `names` from this folder runs: the packages on the way, and the module."""
+    """Returns the files that run when `names` is imported from this folder: its parent packages and the module."""
     found = [_file(base.joinpath(*names[:count])) for count in range(1, len(names) + 1)]
     return [file for file in found if file is not None]
 
@@ -76,7 +76,7 @@ def _imported(source: bytes, file: Path, base: Path) -> Iterator[Path]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # importing it will say so better
+        return  # importing the workload raises a better error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             wanted = [(base, alias.name.split(".")) for alias in node.names]

@@ -1,4 +1,4 @@
-"""A target: a time per step or a size at the peak that is good enough, so that a climb may stop."""
+"""A target: a time per step, or a peak size, that is good enough for a climb to stop."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from redline.notation import format_bytes, format_seconds, parse_bytes, parse_se
 
 @dataclass(frozen=True)
 class Target:
-    """One of the two."""
+    """Either `seconds` per step or `size_bytes` at the peak."""
 
     seconds: float | None = None
     size_bytes: int | None = None
@@ -21,10 +21,10 @@ class Target:
                 return read()
             except RedlineError:
                 continue
-        raise RedlineError(f"{text!r} is neither a time (16ms) nor a size (8GiB).")
+        raise RedlineError(f"unknown target {text!r}: write a time (16ms) or a size (8GiB).")
 
     def reached(self, row: Measurement) -> bool:
-        """By the whole interval, in every shape."""
+        """Whether the whole confidence interval is within the target, in every shape."""
         if not row.samples:
             return False
         if self.seconds is not None:
@@ -32,11 +32,11 @@ class Target:
         return self.size_bytes is not None and row.peak_bytes <= self.size_bytes
 
     def sentence(self, row: Measurement) -> str:
-        """Whether the row reached it, and by what."""
+        """Says whether the row reached the target, and what it reached."""
         verb = "was" if self.reached(row) else "was not"
         if self.size_bytes is not None:
             return f"{format_bytes(self.size_bytes)} {verb} reached: the peak is {format_bytes(row.peak_bytes)}"
-        # The shape that is slowest is the one that decides.
+        # The slowest shape decides.
         shape = max(row.shapes, key=lambda shape: row.interval_s(shape).high)
         seen = row.interval_s(shape)
         span = f"{format_seconds(seen.low)} – {format_seconds(seen.high)}"

@@ -1,4 +1,4 @@
-"""Finds a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered prefix."""
+"""Loads a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered prefix."""
 
 import importlib
 import importlib.util
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import redline.ladder.workloads.pickled  # noqa: F401  registers the prefix
 from redline.errors import WorkloadError
 from redline.ladder.workload import Workload, describe_error
 from redline.ladder.workload_prefixes import PREFIXES, find_prefix
@@ -16,7 +17,10 @@ from redline.ladder.workloads import BUNDLED
 
 
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
-    """Finds `module:function`, `file.py:function`, `train:CONFIG` or a bundled name; calls it with a shape."""
+    """Finds the function at an address, and calls it with `options` (the input shape).
+
+    The address is `module:function`, `file.py:function`, `train:CONFIG` or a bundled name.
+    """
     options = dict(options or {})
     function = find_function(address)
     accepted = inspect.signature(function).parameters
@@ -54,7 +58,7 @@ def find_function(address: str) -> Callable[..., Any]:
 
 
 def _import_module(name: str) -> Any:
-    # A user's own module usually lies in the folder they stand in.
+    # The user's own module is usually in the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -71,7 +75,7 @@ def _import_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    # So that the file can import its neighbours, as it can when run as a script.
+    # The file can import other modules from its folder, as when it is run as a script.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

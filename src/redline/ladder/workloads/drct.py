@@ -1,11 +1,11 @@
-"""`drct` and `drct_l`: super-resolution of one tile by DRCT and by DRCT-L, four times larger.
+"""`drct` and `drct_l`: ×4 super-resolution of one tile by DRCT and by DRCT-L.
 
-Weights are drawn so that every part matters: products keep the size of what goes in, queries, keys and biases by
-position are large enough that attention chooses, and norms are not the identity. With the usual small initial weights
-the whole body adds next to nothing to the picture, and a rung could break it unseen.
+The random weights are drawn so that every part affects the output: products preserve the scale of their input, queries,
+keys and position biases are large enough for attention to be selective, and norms are not the identity. With the usual
+small initial weights the body adds almost nothing to the image, and a rung could break it unnoticed.
 
-What the limits mean, on a DRCT of two groups: weights and arithmetic in bf16 land at 61 dB, no biases by position at
-43 dB, windows that are never shifted at 42 dB. The limit of 44 dB lies between.
+Meaning of the limits, on a DRCT of two groups: bf16 weights and arithmetic reach 61 dB, a model without position biases
+43 dB, and one whose windows are never shifted 42 dB. The limit is 44 dB.
 """
 
 import torch
@@ -29,7 +29,7 @@ def drct_l(batch: int = 1, size: int = 256, scale: int = 4) -> Workload:
 def super_resolution(config: DrctConfig, batch: int, size: int) -> Workload:
     return Workload(
         build=lambda: draw(Drct(config)),
-        inputs=lambda seed: smooth_pictures(batch, size),
+        inputs=lambda seed: smooth_images(batch, size),
         gates=(Gate("psnr", 44.0), Gate("relative_error", 0.035)),
         items=batch * size**2 * config.scale**2 / 1e6,
         unit="megapixel",
@@ -52,8 +52,8 @@ def draw(model: Drct) -> Drct:
     return model
 
 
-def smooth_pictures(batch: int, size: int) -> Tensor:
-    """Waves with edges in them, in [0, 1]; different in every batch."""
+def smooth_images(batch: int, size: int) -> Tensor:
+    """Returns images of waves with edges, in [0, 1], different in every batch."""
     y, x = torch.meshgrid(torch.arange(size) / 16, torch.arange(size) / 16, indexing="ij")
     down, right = 6.28 * torch.rand(2, batch, 3, 1, 1)
     colour = torch.arange(1, 4).view(1, 3, 1, 1)

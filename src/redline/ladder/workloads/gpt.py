@@ -1,13 +1,11 @@
-"""`gpt` and `gpt_124m`: training steps (forward, backward, AdamW) of a GPT, small enough for a CPU and GPT-2
-sized.
+"""`gpt` and `gpt_124m`: training steps (forward, backward, AdamW) of a small GPT and of one the size of GPT-2.
 
-Tokens are drawn as words are in real text, a few often and most rarely (Zipf's law). So there is something
-to learn from the first step on, and an optimizer that does nothing shows in the loss after a few steps; on
-uniform tokens the loss would stay where it is whether the optimizer works or not.
+Token frequencies follow Zipf's law, as in real text. So the loss falls from the first step, and an optimizer that does
+nothing is detected within a few steps; with uniform tokens the loss would not change either way.
 
-What the limits mean: gradients in bf16 are off by less than 1% on a tiny GPT, without the causal mask by
-more than 20%; a loss that the optimizer does not bring down is 4% too high after one step. The limit on
-gradients is 5%, on the loss of any judged step 1%.
+Meaning of the limits: on a tiny GPT, bf16 gradients are off by less than 1%, and gradients without the causal mask by
+more than 20%; without optimizer steps the loss is 4% too high after one step. The limits are 5% for gradients and 1%
+for the loss of every judged step.
 """
 
 import math
@@ -22,7 +20,7 @@ from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
 from redline.models.gpt import GPT
 
-_NO_TARGET = -100  # what cross_entropy ignores
+_NO_TARGET = -100  # ignored by cross_entropy
 
 
 def gpt(
@@ -51,7 +49,7 @@ def gpt_124m(batch: int = 16, length: int = 1024) -> Workload:
 
 
 def next_token_loss(logits: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Cross-entropy of each token's successor; the last has none (masked, so the logits are not copied)."""
+    """Returns the cross-entropy of the next token; the last position is masked, so that logits are not copied."""
     targets = F.pad(batch["tokens"][:, 1:], (0, 1), value=_NO_TARGET)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET)
 
@@ -61,6 +59,6 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _zipf_tokens(batch: int, length: int, vocabulary: int) -> Tensor:
-    """The k-th most frequent token appears in proportion to 1/k."""
+    """Draws tokens such that the frequency of the k-th most frequent one is proportional to 1/k."""
     rank = torch.rand(batch, length).mul(math.log(vocabulary)).exp()
     return rank.long().clamp(1, vocabulary) - 1

@@ -1,11 +1,11 @@
 """`unet_100m`, `unet_390m`, `unet_880m`: one step of live video diffusion at 64×64, in three sizes.
 
-A noisy frame, its time step and the previous frame go in; the next frame comes out. The weights are
-random, but no layer starts at zero, so the output answers to all three inputs.
+The inputs are a noisy frame, its time step and the previous frame; the output is the next frame. The weights are
+random, but no layer starts at zero, so the output depends on all three inputs.
 
-What the limits mean: bf16 lands at a relative error of about 1.5%. A rung that loses one attention layer
-is off by 5%, one that loses a bottom convolution by 15%. The limit is 2.5%, and 48 dB asks besides that
-the error stays below one step of an 8-bit picture (1/255 of the output's span).
+Meaning of the limits: bf16 has a relative error of about 1.5%. Losing one attention layer gives 5%, and losing a bottom
+convolution 15%. The limit is 2.5%; the limit of 48 dB also keeps the error below one step of an 8-bit image (1/255 of
+the output's range).
 """
 
 import torch
@@ -34,11 +34,11 @@ def unet_880m(batch: int = 1, size: int = 64) -> Workload:
 
 def video_unet(base: int, batch: int, size: int) -> Workload:
     if size % 16:
-        raise ValueError(f"size {size} is no multiple of 16, which four halvings need")
+        raise ValueError(f"size {size} is not a multiple of 16, but the U-Net halves it four times")
 
     def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         frame, previous_frame = torch.randn(2, batch, _CHANNELS, size, size).unbind(0)
-        # Whole numbers: as floats they would be rounded by a model in half precision.
+        # Integers, because a half-precision model would round floats.
         timestep = torch.randint(STEPS, (batch,))
         return frame, timestep, previous_frame
 

@@ -1,19 +1,19 @@
-"""`vit`: a ViT-S/16 encoder whose attention is written by hand.
+"""`vit`: a ViT-S/16 encoder with hand-written attention.
 
-With the usual tiny initial weights every attention map is nearly uniform, and a rung could replace
-attention by an average without anybody noticing. So positions are as large as the patches, and queries and
-keys are drawn large enough that attention has something to choose: uniform attention everywhere is 20%
-off, in the first block alone 11%, in the last alone 2%, which passes.
+With the usual small initial weights every attention map is nearly uniform, and a rung could replace attention by an
+average unnoticed. So position embeddings are as large as patch embeddings, and queries and keys are large enough for
+selective attention: uniform attention in all blocks has an error of 20%, in the first block alone 11%, and in the last
+alone 2%, which passes.
 
-What the limits mean: weights rounded to bf16 land at a relative error of 0.4%, weights and activations (per
-token) rounded to eight bits at 2%, to six bits at 7%. The limit of 3% lies between the last two.
+Meaning of the limits: weights rounded to bf16 have a relative error of 0.4%, weights and activations (per token)
+rounded to eight bits 2%, and to six bits 7%. The limit is 3%.
 """
 
 from torch import nn
 
 from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
-from redline.ladder.workloads.pictures import pictures
+from redline.ladder.workloads.images import random_images
 from redline.models.vit import Attention, VisionTransformer
 
 
@@ -26,10 +26,10 @@ def vit(
     heads: int = 6,
     classes: int = 1000,
 ) -> Workload:
-    """ViT inference on `batch` pictures of `size` × `size`; the default is ViT-S/16."""
+    """ViT inference on `batch` images of `size` × `size`; the default is ViT-S/16."""
     return Workload(
         build=lambda: _draw(VisionTransformer(size, patch, width, depth, heads, classes), width),
-        inputs=lambda seed: pictures(batch, size),
+        inputs=lambda seed: random_images(batch, size),
         gates=(Gate("relative_error", 0.03), Gate("kl_divergence", 0.001)),
         items=batch,
         unit="image",
@@ -37,7 +37,7 @@ def vit(
 
 
 def _draw(model: VisionTransformer, width: int) -> VisionTransformer:
-    """Weights with which attention matters."""
+    """Draws weights that make attention selective."""
     nn.init.normal_(model.class_token)
     nn.init.normal_(model.positions)
     for module in model.modules():

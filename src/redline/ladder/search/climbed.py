@@ -1,0 +1,49 @@
+"""The result of a climb."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redline.files.atomic import write_text
+from redline.ladder.measurement import Measurement
+from redline.ladder.plan import Plan
+from redline.machine.machine import Machine
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """The result of a climb: the plan that won the final race, and every measurement.
+
+    `climbed.plan.apply(model, samples=batch)` applies the plan; `climbed.report("report.html")` writes the report. In
+    a notebook the result shows itself as a table of the rungs that were tried.
+    """
+
+    plan: Plan
+    measurements: tuple[Measurement, ...]
+    machine: Machine
+    # A sentence that says whether the plan reached the target, and one that says what was resumed; empty if not asked.
+    target: str = ""
+    missed_target: bool = False
+    resumed: str = ""
+    # The files that were written, by what they are.
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def final(self) -> Measurement:
+        """The measurement of the winner in the final race; it is always the last one."""
+        return self.measurements[-1]
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the report to `path`: Markdown if the name ends with .md, otherwise one HTML page."""
+        from redline.ladder.report import Climb, render_html, render_markdown
+
+        path = Path(path)
+        render = render_markdown if path.suffix == ".md" else render_html
+        write_text(path, render(Climb.of(self.measurements)))
+        return path
+
+    def _repr_html_(self) -> str:
+        from redline.ladder.report.notebook import render_notebook
+
+        return render_notebook(self.measurements)

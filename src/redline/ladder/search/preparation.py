@@ -1,0 +1,108 @@
+"""Prepares a run: reads the machine, and runs the untouched model for the reference outputs that all trials share."""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError, WorkloadError
+from redline.ladder.measuring.trial import FRESH_SEEDS, JUDGE_SEEDS, TrialSpec
+from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
+from redline.ladder.search.settings import Settings
+from redline.ladder.search.source_digest import digest_sources
+from redline.ladder.workload import Workload
+from redline.ladder.workloads.pickled import is_pickled, save_workload
+from redline.machine.machine import Ceilings, Machine
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What the reference run found out about a workload; `items` and `flops` are per step, by input shape."""
+
+    name: str
+    training: bool
+    unit: str
+    items: Mapping[str, float]
+    flops: Mapping[str, float]
+    # Changes with the workload's sources, its gates, its FLOPs and the precision of the reference.
+    digest: str
+    # A digest per source file, to tell which one has changed.
+    sources: Mapping[str, str]
+
+
+def address_of(workload: str | Workload, pool: WorkerPool) -> str:
+    """The address under which the trial processes find the workload; one in memory is saved in the pool's folder."""
+    if isinstance(workload, str):
+        return workload
+    return save_workload(workload, Path(tempfile.mkdtemp(prefix="workload-", dir=pool.scratch)))
+
+
+def ask_machine(pool: WorkerPool, device: str = "auto", measure: bool = True, again: bool = False) -> Machine:
+    """Reads the machine in a worker, so that this process does not initialize CUDA; `measure` adds the ceilings."""
+    worker = pool.start()
+    try:
+        answer = worker.ask("machine", 300, device=device, measure=measure, again=again)
+    except WorkerFailed as failure:
+        raise RedlineError(f"{failure}.") from failure
+    finally:
+        worker.stop()
+    return machine_from_dict(answer)
+
+
+def machine_from_dict(data: Mapping[str, Any]) -> Machine:
+    values = {key: value for key, value in data.items() if key != "fingerprint"}
+    for key in ("features", "hardware_dtypes", "attention_kernels", "capability"):
+        values[key] = tuple(values[key])
+    if values["ceilings"] is not None:
+        values["ceilings"] = Ceilings(**values["ceilings"])
+    return Machine(**values)
+
+
+def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[TrialSpec, WorkloadFacts]:
+    """Runs the untouched model on every judging seed, and returns what all trials of this workload share."""
+    references, facts = _run_references(pool, settings, machine.device)
+    spec = TrialSpec(
+        settings.workload,
+        settings.shapes,
+        machine.device,
+        references,
+        settings.objective,
+        settings.timeout_s,
+        settings.sampling_s,
+        name=facts.name if is_pickled(settings.workload) else settings.workload,
+    )
+    return spec, facts
+
+
+def _run_references(
+    pool: WorkerPool, settings: Settings, device: str
+) -> tuple[dict[tuple[int, ...], str], WorkloadFacts]:
+    """Returns the file of reference outputs for each set of seeds, and the workload's facts."""
+    references: dict[tuple[int, ...], str] = {}
+    answer: dict[str, Any] = {}
+    for seeds in (JUDGE_SEEDS, FRESH_SEEDS):
+        path = str(pool.scratch / f"reference-{len(list(pool.scratch.iterdir()))}-{seeds[0]}.pt")
+        worker = pool.start()
+        try:
+            answer = worker.ask(
+                "reference",
+                settings.timeout_s,
+                address=settings.workload,
+                shapes=settings.shapes,
+                device=device,
+                seeds=seeds,
+                path=path,
+                dtype=settings.reference,
+            )
+        except WorkerFailed as failure:
+            subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "
+            prefix = "" if failure.kind == "workload" else f"{subject}the untouched model failed: "
+            raise WorkloadError(f"{prefix}{failure}.") from failure
+        finally:
+            worker.stop()
+        references[seeds] = path
+    sources = digest_sources(settings.workload)
+    parts = repr((answer.pop("digest"), sorted(sources.items())))
+    return references, WorkloadFacts(**answer, digest=hashlib.sha256(parts.encode()).hexdigest()[:12], sources=sources)

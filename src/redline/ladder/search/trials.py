@@ -1,0 +1,216 @@
+"""Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from redline.ladder.measurement import Measurement
+from redline.ladder.measuring.trial import Arm, close, compare_arms, measure_peak, take_turns
+from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
+from redline.ladder.objective import Comparison
+from redline.ladder.plan import Plan
+from redline.ladder.rung import Rung
+from redline.ladder.search.budget import Budget, known_compile_s, searches_kernels
+from redline.ladder.search.incumbent import Incumbent
+from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
+from redline.ladder.search.preparation import ask_machine, prepare_trials
+from redline.ladder.search.progress import Progress
+from redline.ladder.search.run_log import RunLog
+from redline.ladder.search.settings import Settings
+
+
+class Trials:
+    """Measures plans against the incumbent. Every failure becomes a row with its reason.
+
+    An "added" plan is a rung, or a few rungs that only make sense together, to be added to the incumbent plan.
+    """
+
+    def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
+        self._settings, self._budget, self._progress = settings, budget, progress
+        self.announce("running the untouched model for reference")
+        # Before the ceilings, which take seconds: a wrong address should fail at once.
+        self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
+        self.announce("reading the machine")
+        self.machine = ask_machine(pool, settings.device)
+        self.training = facts.training
+        self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
+        self.setups = ParallelSetups(pool, self.spec, self.machine)
+        self.incumbent = Incumbent(self.setups, self.spec, self.announce)
+
+    @property
+    def plan(self) -> Plan:
+        return self.incumbent.plan
+
+    def candidate(self, added: Plan) -> Plan:
+        """The incumbent plan with these rungs added."""
+        plan = self.plan
+        for rung in added.rungs:
+            plan = plan.with_rung(rung)
+        return plan
+
+    def announce(self, text: str) -> None:
+        self._progress(text, None)
+
+    def report(self, row: Measurement) -> Measurement:
+        self._progress(f"{row.rung or row.plan}: {row.verdict}", row)
+        return row
+
+    def record(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, **values: Any) -> Measurement:
+        return self.report(self.log.record(self.log.row(role, plan, verdict, reason, *seen, **values)))
+
+    def close(self) -> None:
+        self.setups.discard()
+        self.incumbent.close()
+
+    def limit_s(self, added: Plan | Rung, candidate: Plan) -> float:
+        return self._budget.for_trial_s(added, known_compile_s(candidate, self.log.rows))
+
+    def is_target_reached(self) -> bool:
+        target = self._settings.target
+        kept = (row for row in self.log.rows if row.verdict == "kept" or row.role == "baseline")
+        return target is not None and any(map(target.reached, kept))
+
+    def needs_timing(self, role: str, added: Plan) -> bool:
+        candidate = self.candidate(added)
+        return not (
+            candidate == self.plan
+            or any(rung.why_not(self.machine) for rung in added.rungs)
+            or self.log.knows(role, str(added), str(self.plan))
+            or self._baseline_run(role, candidate) is not None
+        )
+
+    def prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
+        """Sets up the first few of these plans in parallel, each given with what it changes in the incumbent."""
+        self.setups.discard()
+        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
+        parallel = may_run_in_parallel([plan for _, plan in changes])
+        next_ones = [(change, plan) for change, plan in changes if plan in parallel][:room]
+        if len(next_ones) < 2 or changes[0][1] not in parallel or self._budget.is_spent or self.is_target_reached():
+            return
+        self.announce(f"setting up {len(next_ones)} plans side by side")
+        try:
+            self.incumbent.arm()  # first, so that it is not the one that runs out of memory
+        except WorkerFailed:
+            return
+        self.setups.prepare({plan: self.limit_s(change, plan) for change, plan in next_ones})
+
+    def measure(self, role: str, added: Plan, candidate: Plan, retry: bool = True) -> Measurement:
+        """Measures the candidate against the incumbent, or recalls what a resumed climb measured."""
+        known = self.log.recall(role, str(added), str(self.plan))
+        if known is not None:
+            return self.report(known)
+        reused = self._reuse_baseline(role, added, candidate)
+        if reused is not None:
+            return reused
+        self.announce(f"trying {added}")
+        about: dict[str, Any] = {"rung": str(added), "against": str(self.plan)}
+        arm: Arm | None = None
+        limit_s = self.limit_s(added, candidate)
+        try:
+            incumbent, arm = self._open_beside(candidate, limit_s)
+            if arm.failed_score is not None:
+                return self.record(role, arm.plan, "refused", f"outside the gate: {arm.failed_score}", arm, **about)
+            measure_peak(arm, self.spec)
+            notes: tuple[str, ...] = ()
+            if incumbent is not None:
+                old, new = take_turns([incumbent, arm], self.spec)
+            else:
+                (new,) = take_turns([arm], self.spec)
+                close(arm)
+                incumbent = self.incumbent.arm()
+                (old,) = take_turns([incumbent], self.spec)
+                notes = ("timed one after the other, because both plans do not fit in memory together",)
+            better, reason = self.spec.objective.judge(compare_arms(incumbent, arm, old, new))
+            verdict = "kept" if better else "dropped"
+            if role == "compile":
+                verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
+            row = self.record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
+            if verdict == "kept" and not notes:
+                self.incumbent.take_over(arm)
+                arm = None
+            return row
+        except WorkerFailed as failure:
+            close(arm)
+            if self.incumbent.lost_process(failure) and retry:
+                return self.measure(role, added, candidate, retry=False)
+            # Without an arm the set-up took too long; with one the plan hangs, whatever the budget.
+            out_of_budget = arm is None and failure.kind == "timeout" and limit_s < self._settings.timeout_s
+            if failure.kind == "timeout" and searches_kernels(added):
+                self._budget.search_s = max(self._budget.search_s, limit_s)
+            return self.record(role, candidate, *_describe_failure(failure, out_of_budget), **about)
+        finally:
+            close(arm)
+
+    def ablate(self, rung: Rung, smaller: Plan, retry: bool = True) -> Measurement:
+        """Measures the incumbent without a rung; the verdict is "dropped" if the plan is as good without it."""
+        known = self.log.recall("ablation", str(rung), str(self.plan))
+        if known is not None:
+            return self.report(known)
+        self.announce(f"removing {rung}")
+        about: dict[str, Any] = {"rung": str(rung), "against": str(self.plan)}
+        arm: Arm | None = None
+        try:
+            whole = self.incumbent.arm()
+            arm = self.setups.open(smaller, timeout_s=self.limit_s(rung, smaller))
+            if not arm.passed:
+                return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
+            measure_peak(arm, self.spec)
+            old, new = take_turns([whole, arm], self.spec)
+            # The plan with the rung is the candidate here: it has to be better than the plan without it.
+            worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
+            reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
+            row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
+            if not worth:
+                self.incumbent.take_over(arm)
+                arm = None
+            return row
+        except WorkerFailed as failure:
+            close(arm)
+            if self.incumbent.lost_process(failure) and retry:
+                return self.ablate(rung, smaller, retry=False)
+            verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
+            problem = "not measured" if verdict == "unmeasured" else "the others do not run without it"
+            return self.record("ablation", smaller, verdict, f"{problem}: {failure}", **about)
+        finally:
+            close(arm)
+
+    def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
+        """The incumbent and the candidate; the candidate alone (None, arm) on a GPU with too little memory for both."""
+        incumbent = self.incumbent.arm()
+        try:
+            return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
+        except WorkerFailed as failure:
+            if failure.kind != "oom" or not self.machine.is_cuda:
+                raise
+        self.incumbent.close()
+        return None, self.setups.open(candidate, timeout_s=timeout_s)
+
+    def _baseline_run(self, role: str, candidate: Plan) -> Measurement | None:
+        """The baseline that has already timed this candidate against eager, if there is one."""
+        if self.plan.rungs or role != "trial":
+            return None
+        row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
+        done = row is not None and (row.speedup() is not None or row.verdict in ("failed", "unmeasured"))
+        return row if done else None
+
+    def _reuse_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
+        """Records the trial of torch.compile alone from its run as the second baseline, also if that run failed."""
+        row = self._baseline_run(role, candidate)
+        if row is None:
+            return None
+        ratio = row.speedup()
+        verdict, reason = row.verdict, row.reason
+        if ratio is not None:
+            comparison = Comparison(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.spec.device)
+            better, reason = self.spec.objective.judge(comparison)
+            verdict = "kept" if better else "dropped"
+        trial = replace(row, role=role, rung=str(added), verdict=verdict, reason=f"{reason} (the baseline's run)")
+        return self.report(self.log.record(trial))
+
+
+def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:
+    """The verdict and the reason."""
+    if out_of_budget:
+        return "unmeasured", f"{failure} to stay within the budget"
+    verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"
+    return verdict, f"out of memory: {failure}" if failure.kind == "oom" else str(failure)

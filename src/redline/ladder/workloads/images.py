@@ -1,0 +1,18 @@
+"""Random images that a network with random weights can tell apart.
+
+Plain noise is the wrong test input: averaged over an image, all noise is alike, so a random network gives nearly the
+same output for every image, and an error of a few percent is as large as everything that the input contributes. These
+images differ in overall color, in coarse shapes and in grain.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def random_images(batch: int, size: int) -> Tensor:
+    """Returns images of shape (batch, 3, size, size), scaled like normalized photographs."""
+    color = F.normalize(torch.randn(batch, 3, 1, 1), dim=1)
+    shapes = F.interpolate(torch.randn(batch, 3, 4, 4), size=(size, size), mode="bicubic")
+    grain = torch.randn(batch, 3, size, size)
+    return 2 * color + 0.5 * shapes + 0.25 * grain

@@ -1,0 +1,71 @@
+"""Batches for a model of which a user gave only a few: the samples themselves, and random variations of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from redline.errors import WorkloadError
+from redline.ladder.workload import Inputs
+
+# Of a tensor's standard deviation: how far a variation shifts and scales each example, and how much noise it adds.
+_SHIFT, _SCALE, _NOISE = 0.3, 0.3, 0.3
+
+
+class SampleInputs:
+    """Gives the batch of a seed: the first seeds of calibration, judging and timing are the samples themselves.
+
+    All other batches are variations. The final race judges plans on variations alone, which no trial has seen.
+    """
+
+    def __init__(self, samples: Sequence[Inputs]) -> None:
+        self.samples = [pytree.tree_map(_to_cpu, sample) for sample in samples]
+        leaves = [leaf for sample in self.samples for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
+        if not leaves:
+            raise WorkloadError("samples= holds no tensor: give a batch as you would pass it to the model.")
+        if len(self.samples) < 2 and not any(map(_varies, leaves)):
+            raise WorkloadError(
+                "every tensor in samples= is constant, a mask or empty, so no second batch can be derived from it: "
+                "give random values, or a list of several batches."
+            )
+
+    def __call__(self, seed: int) -> Inputs:
+        # Seeds are numbered from 0, 10, 20 (the final race) and 100.
+        index = seed % 10
+        sample = self.samples[index % len(self.samples)]
+        if seed // 10 != 2 and index < len(self.samples):
+            varied = sample
+        else:
+            varied = pytree.tree_map(lambda leaf: _vary(leaf) if isinstance(leaf, Tensor) else leaf, sample)
+        device = torch.get_default_device()
+        return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, varied)
+
+
+def _to_cpu(leaf: object) -> object:
+    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
+
+
+def _varies(tensor: Tensor) -> bool:
+    """Whether variations of a tensor differ: not for masks, constants, and sorted integers such as positions."""
+    if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
+        return False
+    if tensor.is_floating_point():
+        return bool(torch.isfinite(tensor).all())
+    return bool((tensor.diff(dim=-1) < 0).any())
+
+
+@torch.no_grad()
+def _vary(tensor: Tensor) -> Tensor:
+    """Another tensor of the same shape, in the same range: integers are permuted, floats shifted, scaled and noised."""
+    if not _varies(tensor):
+        return tensor
+    if not tensor.is_floating_point():
+        return tensor.flatten()[torch.randperm(tensor.numel(), device="cpu")].view_as(tensor)
+    values = tensor.float()
+    mean, deviation = values.mean(), values.std()
+    each = (len(tensor), *(1 for _ in tensor.shape[1:]))
+    shift, scale = torch.randn(2, *each, device="cpu")
+    varied = mean + (values - mean) * (1 + _SCALE * scale)
+    varied = varied + deviation * (_SHIFT * shift + _NOISE * torch.randn(values.shape, device="cpu"))
+    return varied.clamp(values.min(), values.max()).to(tensor.dtype)
