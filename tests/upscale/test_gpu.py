@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.memory import free_cuda_caches
-from redline.machine.pinned_copies import CudaDevice, OverlappedCopies
+from redline.machine.pinned_copies import copies_for
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_run import ImageRun
@@ -81,25 +81,25 @@ def last_column(tensor: Tensor) -> Tensor:
 
 def test_copies_come_back_as_they_left_while_the_gpu_is_busy() -> None:
     """Work that takes long stands before every copy, so that whoever does not wait reads something else."""
-    copies = OverlappedCopies(CudaDevice(torch.device("cuda:0")), 3)
+    copies = copies_for(torch.device("cuda:0"), 3, print)
     large = torch.randn(4096, 4096, device="cuda")
     sent = [torch.randint(0, 256, (300_000 + index,), dtype=torch.uint8) for index in range(24)]
     going = []
     for one in sent:
-        coming = copies.bring_in(one)
+        coming = copies.to_device(one)
         for _ in range(4):
             large = large @ large
             large /= large.abs().max()
-        result = coming.take() + 1
-        coming.done()
+        result = coming.wait() + 1
+        coming.release()
         # Every other one has to be made contiguous first, which takes a while as well.
-        going.append(copies.bring_out(result[None].expand(64, -1).T if len(going) % 2 else result))
+        going.append(copies.to_host(result[None].expand(64, -1).T if len(going) % 2 else result))
         if len(going) > 3:
             before = going[-4]
-            assert torch.equal(last_column(before.take()), sent[len(going) - 4] + 1)
-            before.done()
+            assert torch.equal(last_column(before.wait()), sent[len(going) - 4] + 1)
+            before.release()
     for one, arriving in zip(sent[-3:], going[-3:], strict=True):
-        assert torch.equal(last_column(arriving.take()), one + 1)
+        assert torch.equal(last_column(arriving.wait()), one + 1)
 
 
 @pytest.mark.parametrize("plan", ["", "fused_ops + bf16 + cuda_graph"])

@@ -1,6 +1,6 @@
 """Memory that runs out around the network: the rows of tiles are put together elsewhere, or the network takes less."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
-from redline.machine.pinned_copies import Arriving, OverlappedCopies, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PinnedCopies, PlainCopies
 from redline.upscale import image_job, image_run
 from redline.upscale.blend import Blender
 from redline.upscale.image_job import ImageJob
@@ -50,7 +50,7 @@ class Twice(nn.Module):
 class Apart(PlainCopies):
     """A device with memory of its own: tensors on it are those of `cpu:0`, and main memory is `cpu`."""
 
-    has_own_memory = True
+    has_device_memory = True
 
 
 def made(said: list[str], module: nn.Module | None = None, apart: bool = True, batch: int = 3) -> TileRunner:
@@ -219,26 +219,21 @@ def test_main_memory_that_runs_out_around_a_picture(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
-LATE_COPIES = "out of memory: what does not fit beside the work is copied in when it is worked on"
+LATE_COPIES = "out of memory: inputs that do not fit beside the work are copied when they are used"
 
 
-class Full(OverlappedCopies):
+class Full(PinnedCopies):
     """A device that has no room for what comes in; what goes out goes at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(FullDevice(), 2, say)
+        super().__init__(FullDevice(), iter(()), iter(()), 2, warn=say)
 
-    def bring_out(self, tensor: Tensor) -> Arriving:
-        return PlainCopies().bring_out(tensor)
+    def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+        return PlainCopies().to_host(tensor)
 
 
 class FullDevice:
-    computing = None
-
-    def stream(self) -> None:
-        return None
-
-    def buffer(self, size_bytes: int, pinned: bool) -> Tensor:
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory (planted)")
 
 
@@ -316,8 +311,8 @@ def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
     order: list[str] = []
 
     class Noting(PlainCopies):
-        def bring_out(self, tensor: Tensor) -> Arriving:
-            return Arriving(tensor, lambda: order.append("asked"), lambda: None)
+        def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+            return PendingCopy(tensor, lambda: order.append("asked"), lambda: None)
 
     using = TileRunner(
         Network(Twice(lambda _: bool(order.append("begun"))), 2, 4, "a network", "digest"), Plan(), "cpu", TILES, 4
@@ -328,4 +323,4 @@ def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
 
 
 def test_devices_have_memory_of_their_own() -> None:
-    assert OverlappedCopies.has_own_memory and not PlainCopies.has_own_memory
+    assert PinnedCopies.has_device_memory and not PlainCopies.has_device_memory

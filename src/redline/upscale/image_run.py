@@ -15,7 +15,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.alpha import bounded_alpha
 from redline.upscale.blend import enlarged_tiles
 from redline.upscale.image_job import ImageJob
@@ -45,7 +45,7 @@ class _Band:
 
     image: ImageJob
     row: int = 0
-    samples: Arriving | None = None
+    samples: PendingCopy | None = None
     last: bool = False
     error: str = ""
     # Alpha that is the same everywhere stays so without the network.
@@ -125,7 +125,7 @@ class ImageRun:
                     except Exception as error:
                         yield _Band(image, error=_sentence(error, task))
                         break
-                    coming = self._tile_runner.copies.bring_in(torch.from_numpy(samples))
+                    coming = self._tile_runner.copies.to_device(torch.from_numpy(samples))
                     flat = image.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
                     yield _Band(image, row, coming, row == image.last - 1, has_flat_alpha=flat)
 
@@ -136,11 +136,11 @@ class ImageRun:
             return band
         image = band.image
         if image.is_lost:
-            band.samples.done()
+            band.samples.release()
             return replace(band, samples=None)
         if image.started is None:
             image.started = time.monotonic()
-        samples = band.samples.take()
+        samples = band.samples.wait()
         if image.band_pixels >= self._too_large:
             image.blend_in_main_memory()
         taken_at_once = self._tile_runner.taken_at_once
@@ -150,10 +150,10 @@ class ImageRun:
         except OutOfMemory as error:
             # What one image finds no room for does not slow down those that follow.
             self._tile_runner.taken_at_once = taken_at_once
-            band.samples.done()
+            band.samples.release()
             image.is_lost = True
             return _Band(image, error=f"{str(image.task.source)!r}: {error}")
-        band.samples.done()
+        band.samples.release()
         self._advance_to(image, band.row + 1)
         return _Band(image, band.row, rows, band.last)
 
@@ -168,20 +168,20 @@ class ImageRun:
             if number < count:  # the last is counted with the whole row
                 self._advance_to(band.image, band.row + share * number / count)
 
-    def _try_rows(self, band: _Band, samples: Tensor) -> Arriving | None:
+    def _try_rows(self, band: _Band, samples: Tensor) -> PendingCopy | None:
         """The rows that the band finishes, on their way to the host; None where memory runs out around the network."""
         blender = band.image.blender
         carried = blender.carried
         try:
             return self._rows(band, samples.to(blender.device))
         except Exception as error:
-            can_leave = self._tile_runner.copies.has_own_memory and not band.image.in_main_memory
+            can_leave = self._tile_runner.copies.has_device_memory and not band.image.in_main_memory
             if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and can_leave):
                 raise
         blender.carried = carried
         return None
 
-    def _rows(self, band: _Band, samples: Tensor) -> Arriving:
+    def _rows(self, band: _Band, samples: Tensor) -> PendingCopy:
         image = band.image
         colour, alpha = self._planes(samples)
         share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
@@ -194,7 +194,7 @@ class ImageRun:
             tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
         rows = self._put_together(band, tiles, alpha is not None)
         copies = PlainCopies() if image.in_main_memory else self._tile_runner.copies
-        return copies.bring_out(rows)
+        return copies.to_host(rows)
 
     def _put_together(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
         """The finished rows as samples, which with what is carried are all that is held at a image's full width."""
@@ -217,7 +217,7 @@ class ImageRun:
 
     def _make_room(self, image: ImageJob) -> None:
         """First the rows of tiles are put together in main memory, which costs least; then the network takes less."""
-        if image.in_main_memory or not self._tile_runner.copies.has_own_memory:
+        if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
             self._tile_runner.shrink(image.rows.side.cut.tile, image.columns.side.cut.tile)
             return
         image.blend_in_main_memory()
@@ -253,8 +253,8 @@ class ImageRun:
             if image.sink is None:
                 image.sink = self._create(image)
             assert band.samples is not None
-            image.sink.write_rows(band.samples.take().numpy())
-            band.samples.done()
+            image.sink.write_rows(band.samples.wait().numpy())
+            band.samples.release()
         except Exception as error:
             self._give_up(image, _sentence(error, image.task))
             return

@@ -23,7 +23,7 @@ from redline.ladder.rung import Stage
 from redline.ladder.rungs.tf32 import strict_fp32
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
-from redline.machine.pinned_copies import Arriving, copies_for
+from redline.machine.pinned_copies import PendingCopy, copies_for
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.network import Network
@@ -41,7 +41,7 @@ class _Batch:
 
     tiles: Tensor
     output: Tensor
-    is_finite: Arriving
+    is_finite: PendingCopy
 
 
 class OutOfMemory(ModelError):
@@ -105,14 +105,14 @@ class TileRunner:
 
     def _begin(self, tiles: Tensor) -> _Batch:
         output = self(tiles)
-        return _Batch(tiles, output, self.copies.bring_out(torch.isfinite(output).all()))
+        return _Batch(tiles, output, self.copies.to_host(torch.isfinite(output).all()))
 
     def _finish(self, under_way: deque[_Batch]) -> Tensor:
         """The first of them. After an overflow all are done again: what comes out must not depend on the timing."""
         while True:
             first = under_way.popleft()
-            is_finite = bool(first.is_finite.take())
-            first.is_finite.done()
+            is_finite = bool(first.is_finite.wait())
+            first.is_finite.release()
             if is_finite:
                 return first.output
             if not self._leave_precision("it gave values that are not finite"):

@@ -19,7 +19,7 @@ class WholeImages:
 
     def __init__(self, tile_runner: TileRunner) -> None:
         self._tile_runner, self._place = tile_runner, tile_runner.device
-        self._can_leave = tile_runner.copies.has_own_memory
+        self._can_leave = tile_runner.copies.has_device_memory
 
     def __call__(self, images: Tensor, finish: Callable[[Tensor], A]) -> A:
         while True:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.video import VideoProgress, VideoSettings, open_frames, upscale_video
 from redline.upscale.video import encoders as choosing
 from redline.upscale.video import run as running
@@ -321,9 +321,9 @@ def test_a_picture_leaves_as_one_copy(tmp_path: Path, codec: str, pixel_format: 
     left: list[Tensor] = []
 
     class Counting(PlainCopies):
-        def bring_out(self, tensor: Tensor) -> Arriving:
+        def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
             left.append(tensor)
-            return super().bring_out(tensor)
+            return super().to_host(tensor, into, ring)
 
     make_clip(
         tmp_path / "a.mkv",

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
@@ -33,7 +33,7 @@ class Enlarge(Protocol):
 class Batch:
     """Frames on their way to be enlarged: float32 (N, 3, H, W); a batch never reaches into two parts."""
 
-    pixels: Arriving
+    pixels: PendingCopy
     pts: list[int]
     durations: list[int]
     end: PartEnd | None
@@ -129,7 +129,7 @@ def _batches(
             if ends_part:
                 part_end = part_end_after(index + 1, settings.segment_frames)
                 end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
-            pixels = copies.bring_in(torch.stack([pixels for pixels, _ in gathered]))
+            pixels = copies.to_device(torch.stack([pixels for pixels, _ in gathered]))
             yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)
             gathered.clear()
 
@@ -144,8 +144,8 @@ def _enlarged(
             raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
         return [_on_their_way(frame.float(), encoder, copies) for frame in large]
 
-    planes = enlarge(batch.pixels.take(), finish)
-    batch.pixels.done()
+    planes = enlarge(batch.pixels.wait(), finish)
+    batch.pixels.release()
     return Enlarged(planes, batch.pts, batch.durations, batch.end)
 
 
@@ -153,7 +153,7 @@ def _on_their_way(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Plane
     if any(encoder.padded):
         frame = F.pad(frame[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
     planes = to_planes(frame, encoder.layout, encoder.colour)
-    packed = copies.bring_out(torch.cat([plane.reshape(-1) for plane in planes]))
+    packed = copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
     return Planes(packed, [tuple(plane.shape) for plane in planes])
 
 

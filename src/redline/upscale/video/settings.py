@@ -13,9 +13,9 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 class VideoSettings:
     """Options for the encoder, and what decides whether the finished parts of an earlier run can be used.
 
-    `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other values
-    are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any length. A part
-    has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags except languages.
+    `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other
+    values are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any
+    length. A part has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags but languages.
     """
 
     model: str = ""

@@ -12,7 +12,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving
+from redline.machine.pinned_copies import PendingCopy
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
@@ -37,15 +37,15 @@ class PartEnd:
 class Planes:
     """A frame's planes one after the other in one tensor, so that they leave a GPU as one copy."""
 
-    packed: Arriving
+    packed: PendingCopy
     shapes: list[tuple[int, ...]]
 
-    def take(self) -> list[Tensor]:
-        planes = self.packed.take().split([math.prod(shape) for shape in self.shapes])
+    def wait(self) -> list[Tensor]:
+        planes = self.packed.wait().split([math.prod(shape) for shape in self.shapes])
         return [plane.view(shape) for plane, shape in zip(planes, self.shapes, strict=True)]
 
-    def done(self) -> None:
-        self.packed.done()
+    def release(self) -> None:
+        self.packed.release()
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class _OpenPart:
 
     def add(self, planes: Planes, pts: int) -> None:
         encoder = self._encoder
-        frame = to_frame(planes.take(), encoder.layout, encoder.width, encoder.height, encoder.colour)
-        planes.done()
+        frame = to_frame(planes.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
+        planes.release()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)
