@@ -196,7 +196,9 @@ def test_an_interrupted_run_says_that_parts_are_kept(
     assert said[1:] == [kept + "--resume continues from them; a run without --resume deletes them"]
 
 
-LARGE = ((1000, 1000),)
+def known_tiles(upscaling: Upscaling, tasks: list[Task], out: Path) -> Tiles | None:
+    earlier = Journal(out, upscaling.made_as).tiles(tasks)
+    return upscaling.planner.known_tiles(((1000, 1000),), earlier)
 
 
 def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings, tmp_path: Path) -> None:
@@ -205,9 +207,9 @@ def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings,
     tasks[1].target.unlink()
     for tile in (None, 32):
         resumed = Upscaling(replace(settings, tile=tile, resume=True))
-        assert resumed._known_tiles(tasks, Journal(out, resumed.made_as), LARGE) == Tiles(((32, 32),), 3)
+        assert known_tiles(resumed, tasks, out) == Tiles(((32, 32),), 3)
     other = Upscaling(replace(settings, tile=48, resume=True))
-    assert other._known_tiles(tasks, Journal(out, other.made_as), LARGE) == Tiles(((48, 48),))
+    assert known_tiles(other, tasks, out) == Tiles(((48, 48),))
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(

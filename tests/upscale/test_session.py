@@ -19,7 +19,7 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale import session
+from redline.upscale import tile_planner
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.listener import Listener
 from redline.upscale.padding import pad_side
@@ -235,11 +235,11 @@ def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut by the size of the image alone, it was four tiles of that size."""
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     save(tmp_path / "a.png", 64, 64)
     settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
-    sizes = upscaling._sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
+    sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
     tiling, _ = upscaling.choose_tiles(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
     assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
@@ -293,7 +293,7 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
 
 def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     sizes = ((96, 31), (31, 96))
     assert len(upscaling.choose_tiles(sizes)[0].shapes) == 2
     upscaling.plan = Plan.parse("compile")
@@ -317,7 +317,7 @@ def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> No
     assert _tile(text) == tile
     if tile is not None:
         upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
-        tiling, _ = upscaling.choose_tiles((), upscaling._known_tiles((), None, ((1000, 1000),)))
+        tiling, _ = upscaling.choose_tiles((), upscaling.planner.known_tiles(((1000, 1000),), None))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
 
 
@@ -334,19 +334,19 @@ def test_a_tile_is_no_larger_than_the_largest_picture(tile: object, weights: Pat
 @pytest.mark.parametrize("tile", [1, 16, 20, 76, (76, 256), (256, 76)])
 def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, weights: Path) -> None:
     """One sentence whatever it is too small for, and before anything is begun."""
-    with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: take 80 or more\.$"):
+    with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: use 80 or more\.$"):
         Upscaling(UpscaleSettings(weights, tile=tile))
     assert Upscaling(UpscaleSettings(weights, tile=80)).choose_tiles(((90, 90),), Tiles(((80, 80),)))[1] == 2
 
 
 def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what does not fit into the memory that was asked for is refused, tile or batch."""
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
     sizes, one = ((900, 100),), 10_000 + 1000 * 96**2
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
         upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
-        return upscaling.choose_tiles(sizes, upscaling._known_tiles((), None, sizes))[1]
+        return upscaling.choose_tiles(sizes, upscaling.planner.known_tiles(sizes, None))[1]
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3
@@ -355,7 +355,7 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
     with pytest.raises(RedlineError, match="are too little: 3 tiles of 96 × 96 take"):
         chosen(2 * one, 3)
     # What is free is no promise: when it runs out, less is taken.
-    monkeypatch.setattr(session, "memory_for_tiles", lambda _: 1000)
+    monkeypatch.setattr(tile_planner, "memory_for_tiles", lambda _: 1000)
     assert chosen(None) == 1
     with pytest.raises(RedlineError, match="leave out --memory"):
         UpscaleSettings(Path("a.onnx"), memory_bytes=2**30)

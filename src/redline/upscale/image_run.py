@@ -17,6 +17,7 @@ from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.alpha import bounded_alpha
+from redline.upscale.array_task import ArraySink, ArrayTask
 from redline.upscale.blend import enlarged_tiles
 from redline.upscale.image_job import ImageJob
 from redline.upscale.images import (
@@ -118,7 +119,7 @@ class ImageRun:
             self._open.add(image)
             with image.source:
                 for row in range(image.begin, image.last):
-                    if image.is_lost:
+                    if image.has_failed:
                         break
                     try:
                         samples = image.band(row)
@@ -135,7 +136,7 @@ class ImageRun:
         if band.samples is None:
             return band
         image = band.image
-        if image.is_lost:
+        if image.has_failed:
             band.samples.release()
             return replace(band, samples=None)
         if image.started is None:
@@ -151,7 +152,7 @@ class ImageRun:
             # What one image finds no room for does not slow down those that follow.
             self._tile_runner.taken_at_once = taken_at_once
             band.samples.release()
-            image.is_lost = True
+            image.has_failed = True
             return _Band(image, error=f"{str(image.task.source)!r}: {error}")
         band.samples.release()
         self._advance_to(image, band.row + 1)
@@ -265,9 +266,11 @@ class ImageRun:
                 waiting[0].result()
             encoding.append(encoders.submit(self._encode, image))
 
-    def _create(self, image: ImageJob) -> ImageSink | PartSink:
+    def _create(self, image: ImageJob) -> ImageSink | PartSink | ArraySink:
         if isinstance(image.task, Part):
             return PartSink(image.task)
+        if isinstance(image.task, ArrayTask):
+            return ArraySink(image.task, image.width, image.height)
         return create_image(
             image.task.target,
             image.width,
@@ -290,7 +293,7 @@ class ImageRun:
         self._finish(image.outcome())
 
     def _give_up(self, image: ImageJob, error: str) -> None:
-        image.error, image.is_lost = error, True
+        image.error, image.has_failed = error, True
         if image.sink is not None:
             image.sink.abort()
         self._open.discard(image)

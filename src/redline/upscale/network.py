@@ -57,13 +57,30 @@ def _read_network(path: Path) -> Network:
     return Network(model, model.config.scale, model.config.window, str(model.config), digest)
 
 
-def shipped_weights(scale: int) -> Path:
+def bundled_weights() -> dict[str, Path]:
+    """Returns the weight files that come with Redline, by the names of the networks."""
     folder = Path(str(resources.files("redline.models.drct"))) / "weights"
-    path = folder / f"drct-small-x{scale}.safetensors"
-    if not path.exists():
-        there = sorted(p.stem.rpartition("-x")[2] for p in folder.glob("drct-small-x*.safetensors"))
-        has = f"weights for ×{' and ×'.join(there)}" if there else "no weights"
-        raise ModelError(f"{has} are shipped, none for ×{scale}: give a weight file with --weights.")
+    return {path.stem: path for path in sorted(folder.glob("drct-small-x*.safetensors"))}
+
+
+def find_weights(model: str | Path) -> Path:
+    """Returns the weight file of a bundled network's name, or the path itself."""
+    bundled, path = bundled_weights(), Path(model)
+    if not path.exists() and str(model) in bundled:
+        return bundled[str(model)]
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        names = ", ".join(bundled)
+        raise ModelError(f"unknown model {str(model)!r}: choose {names}, or give the path of a weight file.")
+    return path
+
+
+def shipped_weights(scale: int) -> Path:
+    """Returns the bundled weights for this scale; raises `ModelError` if there are none."""
+    bundled = bundled_weights()
+    path = bundled.get(f"drct-small-x{scale}")
+    if path is None:
+        names = f"the bundled models are {', '.join(bundled)}" if bundled else "no models are bundled"
+        raise ModelError(f"no bundled model for ×{scale}: {names}; give a weight file with --weights.")
     return path
 
 

@@ -1,6 +1,4 @@
-"""Which plan the network runs under: the one that was given, or the one shipped for this kind of machine."""
-
-from pathlib import Path
+"""Chooses the plan of the network: the given one, or the one shipped for this kind of machine."""
 
 from torch import nn
 
@@ -13,11 +11,14 @@ from redline.machine.machine import Machine
 _PRECISION_RUNGS = ("fp16", "bf16", "int8", "fp8", "autocast")
 
 
-def choose_plan(machine: Machine, model: nn.Module, precision: str = "auto", given: Path | None = None) -> Plan:
-    """A precision asked for by name that cannot run here is refused; `auto` takes what the machine is good at."""
+def choose_plan(machine: Machine, model: nn.Module, precision: str = "auto", given: Plan | None = None) -> Plan:
+    """Returns the given plan, or the shipped one with the requested precision.
+
+    Raises `RedlineError` if the machine does not support the precision; `"auto"` keeps that of the shipped plan.
+    """
     if given is not None:
-        return Plan.load(given)
-    # Shipped for DRCT: another network may have nothing that a rung could work on.
+        return given
+    # The plans are made for DRCT. A rung may not apply to another network.
     shipped = shipped_plan("upscale", machine).rungs
     plan = Plan.of([rung for rung in shipped if not rung.why_not(machine, Job(model))])
     if precision == "auto":
@@ -30,5 +31,5 @@ def choose_plan(machine: Machine, model: nn.Module, precision: str = "auto", giv
     if reason := rung.why_not(machine):
         raise RedlineError(f"{precision} cannot run here: {reason}.")
     if precision == "int8" and machine.is_cuda and "fused_ops" in plan:
-        plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))  # a GPU's packed layers are none that it knows
+        plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))  # int8 does not support packed layers
     return plan.with_rung(rung)

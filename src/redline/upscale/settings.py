@@ -5,6 +5,7 @@ from pathlib import Path
 
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
 from redline.machine.cores import cores
 from redline.upscale.images import Encoding
 from redline.upscale.video import VideoSettings
@@ -44,7 +45,7 @@ class UpscaleSettings:
     scale: int | None = None
     device: str = "auto"
     precision: str = "auto"
-    plan: Path | None = None
+    plan: Plan | None = None
     # What runs weights that are an ONNX file.
     provider: str = "cpu"
     # A side of a tile, or its width and height.
