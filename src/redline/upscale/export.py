@@ -46,7 +46,7 @@ def export_onnx(
 ) -> Exported:
     """Writes the file and returns its size and score; raises `ModelError` if the score is too low.
 
-    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. With calibration the file is int8.
+    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. With calibration, writes int8.
     Calls `tell` with the current step, and how many of how many tiles are done (0 of 0 for a single step).
     """
     if tile % network.window:

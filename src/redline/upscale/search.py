@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass
 class Found:
-    """Files with the wanted suffixes, other files, unreadable folders with the error, and symlinks to a parent folder."""
+    """Files with the wanted suffixes, other files, unreadable folders with the error, and links to a parent folder."""
 
     files: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)

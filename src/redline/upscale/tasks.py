@@ -149,8 +149,7 @@ def _as_folder(target: Path) -> Path:
             )
         if target.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
             raise RedlineError(
-                f"the output {str(target)!r} has the suffix of a file, and several results need a folder: choose another "
-                "name."
+                f"the output {str(target)!r} is named like a file, and several results need a folder: choose another name."
             )
     return target
 
@@ -202,7 +201,7 @@ def _refuse_twice(tasks: Sequence[Task]) -> None:
 
 
 def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
-    """Returns all tasks. Of two files in a folder with the same target, only the one that keeps its name is upscaled."""
+    """Returns all tasks. Of two files in a folder with the same target, only the one that keeps its name is done."""
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)

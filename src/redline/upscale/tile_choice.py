@@ -52,7 +52,7 @@ class TileCost:
 
 @dataclass(frozen=True)
 class ShapeLimits:
-    """What a plan allows: how many shapes, how many warm-up passes each one costs, and whether batches are filled up."""
+    """What a plan allows: how many shapes, the warm-up passes for each, and whether batches are filled up."""
 
     most: int = MOST_SHAPES
     passes: int = 0
@@ -107,7 +107,8 @@ def choose_tiles(
     if fitting_pixels < least**2:
         needed = format_bytes(cost.bytes(least**2 * (batch or 1)))
         raise RedlineError(
-            f"{format_bytes(budget_bytes)} of memory are too little: the smallest tile, {least} × {least}, takes {needed}."
+            f"{format_bytes(budget_bytes)} of memory are too little: the smallest tile, {least} × {least}, takes "
+            f"{needed}."
         )
     most_pixels = max(least**2, min(fitting_pixels, _LARGEST_TILE_PIXELS[kind]))
     filled_to = batch if batch and limits.fills else 1
