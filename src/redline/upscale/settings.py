@@ -53,7 +53,7 @@ class UpscaleSettings:
     # CUDA streams: one computes and the others copy. As many batches of tiles are in flight at once.
     streams: int | None = None
     memory_bytes: int | None = None
-    # Processes that share the files; by default one per GPU. They also share images with more pixels than `split_pixels`.
+    # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
     workers: int | None = None
     split_pixels: int = 32_000_000
     # The discarded edge of a tile and the length over which neighbours are blended, in pixels of the source.

@@ -149,7 +149,7 @@ def _as_folder(target: Path) -> Path:
             )
         if target.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
             raise RedlineError(
-                f"the output {str(target)!r} is named like a file, and several results need a folder: choose another name."
+                f"the output {str(target)!r} is named like a file, but several results need a folder; rename it."
             )
     return target
 

@@ -179,7 +179,7 @@ def test_the_number_of_pictures_is_limited_and_the_page_says_so(tmp_path: Path) 
     page = render_comparison(outcomes)
     assert len(images(page)) == 2 * 24 and "3 more were enlarged" in text(page)
     assert "23.png" in text(page) and "24.png" not in text(page)
-    assert "1 more was enlarged and is left out" in text(render_comparison(outcomes[:3], most_pictures=2))
+    assert "1 more was enlarged and is left out" in text(render_comparison(outcomes[:3], max_images=2))
 
 
 def test_the_page_stays_small_whatever_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
