@@ -75,12 +75,12 @@ def test_a_bad_file_among_named_ones(
     save(tmp_path / "a.bmp")
     (tmp_path / "notes.txt").write_text("no image")
     seen = upscale("a.bmp", "notes.txt", "absent.png")
-    assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 enlarged, 2 failed" in seen.err
+    assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 upscaled, 2 failed" in seen.err
     assert "there is no file 'absent.png'." in seen.err and "'notes.txt': it is none of PNG" in seen.err
     # What cannot be done is said before a model is read.
     monkeypatch.setattr(Upscaling, "__init__", None)
     seen = upscale("absent.png", "notes.txt", "-o", "out")
-    assert seen.code == 1 and "0 enlarged, 2 failed" in seen.err
+    assert seen.code == 1 and "0 upscaled, 2 failed" in seen.err
     seen = upscale("a.bmp", "-o", "a.bmp")
     assert seen.code == 2 and "the output 'a.bmp' is the source image; choose another output." in seen.err
 
@@ -108,9 +108,9 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
     ("arguments", "sentence"),
     [
         (["absent.png"], "there is no file 'absent.png'"),
-        (["photo.png", "--tile", "huge"], "whole number of pixels or auto"),
-        (["photo.png", "--tile", "20"], "a tile of 20 is too small: take 80 or more."),
-        (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: take 80 or more."),
+        (["photo.png", "--tile", "huge"], "--tile must be auto, a whole number"),
+        (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
+        (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
         (["photo.png", "--tile", "96", "--memory", "100KiB"], "too little: a tile of 96 × 96 takes"),
         (["photo.png", "--scale", "4"], "enlarges 2 times, not 4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
@@ -159,7 +159,7 @@ def test_files_that_a_folder_leaves_out_or_cannot_name_are_told(upscale: Callabl
     assert seen.code == 1 and len(seen.out.splitlines()) == 1 and size(tmp_path / "out" / "a.png") == (60, 40)
     assert "left out 1 file of 'in' that by name are neither image nor video: notes.txt" in seen.err
     assert "would both become" in seen.err
-    assert "1 enlarged, 1 failed" in seen.err
+    assert "1 upscaled, 1 failed" in seen.err
 
 
 def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_options_for_what_is_not_there_are_said(upscale: Callable[..., Seen], tm
     make_film(tmp_path / "video.mkv")
     seen = upscale("video.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
     assert seen.code == 0 and seen.err.count("is for images, and there are only videos") == 2
-    assert "--wrap is for" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
+    assert "--wrap has no effect" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
     with av.open(str(tmp_path / "video-x2.mkv")) as video:
         assert "title" not in video.metadata
     save(tmp_path / "photo.png")
@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_read_is_a_failure(upscale: Callable[..., Seen],
     save(tmp_path / "in" / "a.png")
     (tmp_path / "in" / "locked").mkdir()
     seen = upscale("in", "-o", "out", "--tile", "96")
-    assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 enlarged, 1 failed" in seen.err
+    assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 upscaled, 1 failed" in seen.err
     assert "failed: cannot read the folder 'in/locked': Permission denied." in seen.err
 
 
@@ -259,5 +259,5 @@ def test_no_network_is_exported_that_upscale_would_refuse(
     tile: int, command: Callable[..., Seen], tmp_path: Path, weights: Path
 ) -> None:
     seen = command("export", "drct", "-w", weights, "--tile", tile, "-o", "small.onnx")
-    assert seen.code == 2 and f"tiles of {tile} are too small for `redline upscale`: take 80 or more." in seen.err
+    assert seen.code == 2 and f"tiles of {tile} are too small for `redline upscale`: use 80 or more." in seen.err
     assert not list(tmp_path.iterdir())

@@ -25,7 +25,7 @@ def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide
 
 
 def bounded_whole_alpha(enlarged: Tensor, alpha: Tensor, scale: int, wrap: bool = False) -> Tensor:
-    """Clamps upscaled alpha (B, 1, scale · H, scale · W) of whole images (B, 1, H, W)."""
+    """Clamps upscaled alpha (B, 1, scale · H, scale · W) of whole images (B, 1, H, W); its channels may be repeated."""
     padded = pad(alpha, (1, 1, 1, 1), mode="circular" if wrap else "replicate")
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     low, high = (_repeated(bound[..., 1:-1, 1:-1], scale) for bound in (lowest, highest))

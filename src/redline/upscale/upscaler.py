@@ -266,13 +266,15 @@ class Upscaler:
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((batch.shape[3], batch.shape[2])),))
             upscale = WholeImages(runner, wrap)
-            large = upscale(colour.expand(-1, 3, -1, -1), _same).clamp(0, 1)
-            large = large.mean(1, keepdim=True) if colour.shape[1] == 1 else large
-            if alpha is None:
-                return large
-            large_alpha = upscale(alpha.expand(-1, 3, -1, -1), _same).mean(1, keepdim=True)
-            large_alpha = bounded_whole_alpha(large_alpha, alpha.to(large_alpha.device), self.scale, wrap)
-            return torch.cat([unpremultiply(large.to(large_alpha.device), large_alpha), large_alpha], dim=1)
+            large = upscale(colour.expand(-1, 3, -1, -1), _same)
+            large_alpha = None
+            if alpha is not None:
+                large_alpha = upscale(alpha.expand(-1, 3, -1, -1), _same)
+                large_alpha = bounded_whole_alpha(large_alpha, alpha.to(large_alpha.device), self.scale, wrap)
+                large_alpha = large_alpha.mean(1, keepdim=True)
+                large = unpremultiply(large.to(large_alpha.device), large_alpha)
+            large = (large.mean(1, keepdim=True) if colour.shape[1] == 1 else large).clamp(0, 1)
+            return large if large_alpha is None else torch.cat([large, large_alpha], dim=1)
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def middle_of(source: Path, target: Path) -> tuple[np.ndarray, np.ndarray, float
     before = _frame_at(video, float((video.frames or 0) / video.rate / 2), half_frame_s)
     after = _frame_at(enlarged, before.seconds, half_frame_s)
     if abs(after.seconds - before.seconds) > half_frame_s:
-        raise RedlineError(f"the frame at {before.seconds:.2f} s of {source.name!r} is not found in {target.name!r}.")
+        raise RedlineError(f"cannot find the frame at {before.seconds:.2f} s of {source.name!r} in {target.name!r}.")
     # The encoder may have added a column or row for subsampled chroma.
     scale = round(enlarged.width / video.width)
     pixels = after.pixels[: scale * video.height, : scale * video.width]

@@ -52,8 +52,8 @@ def upscale_video(
 
     `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the device of `copies`, with at most
     `settings.batch` frames. It calls `finish`, its second argument, with the finite floating-point result
-    (N, 3, scale · H, scale · W), and returns its result. `finish` converts frames to the pixel format of the video on the
-    device, so that only finished planes are copied to the host. `enlarge` may call it again after memory ran out.
+    (N, 3, scale · H, scale · W), and returns its result. `finish` converts frames to the pixel format of the video on
+    the device, so that only finished planes are copied to the host. `enlarge` may call it again after memory ran out.
     """
     started = time.perf_counter()
     video = probe(source)
@@ -141,9 +141,7 @@ def _enlarged(
 
     def finish(large: Tensor) -> list[Planes]:
         if tuple(large.shape) != wanted or not large.is_floating_point():
-            raise RedlineError(
-                f"the model's output is {tuple(large.shape)} {large.dtype}, not {wanted} floating point."
-            )
+            raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
         return [_start_copy_to_host(frame.float(), encoder, copies) for frame in large]
 
     planes = enlarge(batch.pixels.wait(), finish)
