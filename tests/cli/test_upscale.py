@@ -242,9 +242,9 @@ def test_a_folder_that_cannot_be_read_is_a_failure(upscale: Callable[..., Seen],
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--calibrate", "photos"], "only int8 is calibrated: add --int8, or leave out --calibrate."),
-        (["--int8"], "name a folder with --calibrate"),
-        (["-o", "network.bin"], "cannot write 'network.bin': the file's name ends in .onnx"),
+        (["--calibrate", "photos"], "--calibrate is for int8: add --int8, or leave it out."),
+        (["--int8"], "give a folder with --calibrate"),
+        (["-o", "network.bin"], "cannot write 'network.bin': the file name must end in .onnx"),
     ],
 )
 def test_exports_that_cannot_be_meant(

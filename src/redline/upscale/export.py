@@ -13,17 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import ModelError
+from redline.errors import ModelError, RedlineError
 from redline.files.atomic import write_bytes
 from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
+from redline.ladder.workloads.drct import smooth_pictures
 from redline.quiet import quiet
-from redline.upscale.network import Network
+from redline.upscale.image_tiles import tiles_of
+from redline.upscale.network import Network, find_weights, load_network
 from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
+from redline.upscale.settings import UpscaleSettings
+from redline.upscale.tiling import smallest_tile
 
 # An exported graph computes the same; the changes of int8 must not be visible.
 EXACT = Gate("picture_psnr", 70.0)
 ROUNDED = Gate("picture_psnr", 40.0)
+
+_JUDGED_TILES = 4
 
 Tell = Callable[[str, int, int], None]
 
@@ -34,6 +40,47 @@ class Exported:
     tile: int
     bytes: int
     score: Score
+
+
+def export(
+    weights: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    scale: int | None = None,
+    tile: int = 128,
+    calibrate: str | Path | None = None,
+    samples: int = 32,
+    progress: Tell = lambda _what, _done, _total: None,
+) -> Exported:
+    """Exports a network as an ONNX file that `redline.Upscaler` and ONNX Runtime can run.
+
+    Args:
+        weights: A weight file or the name of a bundled network; by default the bundled network for `scale`.
+        out: The file, `drct-x4.onnx` or similar by default.
+        scale: The factor of the bundled network, 4 by default.
+        tile: The side of the tiles that the file takes.
+        calibrate: A folder of images; with it, the file is int8, calibrated on them.
+        samples: How many tiles to calibrate on.
+        progress: Called with the current step, and how many of how many tiles are done (0 of 0 for a single step).
+    """
+    out = None if out is None else Path(out)
+    if out is not None and out.suffix.lower() != ".onnx":
+        raise RedlineError(
+            f"cannot write {str(out)!r}: the file name must end in .onnx, by which `redline upscale` recognises it."
+        )
+    if samples < 1:
+        raise RedlineError(f"--samples must be at least 1, not {samples}.")
+    network = load_network(None if weights is None else find_weights(weights), scale)
+    defaults = UpscaleSettings()
+    smallest = smallest_tile(defaults.margin_px, defaults.ramp_px, network.window)
+    if tile < smallest:
+        raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: use {smallest} or more.")
+    target = out or Path(f"drct-x{network.scale}{'-int8' if calibrate else ''}.onnx")
+    if calibrate is None:
+        return export_onnx(network, target, tile, smooth_pictures(_JUDGED_TILES, tile), (), progress)
+    judged_on = tiles_of(Path(calibrate), tile, _JUDGED_TILES, seed=1)
+    calibration = [pixels[None] for pixels in tiles_of(Path(calibrate), tile, samples)]
+    return export_onnx(network, target, tile, judged_on, calibration, progress)
 
 
 def export_onnx(
