@@ -76,7 +76,9 @@ def test_a_bad_file_among_named_ones(
     (tmp_path / "notes.txt").write_text("no image")
     seen = upscale("a.bmp", "notes.txt", "absent.png")
     assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 upscaled, 2 failed" in seen.err
-    assert "there is no file 'absent.png'." in seen.err and "'notes.txt': it is none of PNG" in seen.err
+    assert (
+        "cannot read 'absent.png': it does not exist." in seen.err and "'notes.txt': unknown image format" in seen.err
+    )
     # What cannot be done is said before a model is read.
     monkeypatch.setattr(Upscaling, "__init__", None)
     seen = upscale("absent.png", "notes.txt", "-o", "out")
@@ -92,7 +94,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
     seen = upscale("in", "-o", "out", "--format", "webp", "--json")
     assert seen.code == 1
     rows = {Path(row["task"]["source"]).name: row for row in seen.json()}
-    assert sorted(rows) == ["a.png", "b.png", "bad.png", "c.png"] and "none of PNG" in rows["bad.png"]["error"]
+    assert sorted(rows) == ["a.png", "b.png", "bad.png", "c.png"] and "unknown image format" in rows["bad.png"]["error"]
     assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.webp")) == [
         "a.webp",
         "deep/b.webp",
@@ -112,7 +114,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
         (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
         (["photo.png", "--tile", "96", "--memory", "100KiB"], "too little: a tile of 96 × 96 takes"),
-        (["photo.png", "--scale", "4"], "enlarges 2 times, not 4"),
+        (["photo.png", "--scale", "4"], "is for ×2, not ×4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
         (["photo.png", "--preset", "warp"], "unknown preset"),
         (["photo.png", "--plan", "absent.toml"], "cannot read the plan"),
@@ -121,12 +123,12 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--format", "bmp"], "choose png, jpeg"),
         (["photo.png", "--quality", "0"], "between 1 and 100"),
         (["photo.png", "--device", "warp"], "warp"),
-        (["photo.png", "--tile-batch", "0"], "--tile-batch is at least 1, not 0."),
+        (["photo.png", "--tile-batch", "0"], "--tile-batch must be at least 1, not 0."),
         (["photo.png", "--codec", "foo"], "unknown codec 'foo': choose h264"),
         (["photo.png", "--crf", "99"], "a crf of 99 is not between 0 and 63"),
         (["photo.png", "--crf", "nan"], "a crf of nan is not between 0 and 63"),
         (["photo.png", "--codec", "hevc", "--crf", "52"], "a crf of 52 is not between 0 and 51, which hevc takes."),
-        (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 takes no crf"),
+        (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 has no crf"),
         (["."], "no image and no video"),
     ],
 )

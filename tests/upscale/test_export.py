@@ -110,7 +110,9 @@ def test_the_shipped_weights_pass_in_int8(scale: int, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("exported_before")
 def test_what_does_not_agree_is_not_written(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "EXACT", Gate("picture_psnr", 199.0))
-    with pytest.raises(ModelError, match="differs too much from the network: .* at least 199 required; nothing was written"):
+    with pytest.raises(
+        ModelError, match="differs too much from the network: .* at least 199 required; nothing was written"
+    ):
         export_onnx(network, tmp_path / "never.onnx", 16, smooth_pictures(1, 16))
     assert list(tmp_path.iterdir()) == []
 
@@ -167,7 +169,7 @@ def test_pictures_are_enlarged_by_an_exported_network(network: Network, exported
         RedlineError, match="takes tiles of 16, too small for an overlap of 48: export it with --tile 80"
     ):
         Upscaling(UpscaleSettings(exported))
-    with pytest.raises(RedlineError, match="enlarges 2 times, not 4"):
+    with pytest.raises(RedlineError, match="is for ×2, not ×4"):
         Upscaling(replace(settings, scale=4))
     for bad in ({"tile": 32}, {"precision": "fp32"}, {"plan": Path("plan.toml")}):
         with pytest.raises(RedlineError, match="has its"):

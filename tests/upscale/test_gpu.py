@@ -190,7 +190,7 @@ def test_out_of_memory_goes_on_with_less(plan: str, tmp_path: Path) -> None:
     assert not outcome.error, outcome.error
     expected = pixels(source).repeat(2, 0).repeat(2, 1)
     assert np.array_equal(pixels(tmp_path / "out.png"), expected)
-    assert [text.split("going on with ")[1] for text in said] == [
+    assert [text.split("continuing with ")[1] for text in said] == [
         "2 tiles at a time",
         "1 tile at a time",
         "tiles of 48 × 48",
@@ -204,7 +204,7 @@ def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_pat
         (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
     assert not outcome.error, outcome.error
     # With as little, the next row is not copied in ahead either, and fewer tiles may go at a time.
-    assert "out of memory: images 20,000 pixels wide are put together in main memory from now on" in said
+    assert "out of memory: from now on, images 20,000 pixels wide are blended in main memory" in said
     assert np.array_equal(pixels(tmp_path / "out.png"), pixels(source).repeat(2, 0).repeat(2, 1))
     unlimited: list[str] = []
     assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=unlimited))[0].error and not unlimited
@@ -272,7 +272,7 @@ def test_a_tile_that_overflows_is_done_again_in_bf16(plan: str, tmp_path: Path) 
         said: list[str] = []
         target = tmp_path / f"{streams}.png"
         (outcome,) = run([Task(tmp_path / "in.png", target)], made(Overflowing(), plan, streams=streams, said=said))
-        assert not outcome.error and said == ["fp16 was left for bf16: it gave values that are not finite"]
+        assert not outcome.error and said == ["fp16 was replaced by bf16: its output has values that are not finite"]
         assert np.abs(pixels(target) - pixels(tmp_path / "in.png").repeat(2, 0).repeat(2, 1)).max() <= 2
         results.append(target.read_bytes())
     assert results[0] == results[1]

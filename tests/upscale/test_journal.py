@@ -52,7 +52,7 @@ def test_a_full_disk_at_the_journal_is_said_once_and_ends_nothing(settings: Upsc
     (tmp_path / "out" / NAME).symlink_to("/dev/full")
     outcomes = Upscaling(settings, Listener(said.append, heard.append)).run(tasks, tmp_path / "out")
     assert len(outcomes) == len(heard) == 3 and not any(outcome.error for outcome in outcomes)
-    assert said[1:] == ["cannot note what is done: No space left on device; --resume will do such files again"]
+    assert said[1:] == ["cannot write the journal: No space left on device; --resume will upscale these files again"]
 
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_source_that_changes_meanwhile_is_done_again(settings: UpscaleSettings
     out = tmp_path / "out"
     first = Upscaling(settings, Listener(said.append, image_progress=repaint)).run([task], out)
     assert not first[0].error and said[1:] == [
-        f"{str(task.source)!r} changed while it was read; --resume will do it again"
+        f"{str(task.source)!r} changed while it was read; --resume will upscale it again"
     ]
     (again,) = Upscaling(replace(settings, resume=True)).run([task], out)
     assert not again.skipped and not again.error

@@ -99,7 +99,7 @@ def test_lying_and_upright_pictures_in_one_run(tmp_path: Path) -> None:
     assert module.seen == {(24, 40), (40, 24)}
 
 
-SENTENCE = "out of memory: images 300 pixels wide are put together in main memory from now on"
+SENTENCE = "out of memory: from now on, images 300 pixels wide are blended in main memory"
 
 
 @pytest.mark.parametrize("channels", [3, 4])
@@ -150,7 +150,7 @@ def test_a_network_that_finds_no_room_beside_the_rows_gets_it(tmp_path: Path, mo
     leave = ImageJob.blend_in_main_memory
     monkeypatch.setattr(ImageJob, "blend_in_main_memory", lambda self: (freed.append(1), leave(self)))
     enlarged(tmp_path, made(said, Twice(lambda _: not freed)), (60, 300, 3))
-    assert said[-1] == SENTENCE and all("going on with" in text for text in said[:-1])
+    assert said[-1] == SENTENCE and all("continuing with" in text for text in said[:-1])
 
 
 def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, m
 
     monkeypatch.setattr(Blender, "blend", planted)
     enlarged(tmp_path, using, (60, 300, 3))
-    assert said == ["out of memory: going on with 1 tile at a time"]
+    assert said == ["out of memory: continuing with 1 tile at a time"]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -263,7 +263,7 @@ def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [LEAVES]
 
 
-LEAVES = "out of memory: images are put together in main memory from now on"
+LEAVES = "out of memory: from now on, tiles are blended in main memory"
 
 
 def upscaled_film(folder: Path, whole: WholeImages) -> np.ndarray:

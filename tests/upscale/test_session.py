@@ -265,7 +265,7 @@ def test_a_preset_for_little_memory_obeys_a_limit() -> None:
     assert with_preset(UpscaleSettings(memory_bytes=10**9), "memory") == UpscaleSettings(
         memory_bytes=10**9, tile_batch=1, streams=1
     )
-    with pytest.raises(RedlineError, match="max-pixels is at least 1, not 0"):
+    with pytest.raises(RedlineError, match="max-pixels must be at least 1, not 0"):
         UpscaleSettings(images=ImageSettings(pixel_limit=0))
 
 
@@ -341,21 +341,21 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3
-    with pytest.raises(RedlineError, match="are too little: a tile of 96 × 96 takes"):
+    with pytest.raises(RedlineError, match="of memory are too little: a tile of 96 × 96 takes"):
         chosen(one - 1000)
-    with pytest.raises(RedlineError, match="are too little: 3 tiles of 96 × 96 take"):
+    with pytest.raises(RedlineError, match="of memory are too little: 3 tiles of 96 × 96 take"):
         chosen(2 * one, 3)
     # What is free is no promise: when it runs out, less is taken.
     monkeypatch.setattr(tile_planner, "memory_for_tiles", lambda _: 1000)
     assert chosen(None) == 1
-    with pytest.raises(RedlineError, match="leave out --memory"):
+    with pytest.raises(RedlineError, match="--tile-batch instead of --memory"):
         UpscaleSettings(Path("a.onnx"), memory_bytes=2**30)
 
 
 def test_a_scale_that_the_weights_do_not_have_is_refused(weights: Path) -> None:
     assert Upscaling(UpscaleSettings(weights)).network.scale == 2
     assert Upscaling(UpscaleSettings(weights, scale=2)).network.scale == 2
-    with pytest.raises(RedlineError, match=r"enlarges 2 times, not 4: leave out --scale\.$"):
+    with pytest.raises(RedlineError, match=r"is for ×2, not ×4: leave out --scale\.$"):
         Upscaling(UpscaleSettings(weights, scale=4))
     with pytest.raises(RedlineError, match="no bundled model for ×7"):
         Upscaling(UpscaleSettings(scale=7))

@@ -80,7 +80,7 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which makes faces of whatever it is given"),
+        (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which is for faces only"),
         (
             ImageModelDescriptor(scale=1),
             "3 channels to 3 at ×1; images are enlarged by models of 3 to 3 at ×2 or more",

@@ -95,7 +95,7 @@ def test_it_loads_nothing(tmp_path: Path) -> None:
 def test_a_large_result_is_reduced_and_goes_along_in_part_at_full_resolution(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "_PICTURE_PX", 90_000)
+    monkeypatch.setattr(compare, "_IMAGE_PX", 90_000)
     samples = smooth(700, 900)
     samples[310:470, 520:700] = noise(160, 180)  # more detail than anywhere else
     task = pair(tmp_path, "large.png", samples)
@@ -251,10 +251,10 @@ def test_a_film_is_shown_by_its_middle(tmp_path: Path) -> None:
     before, after = images(page)
     assert before.shape == after.shape == (64, 96, 3)
     assert abs(before.mean() - 110) < 6 and abs(after.mean() - 110) < 6
-    assert "48 × 32" in text(page) and "the image at 0:00.8" in text(page)
+    assert "48 × 32" in text(page) and "frame at 0:00.8" in text(page)
     not_shown = text(page).partition("Not shown")[2]
     assert "cannot find the frame at 0.80 s of 'video.mp4' in 'short.mp4'." in not_shown
-    assert "'broken.mp4' is no video" in not_shown
+    assert "'broken.mp4' is no" in not_shown
 
 
 @pytest.mark.parametrize(("name", "rotation"), [("video.mp4", 90), ("video.mkv", 0), ("video.ts", 0), ("odd.mkv", 0)])
@@ -305,7 +305,7 @@ def test_a_page_that_cannot_be_written_is_said_before_any_work(tmp_path: Path) -
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "file").touch()
     for path, sentence in (
-        ("photo.jpg", "ends in .html"),
+        ("photo.jpg", "must end in .html"),
         ("folder.html", "is a folder"),
         ("file/a.html", "is not a folder"),
     ):
@@ -331,6 +331,6 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     again = page.read_text()
     assert all(np.array_equal(one, other) for one, other in zip(images(first), images(again), strict=True))
     assert re.findall(r"<h2>(.*?)</h2>", again) == ["0.png", "1.png", "2.png"]
-    with pytest.raises(RedlineError, match="ends in .html"):
+    with pytest.raises(RedlineError, match="must end in .html"):
         command.upscale([tmp_path / "in" / "0.png"], tmp_path / "x.png", weights=weights, compare=tmp_path / "0.png")
     assert not (tmp_path / "x.png").exists()

@@ -273,7 +273,7 @@ def test_a_bad_request_is_one_sentence(tmp_path: Path) -> None:
         ("b.mp4", {"codec": "divx"}, "unknown codec 'divx': choose h264, hevc"),
         ("b.avi", {}, "unknown video format '.avi'; use one of .mp4"),
         ("b.mp4", {"codec": "prores"}, ".mp4 cannot hold prores: choose .mov or .mkv"),
-        ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 takes no crf"),
+        ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 has no crf"),
         ("b.mkv", {"codec": "h264", "preset": "warp"}, "no preset 'warp': choose ultrafast"),
         ("a.mp4", {}, "the output 'a.mp4' is the source video"),
     ]

@@ -111,7 +111,7 @@ def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftO
 def _video_openers(task: Task) -> tuple[Opener, Opener, str]:
     before, after, seconds = middle_of(task.source, task.target)
     source, result = (load_vips().Image.new_from_array(side, interpretation="srgb") for side in (before, after))
-    return lambda: source, lambda: result, f"the image at {seconds_text(seconds)}"
+    return lambda: source, lambda: result, f"the frame at {seconds_text(seconds)}"
 
 
 def _names(tasks: Sequence[Task]) -> dict[Task, str]:
