@@ -146,14 +146,14 @@ def test_what_an_earlier_run_did_does_not_shorten_the_time_left(monkeypatch: pyt
     watch.begin([image, first, second])
     now_s = 60.0  # a minute to find that the image is complete
     watch._finished(Outcome(image, skipped=True))
-    watch._film(first, VideoProgress(80, 100, 80, None, None, ()))
+    watch._video(first, VideoProgress(80, 100, 80, None, None, ()))
     assert line._text.startswith("upscaling: 0 of 2 files (40%) · b.mkv: frame 80 of 100")
     now_s = 70.0
-    watch._film(first, VideoProgress(90, 100, 80, 1.0, 10.0, ()))
+    watch._video(first, VideoProgress(90, 100, 80, 1.0, 10.0, ()))
     assert line._text.startswith("upscaling: 0 of 2 files (45%), 36 files/h, 110 s left · ")
     now_s = 80.0
     watch._finished(Outcome(first, seconds=20.0))
-    watch._film(second, VideoProgress(50, 100, 50, None, None, ()))
+    watch._video(second, VideoProgress(50, 100, 50, None, None, ()))
     assert line._text.startswith("upscaling: 1 of 2 files (75%), 36 files/h, 50 s left · ")
     # A video that fails is no work that is left.
     watch._finished(Outcome(second, error="cannot read 'c.mkv'"))
