@@ -78,8 +78,8 @@ def test_paths_that_mean_nothing(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, sentence in (
-        (([tmp_path / "absent.png"], None, 4), "there is no file"),
-        (([empty], None, 4), "no image and no video"),
+        (([tmp_path / "absent.png"], None, 4), "it does not exist"),
+        (([empty], None, 4), "no image or video found"),
         (([save(tmp_path / "x" / "a.png"), save(tmp_path / "y" / "a.png")], tmp_path / "out", 4), "would both become"),
         (([save(tmp_path / "a.png")], None, 4, "bmp"), "choose png, jpeg, webp, tiff, avif"),
         (([save(tmp_path / "a.png")], tmp_path / "out.bmp", 4), "bmp"),
@@ -93,7 +93,7 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
     assert with_preset(UpscaleSettings(margin_px=4), "speed") == UpscaleSettings(margin_px=4, ramp_px=8)
     assert with_preset(UpscaleSettings(tile=64), "memory").tile == 64
     assert with_preset(UpscaleSettings(), "quality").precision == "fp32"
-    assert with_preset(UpscaleSettings(plan=Path("plan.toml")), "quality").precision == "auto"
+    assert with_preset(UpscaleSettings(plan=Plan.parse("tf32")), "quality").precision == "auto"
     assert with_preset(UpscaleSettings(), "balanced") == UpscaleSettings()
     for bad in (
         {"precision": "fp64"},

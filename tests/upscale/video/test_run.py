@@ -175,7 +175,7 @@ def test_pixels_that_are_not_square(tmp_path: Path) -> None:
         upscale(tmp_path / "a.mp4", tmp_path / name, codec=codec)
         assert probe(tmp_path / name).pixel_aspect == Fraction(64, 45)
     result = upscale(tmp_path / "a.mp4", tmp_path / "d.webm", codec="av1")
-    assert any("shape of pixels (64/45) is lost" in note for note in result.notes)
+    assert any("pixel aspect ratio 64/45 is lost" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
