@@ -109,7 +109,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["absent.png"], "there is no file 'absent.png'"),
+        (["absent.png"], "cannot read 'absent.png': it does not exist"),
         (["photo.png", "--tile", "huge"], "--tile must be auto, a whole number"),
         (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
         (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
@@ -125,11 +125,11 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--device", "warp"], "warp"),
         (["photo.png", "--tile-batch", "0"], "--tile-batch must be at least 1, not 0."),
         (["photo.png", "--codec", "foo"], "unknown codec 'foo': choose h264"),
-        (["photo.png", "--crf", "99"], "a crf of 99 is not between 0 and 63"),
-        (["photo.png", "--crf", "nan"], "a crf of nan is not between 0 and 63"),
-        (["photo.png", "--codec", "hevc", "--crf", "52"], "a crf of 52 is not between 0 and 51, which hevc takes."),
+        (["photo.png", "--crf", "99"], "crf must be between 0 and 63 for av1, not 99"),
+        (["photo.png", "--crf", "nan"], "crf must be between 0 and 63 for av1, not nan"),
+        (["photo.png", "--codec", "hevc", "--crf", "52"], "crf must be between 0 and 51 for hevc, not 52."),
         (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 has no crf"),
-        (["."], "no image and no video"),
+        (["."], "no image or video found"),
     ],
 )
 def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence: str, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_files_that_a_folder_leaves_out_or_cannot_name_are_told(upscale: Callabl
     (tmp_path / "in" / "notes.txt").touch()
     seen = upscale("in", "-o", "out")
     assert seen.code == 1 and len(seen.out.splitlines()) == 1 and size(tmp_path / "out" / "a.png") == (60, 40)
-    assert "left out 1 file of 'in' that by name are neither image nor video: notes.txt" in seen.err
+    assert "skipped 1 file in 'in' without the suffix of an image or video: notes.txt" in seen.err
     assert "would both become" in seen.err
     assert "1 upscaled, 1 failed" in seen.err
 
@@ -205,12 +205,16 @@ def test_options_for_what_is_not_there_are_said(upscale: Callable[..., Seen], tm
     make_film(tmp_path / "video.mkv")
     seen = upscale("video.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
     assert seen.code == 0 and seen.err.count("is for images, and there are only videos") == 2
-    assert "--wrap has no effect" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
+    assert (
+        "--wrap has no effect" in seen.err
+        and "--quality has no effect" in seen.err
+        and "--crf has no effect" not in seen.err
+    )
     with av.open(str(tmp_path / "video-x2.mkv")) as video:
         assert "title" not in video.metadata
     save(tmp_path / "photo.png")
     seen = upscale("photo.png", "--tile", "96", "--crf", "40", "--format", "jpg")
-    assert seen.code == 0 and "--crf is for videos, and there are only images" in seen.err
+    assert seen.code == 0 and "--crf has no effect: it is for videos, and there are only images" in seen.err
     assert seen.err.count("is for") == 1 and size(tmp_path / "photo-x2.jpg") == (60, 40)
 
 

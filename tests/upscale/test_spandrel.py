@@ -86,7 +86,7 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
             "3 channels to 3 at ×1; a model of 3 to 3 channels at ×2 or more is needed",
         ),
         (ImageModelDescriptor(input_channels=1), "1 channels to 3 at ×2"),
-        (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one image"),
+        (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one input image"),
         (KeyError(), r"spandrel does not know it either \(KeyError\)"),
     ],
 )

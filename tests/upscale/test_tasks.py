@@ -78,7 +78,7 @@ def test_a_folder_says_which_files_were_left_out(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / "in" / f"other{number:02d}.txt").touch()
     find_tasks([tmp_path / "in"], tmp_path / "out", 4, say=said.append)
-    assert said[1].startswith(f"left out 14 files {what}: notes.txt, other00.txt") and said[1].endswith(" and 4 more")
+    assert said[1].startswith(f"skipped 14 files {what}: notes.txt, other00.txt") and said[1].endswith(" and 4 more")
     assert said[1].count(", ") == 9
 
 
@@ -113,7 +113,7 @@ def test_several_results_need_a_folder(tmp_path: Path) -> None:
     for sources in ([tmp_path / "in"], [one, two]):
         with pytest.raises(RedlineError, match=r"out\.png' is named like a file, but several results need"):
             find_tasks(sources, tmp_path / "out.png", 4)
-        with pytest.raises(RedlineError, match=r"a\.png' is a file, and the results need a folder"):
+        with pytest.raises(RedlineError, match=r"a\.png' is a file, and several results need a folder"):
             find_tasks(sources, one, 4)
         # A dot alone says nothing, and a folder that is there may be called anything.
         (tmp_path / "there.png").mkdir(exist_ok=True)
@@ -172,7 +172,7 @@ def test_one_bad_file_among_several_named_ones_is_one_failure(tmp_path: Path) ->
     found = find_tasks([bad[0], good, *bad[1:]], None, 4)
     assert [task.source for task in found if not task.problem] == [good]
     problems = {task.source.name: task.problem for task in found}
-    assert problems["absent.png"] == f"cannot read {str(bad[0])!r}."
+    assert problems["absent.png"] == f"cannot read {str(bad[0])!r}: it does not exist."
     assert "unknown image format" in problems["notes.txt"] and "set it with --format" in problems["photo"]
 
 
