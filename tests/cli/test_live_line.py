@@ -76,7 +76,7 @@ def test_the_time_left_follows_the_rate_and_runs_down() -> None:
     assert count.text(20) == "scoring: 4 of 10 images (40%), 6 images/min, 60 s left"
     assert count.text(50).endswith("30 s left") and count.text(500).endswith(", 1 s left")
     assert live_line._Count("reading", "frame", None, 0, 0, 90, 45, "").text(45) == "reading: 90 frames, 2 frames/s"
-    one = live_line._Count("enlarging", "file", 1, first_done=0, first_s=0, done=0.25, at_s=20, detail="a.png")
+    one = live_line._Count("upscaling", "file", 1, first_done=0, first_s=0, done=0.25, at_s=20, detail="a.png")
     assert one.text(20) == "upscaling: 25%, 60 s left · a.png"
     assert live_line._format_rate(0.001, "image") == "3.6 images/h"
 

@@ -186,7 +186,7 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
     using = made([], apart=apart)
     failed = [outcome for outcome in ImageRun(using, ImageSettings()).run(tasks) if outcome.error]
     assert [outcome.task for outcome in failed] == [tasks[1]] and using.taken_at_once == (3, 0)
-    assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some."
+    assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some memory."
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
@@ -215,7 +215,7 @@ def test_main_memory_that_runs_out_around_a_picture(
     monkeypatch.setattr(owner, name, planted)
     outcomes = ImageRun(made([]), ImageSettings()).run(tasks)
     failed = {outcome.task: outcome.error for outcome in outcomes if outcome.error}
-    assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some."}
+    assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some memory."}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
