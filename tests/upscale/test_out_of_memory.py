@@ -186,7 +186,8 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
     using = made([], apart=apart)
     failed = [outcome for outcome in ImageRun(using, ImageSettings()).run(tasks) if outcome.error]
     assert [outcome.task for outcome in failed] == [tasks[1]] and using.taken_at_once == (3, 0)
-    assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some memory."
+    message = f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some memory."
+    assert failed[0].error == message
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
